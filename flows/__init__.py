@@ -1,0 +1,1 @@
+"""When: Prefect flows, retries, job blocks. The only place that imports prefect."""

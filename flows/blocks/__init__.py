@@ -1,0 +1,1 @@
+"""Where a stage runs: each place is a Prefect JobBlock and its JobRun."""

@@ -1,0 +1,186 @@
+"""A stage as a process on this machine: started, listened to, and never left behind.
+
+The job has a session of its own, so all that it starts can be stopped together. It holds the read
+end of a pipe whose write end is here: when this process dies, however it dies, the kernel closes
+the pipe and the job stops itself (stages/lifeline.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import logging
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from prefect.blocks.abstract import JobBlock, JobRun
+
+from flows.launch.outcome import Outcome, classify, read_failure
+from flows.launch.spec import LaunchSpec
+
+LIFELINE = "TRAINYARD_LIFELINE_FD"
+RUN_DIRECTORY = "TRAINYARD_RUN_DIR"
+LOG = "log.txt"
+
+DRAIN_SECONDS = 2.0
+"""How long output may still come after the job itself has ended: a grandchild may hold the pipe."""
+
+LEVEL = re.compile(r"^\d\d:\d\d:\d\d (debug|info|warning|error|critical) ")
+LINE_END = re.compile(r"\r\n|\n|\r")
+
+
+class ProcessJob(JobBlock[Outcome]):
+    """Runs a stage as a process of this machine, in the environment of this Python."""
+
+    _block_type_name = "Process Job"
+    _block_type_slug = "process-job"
+    _description = "Runs a stage's own command as a local process."
+
+    spec: LaunchSpec
+
+    async def trigger(self) -> ProcessJobRun:
+        """Start the command."""
+        folder = Path(self.spec.run_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        read_end, write_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.spec.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=self.spec.working_directory,
+                env=_environment(self.spec, read_end),
+                pass_fds=(read_end,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        self.logger.debug("started %s as process %d", self.spec.name, process.pid)
+        return ProcessJobRun(self.spec, process, write_end)
+
+
+class ProcessJobRun(JobRun[Outcome]):
+    """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
+
+    def __init__(
+        self, spec: LaunchSpec, process: asyncio.subprocess.Process, lifeline: int
+    ) -> None:
+        self.spec = spec
+        self.pid = process.pid
+        self._process = process
+        self._lifeline: int | None = lifeline
+        self._log: Callable[[int, str], None] = self.logger.log
+
+    @property
+    def log_path(self) -> Path:
+        """Everything that the job wrote to stdout and stderr."""
+        return Path(self.spec.run_directory, LOG)
+
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Until the job has ended. Whatever ends the waiting instead stops the job."""
+        listening = asyncio.create_task(self._listen())
+        try:
+            await self._process.wait()
+            await asyncio.wait({listening}, timeout=DRAIN_SECONDS)
+        finally:
+            await self.stop()
+            listening.cancel()
+            await asyncio.wait({listening})
+
+    async def fetch_result(self) -> Outcome:
+        """How it ended."""
+        code = self._process.returncode
+        if code is None:
+            raise ValueError(
+                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
+            )
+        return classify(self.spec.name, code, read_failure(self.spec.run_directory))
+
+    async def stop(self) -> None:
+        """SIGTERM to all of its processes, once; SIGKILL to what is there after the grace."""
+        try:
+            if self._signal(signal.SIGTERM) and _is_alive(self.pid):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone(), self.spec.grace_seconds)
+        finally:  # also when we are cancelled a second time, while waiting
+            self._signal(signal.SIGKILL)
+            if self._lifeline is not None:
+                os.close(self._lifeline)
+                self._lifeline = None
+        await self._process.wait()
+
+    def _signal(self, number: int) -> bool:
+        """Signal the job's process group; False when nobody is in it any more."""
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+            return False
+        return True
+
+    async def _gone(self) -> None:
+        while self._process.returncode is None or _is_alive(self.pid):
+            await asyncio.sleep(0.05)
+
+    async def _listen(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with self.log_path.open("a", encoding="utf-8", buffering=1) as file:
+            async for line in _lines(stream):
+                with contextlib.suppress(OSError):  # a full disk must not stop the reading
+                    file.write(line + "\n")
+                self._log(_level(line), line)
+
+
+def _is_alive(group: int) -> bool:
+    """True while a process of the group runs.
+
+    Zombies do not count: in a container process 1, which inherits them, may never reap them."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    if not Path("/proc/self/stat").exists():
+        return True
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
+
+
+def _environment(spec: LaunchSpec, lifeline: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        **spec.environment,
+        LIFELINE: str(lifeline),
+        RUN_DIRECTORY: spec.run_directory,
+    }
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines of any length as they come; the carriage return of a progress bar ends one too."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    rest = ""
+    while chunk := await stream.read(2**16):
+        *lines, rest = LINE_END.split(rest + decoder.decode(chunk))
+        for line in lines:
+            if line:
+                yield line
+    rest += decoder.decode(b"", final=True)
+    if rest:
+        yield rest
+
+
+def _level(line: str) -> int:
+    """The level that a stage's own log line carries; everything else is information."""
+    found = LEVEL.match(line)
+    return logging.getLevelNamesMapping()[found[1].upper()] if found else logging.INFO

@@ -1,0 +1,4 @@
+from stages.benchmark.config import BenchmarkConfig
+from stages.cli import stage_main
+
+raise SystemExit(stage_main("benchmark", BenchmarkConfig, "stages.benchmark.run"))

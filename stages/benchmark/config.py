@@ -1,0 +1,63 @@
+"""Options of `python -m stages.benchmark`, under the names of Megatron-LM's inference test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainyard.artifacts.output import Output
+from trainyard.config import execution, location
+from trainyard.errors import ConfigError
+from trainyard.inference.config import SamplingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkConfig:
+    """Generate text from a checkpoint, with a key and value cache, and time it."""
+
+    load: str = location()
+    """Checkpoint: a run's folder (its latest step) or the folder of one step."""
+    prompts: tuple[str, ...] = ()
+    """Texts to continue."""
+    num_input_tokens: int | None = None
+    """Instead of --prompts: random prompts of this many tokens, one for each request."""
+    num_tokens_to_generate: int = 30
+    """New tokens of each prompt at most."""
+    inference_max_requests: int = 8
+    """Prompts in a batch; also the number of random prompts."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    ignore_eod: bool = False
+    """Generate on after the end of a document, so that every prompt yields the same number."""
+    num_warmups: int = execution(1)
+    """Untimed runs of the first batch for 10 tokens."""
+    inference_repeat_n: int = execution(1)
+    """Timed repetitions; all must yield the same tokens."""
+    device: Literal["auto", "cpu", "cuda"] = execution("auto")
+    """Where to run; auto: the GPU where there is one."""
+    output_dir: str | None = location(None)
+    """Folder or URL for generations.json and timings.json; unset: print only."""
+
+    def __post_init__(self) -> None:
+        """Refuse a benchmark without exactly one kind of prompt, and counts that cannot be."""
+        if bool(self.prompts) == (self.num_input_tokens is not None):
+            raise ConfigError(
+                "give either --prompts (texts) or --num-input-tokens (random prompts), not "
+                + ("both" if self.prompts else "neither")
+            )
+        names = ("num_input_tokens", "num_tokens_to_generate", "inference_max_requests")
+        for name in (*names, "inference_repeat_n"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.num_warmups < 0:
+            raise ConfigError(f"--num-warmups must be 0 or more, got {self.num_warmups}")
+        if not all(self.prompts):
+            raise ConfigError("--prompts holds an empty text; every prompt needs at least a character")
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """The checkpoint."""
+        return {"load": (self.load,)}
+
+    def output(self) -> Output | None:
+        """The folder of the two documents, if they are wanted."""
+        return None if self.output_dir is None else Output.directory(self.output_dir)

@@ -1,0 +1,187 @@
+"""Prompts in batches through the static engine; what came out, and how long it took."""
+
+from __future__ import annotations
+
+import logging
+import pprint
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stages.benchmark.config import BenchmarkConfig
+from stages.context import StageRun
+from trainyard.checkpoint.gpt import LoadedGPT, load_gpt
+from trainyard.errors import ConfigError
+from trainyard.inference.measure import (
+    choose_device,
+    device_clock,
+    peak_memory_bytes,
+    request_timing,
+    throughput,
+)
+from trainyard.inference.static import GenerationResult, check_lengths, generate
+from trainyard.models.init import named_generator
+from trainyard.tokenizers.base import Tokenizer
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+WARMUP_TOKENS = 10
+
+
+def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
+    """Generate, print, and write the two documents where an output was asked for."""
+    device = choose_device(config.device)
+    loaded = load_gpt(config.load, device=str(device))
+    loaded.model.eval()
+    prompts = prompt_tokens(config, loaded.tokenizer)
+    check_lengths(loaded.model, prompts, config.num_tokens_to_generate)
+    warm_up(config, loaded, prompts, device)
+    repetitions = []
+    with stage.progress(config.inference_repeat_n * len(prompts), "prompts", "generate") as progress:
+        for _ in range(config.inference_repeat_n):
+            repetitions.append(generate_all(config, loaded, prompts, device, progress.update))
+    generations = describe_generations(config, loaded, prompts, repetitions)
+    timings = describe_timings(loaded, prompts, repetitions, device)
+    print_results(generations, timings)
+    if stage.output is not None:
+        stage.write_json("generations.json", generations)
+        stage.write_json("timings.json", timings, volatile=True)
+    return {key: timings[key] for key in ("tokens_per_second", "latency_per_output_token")}
+
+
+def prompt_tokens(config: BenchmarkConfig, tokenizer: Tokenizer) -> list[list[int]]:
+    """The prompts as ids: texts encoded, or random ids without the special ones."""
+    if config.num_input_tokens is None:
+        return [tokenizer.encode(text) for text in config.prompts]
+    special = {tokenizer.eod, tokenizer.pad}
+    ordinary = torch.tensor([i for i in range(tokenizer.vocab_size) if i not in special])
+    if not len(ordinary):
+        raise ConfigError("--num-input-tokens: the tokenizer has none but special tokens")
+    shape = (config.inference_max_requests, config.num_input_tokens)
+    generator = named_generator("random prompts", config.sampling.seed)
+    rows: list[list[int]] = ordinary[
+        torch.randint(len(ordinary), shape, generator=generator)
+    ].tolist()
+    return rows
+
+
+def warm_up(
+    config: BenchmarkConfig, loaded: LoadedGPT, prompts: Sequence[list[int]], device: torch.device
+) -> None:
+    """The first batch for a few tokens, so that no timing pays for what happens once."""
+    batch = prompts[: config.inference_max_requests]
+    for _ in range(config.num_warmups):
+        generate(loaded.model, batch, min(WARMUP_TOKENS, config.num_tokens_to_generate))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def generate_all(
+    config: BenchmarkConfig,
+    loaded: LoadedGPT,
+    prompts: Sequence[list[int]],
+    device: torch.device,
+    on_prompts: Any,
+) -> list[GenerationResult]:
+    """One result for each batch of prompts, in order."""
+    results = []
+    for first in range(0, len(prompts), config.inference_max_requests):
+        batch = prompts[first : first + config.inference_max_requests]
+        results.append(
+            generate(
+                loaded.model,
+                batch,
+                config.num_tokens_to_generate,
+                sampling=config.sampling,
+                eod=None if config.ignore_eod else loaded.tokenizer.eod,
+                vocab_size=loaded.tokenizer.vocab_size,
+                first_request=first,
+                clock=device_clock(device),
+            )
+        )
+        on_prompts(len(batch))
+    return results
+
+
+# --- documents --------------------------------------------------------------------------------
+
+
+def describe_generations(
+    config: BenchmarkConfig,
+    loaded: LoadedGPT,
+    prompts: Sequence[list[int]],
+    repetitions: Sequence[Sequence[GenerationResult]],
+) -> dict[str, Any]:
+    """What was generated: a pure function of checkpoint and options."""
+    outputs = [output for result in repetitions[0] for output in result.outputs]
+    stopped = [flag for result in repetitions[0] for flag in result.stopped]
+    for other in repetitions[1:]:
+        if [output for result in other for output in result.outputs] != outputs:
+            log.warning("repetitions yielded different tokens; the device rounds differently each time")
+    decode = loaded.tokenizer.decode
+    return {
+        "format_version": FORMAT_VERSION,
+        "step": loaded.step,
+        "sampling": {
+            "temperature": config.sampling.temperature,
+            "top_k": config.sampling.top_k,
+            "top_p": config.sampling.top_p,
+            "seed": config.sampling.seed,
+        },
+        "requests": [
+            {
+                "id": index,
+                "prompt": config.prompts[index] if config.prompts else decode(prompt),
+                "generated_output": decode(outputs[index]),
+                "finish_reason": "stop" if stopped[index] else "length",
+                "prompt_tokens": list(prompt),
+                "generated_tokens": outputs[index],
+            }
+            for index, prompt in enumerate(prompts)
+        ],
+    }
+
+
+def describe_timings(
+    loaded: LoadedGPT,
+    prompts: Sequence[list[int]],
+    repetitions: Sequence[Sequence[GenerationResult]],
+    device: torch.device,
+) -> dict[str, Any]:
+    """Times of every request of every repetition, and the figures over all of them."""
+    memory = peak_memory_bytes(device)
+    requests: list[dict[str, Any]] = []
+    for results in repetitions:
+        seconds = [result.seconds_per_token(i) for result in results for i in range(len(result.outputs))]
+        for index, (prompt, each) in enumerate(zip(prompts, seconds, strict=True)):
+            requests.append(request_timing(index, len(prompt), each, memory))
+    batches = [sum(result.step_seconds) for results in repetitions for result in results]
+    return {
+        "format_version": FORMAT_VERSION,
+        "step": loaded.step,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "num_threads": torch.get_num_threads(),
+        **throughput(requests, batches),
+        "peak_memory_bytes": memory,
+        "kv_cache_bytes": max(result.cache_bytes for result in repetitions[0]),
+        "requests": requests,
+    }
+
+
+def print_results(generations: dict[str, Any], timings: dict[str, Any]) -> None:
+    """Each request as Megatron-LM's test prints it, then the figures over all."""
+    for request, generation in zip(timings["requests"], generations["requests"], strict=False):
+        print(f" \n------------- RESULT FOR PROMPT {request['id']} --------------- ")
+        shown = {**request, "tpot": [round(seconds, 6) for seconds in request["tpot"]]}
+        shown["generated_output"] = generation["generated_output"]
+        pprint.pp(shown, width=100, compact=True)
+    first, later = timings["time_to_first_token"], timings["inter_token_latency"]
+    print(f"\nThroughput: {timings['tokens_per_second']:.2f} output tokens / second")
+    print(f"Time to first token: median {first['median'] * 1e3:.2f} ms, p99 {first['p99'] * 1e3:.2f} ms")
+    if later is not None:
+        medians = later["median"] * 1e3, later["p99"] * 1e3
+        print("Inter-token latency: median {:.2f} ms, p99 {:.2f} ms".format(*medians))
+    print(f"Latency per output token: {timings['latency_per_output_token'] * 1e3:.2f} ms")
+    print(f"Peak memory: {timings['peak_memory_bytes'] / 1024**3:.3f} GB")

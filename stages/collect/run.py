@@ -1,0 +1,178 @@
+"""Read documentation out of sources, set some aside, deal the rest out to shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stages.collect.config import (
+    OURSELVES,
+    CollectConfig,
+    environment_fingerprint,
+    site_folders,
+)
+from stages.context import StageRun
+from trainyard.corpus import docstrings as doc
+from trainyard.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+HELDOUT_SHARE = 0.01
+HELDOUT_BYTES = 150_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One document."""
+
+    id: str
+    src: str
+    text: str
+
+    @property
+    def hash(self) -> str:
+        """Decides shard and held-out part: a function of the id alone."""
+        return hashlib.sha256(self.id.encode()).hexdigest()
+
+
+def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
+    """Write the shards and heldout.txt."""
+    if config.environment != environment_fingerprint():
+        raise ConfigError(
+            "--environment is the fingerprint of another Python or other packages than run here; "
+            "leave the option out"
+        )
+    limit = int(config.max_size_mb * 1e6)
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    found: list[Entry] = []
+    with stage.progress(limit, "bytes", "collect") as progress:
+        for entry in take(distinct(all_entries(stdlib, installed_modules())), limit):
+            found.append(entry)
+            progress.update(len(entry.text.encode()))
+    if not found:
+        raise DataError(f"{stdlib}: no documentation found in the sources of this Python")
+    training, heldout = set_aside(sorted(found, key=lambda entry: entry.id))
+    metrics = _write(training, heldout, config.num_shards, stage)
+    log.info("collected %s", " ".join(f"{key}={value}" for key, value in metrics.items()))
+    return metrics
+
+
+def _write(
+    training: list[Entry], heldout: list[Entry], num_shards: int, stage: StageRun
+) -> dict[str, Any]:
+    shards = deal(training, num_shards)
+    for number, shard in enumerate(shards):
+        stage.write_text(f"train-{number:05d}.jsonl", "".join(map(as_line, shard)))
+    stage.write_text("heldout.txt", "\n\n".join(entry.text for entry in heldout) + "\n")
+    return {
+        "documents": len(training),
+        "bytes": sum(len(entry.text.encode()) for entry in training),
+        "heldout_documents": len(heldout),
+        "heldout_bytes": sum(len(entry.text.encode()) for entry in heldout),
+    }
+
+
+# --- what there is ----------------------------------------------------------------------------
+
+
+def all_entries(stdlib: Path, modules: dict[str, tuple[str, Path]]) -> Iterator[Entry]:
+    """Help topics, then the standard library, then packages in an order that mixes them.
+
+    Of packages, which are many, only modules are read that are well documented."""
+    topics = stdlib / "pydoc_data" / "topics.py"
+    if topics.is_file():
+        for name, text in doc.topics(topics.read_bytes()):
+            yield Entry(f"pydoc/{name}", "pydoc", text.strip())
+    for relative in doc.module_files(stdlib):
+        if not relative.startswith("pydoc_data/"):
+            yield from _of_module(relative, "python", (stdlib / relative).read_bytes())
+    for relative in sorted(modules, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        package, path = modules[relative]
+        source = path.read_bytes()
+        if doc.is_well_documented(source):
+            yield from _of_module(relative, package, source)
+
+
+def installed_modules() -> dict[str, tuple[str, Path]]:
+    """Python sources of every installed package but ours: relative name to package and path."""
+    modules: dict[str, tuple[str, Path]] = {}
+    for distribution in metadata.distributions(path=site_folders()):
+        package = distribution.metadata["Name"] or ""
+        if package.lower() == OURSELVES:
+            continue
+        for file in distribution.files or ():
+            wanted = (
+                file.suffix == ".py" and ".." not in file.parts and not doc.is_skipped(file.parts)
+            )
+            if wanted and (path := Path(str(file.locate()))).is_file():
+                modules.setdefault(file.as_posix(), (package, path))
+    return modules
+
+
+def _of_module(relative: str, src: str, source: bytes) -> Iterator[Entry]:
+    module = doc.module_name(relative)
+    seen: dict[str, int] = {}
+    for name, text in doc.docstrings(source):
+        seen[name] = seen.get(name, 0) + 1
+        again = f"#{seen[name]}" if seen[name] > 1 else ""  # overloads, property setters
+        yield Entry(f"{src}/{module}:{name}{again}", src, text)
+
+
+# --- what is taken of it ----------------------------------------------------------------------
+
+
+def distinct(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Texts worth having, each once."""
+    seen: set[bytes] = set()
+    for entry in entries:
+        if not doc.is_wanted(entry.text):
+            continue
+        digest = hashlib.sha256(entry.text.encode()).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield entry
+
+
+def take(entries: Iterator[Entry], limit_bytes: int) -> Iterator[Entry]:
+    """Entries until their texts have reached so many bytes."""
+    total = 0
+    for entry in entries:
+        yield entry
+        total += len(entry.text.encode())
+        if total >= limit_bytes:
+            return
+
+
+def set_aside(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """(training, held-out): about one in a hundred, by the hash of the id, up to a bound."""
+    training, heldout, size = [], [], 0
+    for entry in entries:
+        num_bytes = len(entry.text.encode())
+        chosen = int(entry.hash[:8], 16) < HELDOUT_SHARE * 2**32
+        if chosen and size + num_bytes <= HELDOUT_BYTES:
+            heldout.append(entry)
+            size += num_bytes
+        else:
+            training.append(entry)
+    return training, heldout
+
+
+def deal(entries: list[Entry], num_shards: int) -> list[list[Entry]]:
+    """The entries of each shard, in the order given."""
+    shards: list[list[Entry]] = [[] for _ in range(num_shards)]
+    for entry in entries:
+        shards[int(entry.hash[8:16], 16) % num_shards].append(entry)
+    return shards
+
+
+def as_line(entry: Entry) -> str:
+    """The entry as a line of JSONL."""
+    document = {"text": entry.text, "src": entry.src, "id": entry.id}
+    return json.dumps(document, ensure_ascii=False) + "\n"

@@ -1,0 +1,213 @@
+"""What a running stage is handed: its inputs, its output, a work folder that outlives kills,
+progress."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import Input
+from trainyard.artifacts.manifest import Slot, retire
+from trainyard.artifacts.output import Output
+from trainyard.artifacts.store import FileRecord, OutputFile
+from trainyard.artifacts.urls import check_relative, join
+from trainyard.errors import Stopped
+from trainyard.progress import Progress
+
+log = logging.getLogger(__name__)
+
+FINAL_NAMES = "final-"
+
+
+class WorkFolder:
+    """Units of finished work, kept over kills for as long as inputs and configuration are the
+    same."""
+
+    def __init__(self, output: Output, lineage: str) -> None:
+        self._root = output.work_url
+        self._mine = lineage[:12]
+
+    def url(self, name: str) -> str:
+        """Where the work file of that name lies."""
+        return join(self._root, self._mine, check_relative(name))
+
+    def open(self, name: str) -> OutputFile:
+        """Begin a work file; it appears when it is closed."""
+        return store.open_output(self.url(name), name)
+
+    def publish(self, key: str, document: Mapping[str, Any]) -> None:
+        """Mark a unit as finished, with what is to be remembered of it."""
+        store.write_bytes(self.url(f"{key}.unit.json"), json.dumps(document).encode())
+
+    def published(self, key: str) -> dict[str, Any] | None:
+        """What was remembered of a finished unit; None when it is not finished."""
+        return self._units.get(key)
+
+    @cached_property
+    def _units(self) -> dict[str, dict[str, Any]]:
+        # Listed once: units that this very run publishes need not be asked for.
+        ending = ".unit.json"
+        names = store.list_files(join(self._root, self._mine))
+        keys = [name.removesuffix(ending) for name in names if name.endswith(ending)]
+        return {key: store.read_json(self.url(key + ending)) for key in keys}
+
+    def clean(self) -> None:
+        """Remove what killed runs left: torn files, and the units of other inputs or options."""
+        for name in store.list_files(self._root):
+            of_others = not name.startswith((self._mine + "/", FINAL_NAMES))
+            if store.is_abandoned(name) or of_others:
+                log.debug("removing leftover %s", join(self._root, name))
+                store.delete(join(self._root, name))
+
+    def note_final(self, names: Iterable[str]) -> None:
+        """Remember which final names this run writes, lest a kill make them nobody's."""
+        document = json.dumps(sorted(names)).encode()
+        store.write_bytes(join(self._root, f"{FINAL_NAMES}{self._mine}.json"), document)
+
+    def final_names(self) -> set[str]:
+        """The final names that this and earlier, killed runs began to write."""
+        notes = [name for name in store.list_files(self._root) if name.startswith(FINAL_NAMES)]
+        return {name for note in notes for name in store.read_json(join(self._root, note))}
+
+    def remove(self) -> None:
+        """Remove everything, after the manifest is published."""
+        store.delete_tree(self._root)
+
+
+@dataclass
+class StageRun:
+    """One run of a stage, from the decision that there is work until the manifest."""
+
+    name: str
+    inputs: dict[str, Input]
+    output: Output | None
+    lineage: str = ""
+    """Digest of configuration and inputs: what unfinished work may be continued under."""
+    reason: str = ""
+    is_main: bool = True
+    """True on rank 0, whose records make the manifest."""
+    slot: Slot | None = None
+    """The manifest that stands where ours will go; None when there is none."""
+    records: dict[str, FileRecord] = field(default_factory=dict)
+    retired: bool = False
+    _begun: set[str] = field(default_factory=set)
+    _signal: int | None = None
+    _deferred: bool = False
+    _scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    @cached_property
+    def work(self) -> WorkFolder:
+        """The work folder."""
+        return WorkFolder(self._output, self.lineage)
+
+    @property
+    def _output(self) -> Output:
+        assert self.output is not None, f"stages.{self.name} declares no output"
+        return self.output
+
+    @property
+    def scratch(self) -> Path:
+        """A local folder for this run alone, removed at its end."""
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix=f"trainyard-{self.name}-")
+        return Path(self._scratch.name)
+
+    def adopt(self, inputs: dict[str, Input], lineage: str, reason: str, slot: Slot | None) -> None:
+        """Take over what was decided once the claim is held."""
+        self.inputs, self.lineage, self.reason, self.slot = inputs, lineage, reason, slot
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def open(self, name: str, volatile: bool = False) -> OutputFile:
+        """Begin a final file; listed in the manifest once it is closed cleanly."""
+        self.begin_replacing()
+        self._begun.add(name)
+        self.work.note_final(self._begun)
+        return _Recorded(self, self._output.file_url(name), name, volatile)
+
+    def write_bytes(self, name: str, data: bytes, volatile: bool = False) -> None:
+        """Write a final file whole."""
+        with self.open(name, volatile) as file:
+            file.write(data)
+
+    def write_text(self, name: str, text: str, volatile: bool = False) -> None:
+        """Write a final text file, UTF-8."""
+        self.write_bytes(name, text.encode(), volatile)
+
+    def write_json(self, name: str, document: Any, volatile: bool = False) -> None:
+        """Write a final JSON document, readable and with keys in the order given."""
+        self.write_text(name, json.dumps(document, indent=1, allow_nan=False) + "\n", volatile)
+
+    def record(self, record: FileRecord) -> None:
+        """List a file that was written by other means, by its path relative to the output."""
+        check_relative(record.path)
+        self.records[record.path] = record
+
+    def begin_replacing(self) -> None:
+        """From here on final names are written: the old manifest, if any, stops being one.
+
+        `open` does this; a stage that writes final files by other means calls it first."""
+        if self.slot is not None and not self.retired and self.is_main:
+            self.slot = retire(self._output.manifest_url, self.slot, self.lineage)
+            self.retired = True
+
+    # --- progress and signals -----------------------------------------------------------------
+
+    def progress(
+        self, total: int | None, unit: str = "documents", desc: str = "", start: int = 0
+    ) -> Progress:
+        """Progress of this stage, to be used as a context manager."""
+        return Progress(total, unit, desc or self.name, start=start)
+
+    def defer_signals(self) -> None:
+        """The first SIGTERM or SIGINT only sets `stop_requested`; a second one stops at once."""
+        self._deferred = True
+
+    @property
+    def stop_requested(self) -> bool:
+        """True after a first signal of a run that deferred them."""
+        return self._signal is not None
+
+    def stop(self) -> None:
+        """End as the deferred signal asked, when what had to be saved is saved."""
+        assert self._signal is not None
+        raise Stopped(self._signal)
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """The handler that the command line installs."""
+        if self._deferred and self._signal is None:
+            self._signal = signum
+            log.warning(
+                "%s: finishing this step, then saving; once more stops at once",
+                signal.Signals(signum).name,
+            )
+            return
+        raise Stopped(signum)
+
+    def close(self) -> None:
+        """Remove the scratch folder."""
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+
+class _Recorded(OutputFile):
+    """An output file that enters itself in its run's list on a clean close."""
+
+    def __init__(self, run: StageRun, url: str, name: str, volatile: bool) -> None:
+        super().__init__(url, name, volatile)
+        self._run = run
+
+    def close(self) -> None:
+        super().close()
+        if self._record is not None:
+            self._run.record(self._record)

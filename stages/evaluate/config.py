@@ -1,0 +1,35 @@
+"""Options of `python -m stages.evaluate`, under the names of Megatron-LM's tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainyard.artifacts.output import Output
+from trainyard.config import execution, location
+from trainyard.evaluation.config import EvaluationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateConfig:
+    """Evaluate a checkpoint; the numbers mean what Megatron-LM's tasks of the same name mean."""
+
+    load: str = location()
+    """Checkpoint: a run's folder (its latest step) or the folder of one step."""
+    valid_data: str
+    """Text file to evaluate on, a path or URL."""
+    evaluation: EvaluationConfig
+    device: Literal["auto", "cpu", "cuda"] = execution("auto")
+    """Where to run; auto: the GPU where there is one."""
+    output_dir: str | None = location(None)
+    """Folder or URL for results.json; unset: print only."""
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """The checkpoint and the text.
+
+        The text's name counts as an option as well, since it may choose the detokeniser."""
+        return {"load": (self.load,), "valid_data": (self.valid_data,)}
+
+    def output(self) -> Output | None:
+        """The folder of results.json, if it is wanted."""
+        return None if self.output_dir is None else Output.directory(self.output_dir)

@@ -1,0 +1,53 @@
+"""A checkpoint, a text, a task of the table: the line, and results.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stages.context import StageRun
+from stages.evaluate.config import EvaluateConfig
+from trainyard.artifacts import store
+from trainyard.checkpoint.gpt import load_gpt
+from trainyard.errors import DataError
+from trainyard.evaluation.tasks import TASKS
+from trainyard.inference.measure import choose_device
+
+FORMAT_VERSION = 1
+
+
+def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
+    """Evaluate, print the known line, and write results.json where an output was asked for."""
+    text = read_text(config.valid_data)
+    loaded = load_gpt(config.load, device=str(choose_device(config.device)))
+    loaded.model.eval()
+    task = TASKS[config.evaluation.task]
+    results = task.run(
+        loaded.model,
+        loaded.tokenizer,
+        text,
+        config.valid_data,
+        config.evaluation,
+        lambda total: stage.progress(total, "tokens", "evaluate"),
+    )
+    print(task.line(config.evaluation.task, results))
+    if stage.output is not None:
+        document = {
+            "format_version": FORMAT_VERSION,
+            "task": config.evaluation.task,
+            "step": loaded.step,
+            "overlapping_eval": config.evaluation.overlapping_eval,
+            **results,
+        }
+        stage.write_json("results.json", document)
+    return results
+
+
+def read_text(url: str) -> str:
+    """A UTF-8 file whole; DataError names the byte where it is not."""
+    data = store.read_bytes(url)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{url}: byte {error.start} is not UTF-8; --valid-data takes a text file"
+        ) from error

@@ -1,0 +1,162 @@
+"""One run of a stage: decide, claim, work, publish, clean up.
+
+The order is what makes a kill at any point harmless: nothing final is written without the claim,
+the old manifest stops being one before the first final file changes, and the new one is written
+last."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from stages import ranks
+from stages.context import StageRun
+from stages.decide import Decision, decide
+from stages.failure import report_outcome
+from trainyard.artifacts import store
+from trainyard.artifacts.claim import acquire
+from trainyard.artifacts.conditional import require_conditions
+from trainyard.artifacts.manifest import Manifest, publish
+from trainyard.errors import ClaimHeldError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the command line asked for."""
+
+    name: str
+    config: Any
+    run_module: str
+    arguments: list[str]
+    """The command line again, for the ranks that the job starts."""
+    force: bool
+    claim_wait_seconds: float
+
+    @property
+    def log(self) -> logging.Logger:
+        """Lines of this stage."""
+        return logging.getLogger(f"stages.{self.name}")
+
+    def decide(self) -> Decision:
+        """Whether there is work."""
+        modules = (self.run_module, type(self.config).__module__)
+        return decide(self.name, self.config, modules, self.force)
+
+
+def execute(job: Job) -> int:
+    """Run a stage, if there is anything to do; returns 0 or raises."""
+    if ranks.is_delegated():
+        return ranks.run_delegated(job.name, job.config, job.run_module)
+    if ranks.is_follower():
+        return ranks.follow(job.name, job.config, job.run_module)
+    with ranks.leading() as leader:
+        decision = job.decide()
+        run = StageRun(job.name, decision.inputs, job.config.output(), decision.lineage)
+        _handle_signals(run)
+        if run.output is None:
+            leader.announce(run)
+            importlib.import_module(job.run_module).run(job.config, run)
+            run.close()
+        elif decision.manifest is not None and decision.reason is None:
+            leader.announce(None)
+            _tidy_after_a_kill(run, decision.manifest)
+            _report_noop(job, run, decision.manifest)
+        else:
+            job.log.info("running because %s", decision.reason)
+            _run_claimed(job, run, leader)
+    return 0
+
+
+def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
+    assert run.output is not None
+    require_conditions(run.output.folder_url)
+    began = time.time()
+    claim = acquire(run.output.claim_url, job.claim_wait_seconds)
+    try:
+        decision = job.decide()  # again: another run may have finished while this one waited
+        if decision.manifest is not None and decision.reason is None:
+            leader.announce(None)
+            job.log.info("another run finished it meanwhile")
+            _report_noop(job, run, decision.manifest)
+            return
+        run.adopt(decision.inputs, decision.lineage, decision.reason or "", decision.slot)
+        run.work.clean()
+        leader.announce(run)
+        try:
+            metrics = ranks.run_here_or_spawn(job.config, run, job.run_module, job.arguments)
+        finally:
+            run.close()
+        manifest = _manifest(job, decision, run, metrics, began)
+        publish(run.output.manifest_url, manifest, run.slot.version if run.slot else None)
+        _remove_strays(run, manifest)
+    finally:
+        claim.release()
+    _report_ran(job, run, manifest)
+
+
+def _manifest(
+    job: Job, decision: Decision, run: StageRun, metrics: dict[str, Any], began: float
+) -> Manifest:
+    facts = {
+        "seconds": round(time.time() - began, 3),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        "reason": run.reason,
+        "python": sys.version.split()[0],
+    }
+    files = tuple(run.records[path] for path in sorted(run.records))
+    return decision.new_manifest(job.name, files=files, metrics=metrics, run=facts)
+
+
+def _report_noop(job: Job, run: StageRun, manifest: Manifest) -> None:
+    assert run.output is not None
+    digest = manifest.output_digest
+    job.log.info("nothing to do, %s holds %s", run.output.url, digest[:12])
+    report_outcome("noop", "", run.output.manifest_url, digest)
+
+
+def _report_ran(job: Job, run: StageRun, manifest: Manifest) -> None:
+    assert run.output is not None
+    digest, seconds = manifest.output_digest, manifest.run["seconds"]
+    job.log.info("done in %.1f s, %s holds %s", seconds, run.output.url, digest[:12])
+    report_outcome("ran", run.reason, run.output.manifest_url, digest)
+
+
+# --- what killed runs leave -------------------------------------------------------------------
+
+
+def _tidy_after_a_kill(run: StageRun, manifest: Manifest) -> None:
+    """A run that was killed after it had published may have left its claim and work folder."""
+    assert run.output is not None
+    if not store.exists(run.output.claim_url):
+        return
+    try:
+        claim = acquire(run.output.claim_url, 0)
+    except ClaimHeldError:
+        return  # somebody is at work here; it is theirs to clean up
+    try:
+        _remove_strays(run, manifest)
+    finally:
+        claim.release()
+
+
+def _remove_strays(run: StageRun, manifest: Manifest) -> None:
+    """Remove what earlier versions of this artifact and killed runs of it wrote, nothing else."""
+    assert run.output is not None
+    earlier = set(run.slot.files if run.slot else ()) | run.work.final_names()
+    for path in sorted(earlier - {record.path for record in manifest.files}):
+        store.delete(run.output.file_url(path))
+    folder = run.output.folder_url
+    for path in store.list_files(folder) if store.is_local(folder) else ():
+        if store.is_abandoned(path):
+            store.delete(store.join(folder, path))
+    run.work.remove()
+
+
+def _handle_signals(run: StageRun) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, run.on_signal)

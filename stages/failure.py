@@ -1,0 +1,100 @@
+"""How a run ends, in words a person reads and in documents that survive a launcher.
+
+Launchers between a stage and its caller change exit codes; `failure.json` and `outcome.json` in the
+folder named by TRAINYARD_RUN_DIR say the same thing whatever happens to the code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import traceback
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import EXIT_DEFECT, InfrastructureError, Stopped, TrainyardError
+
+RUN_DIR = "TRAINYARD_RUN_DIR"
+
+INFRASTRUCTURE = frozenset(
+    {"OutOfMemoryError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+)
+"""Error classes of torch that mean the machine or the network, by name: torch need not be
+imported."""
+
+
+def exit_status(error: BaseException) -> int:
+    """The exit status that an error ends a stage with."""
+    if isinstance(error, TrainyardError | Stopped):
+        return error.exit_status
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, MemoryError | OSError) or type(error).__name__ in INFRASTRUCTURE:
+        return InfrastructureError.exit_status
+    return EXIT_DEFECT
+
+
+def report_failure(stage: str, error: BaseException, debug: bool) -> int:
+    """Say what went wrong, write failure.json, and return the exit status."""
+    status = exit_status(error)
+    kind = type(error).__name__
+    log = logging.getLogger(f"stages.{stage}")
+    message = str(error) or kind
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        log.warning("%s; nothing half-done was published", message)
+    elif isinstance(error, TrainyardError):
+        log.error("%s", message)
+    else:
+        place = _place(error)
+        what = "defect of trainyard" if status == EXIT_DEFECT else "infrastructure"
+        log.error(
+            "%s: %s: %s: %s (%s); --debug shows the traceback", stage, what, kind, message, place
+        )
+    _write(
+        "failure.json",
+        {
+            "format_version": 1,
+            "stage": stage,
+            "class": kind,
+            "message": message,
+            "exit_status": status,
+        },
+    )
+    return status
+
+
+def report_outcome(outcome: str, reason: str, manifest_url: str, output_digest: str) -> None:
+    """Leave word of a run that ended well: "ran" with its reason, or "noop"."""
+    _write(
+        "outcome.json",
+        {
+            "format_version": 1,
+            "outcome": outcome,
+            "reason": reason,
+            "manifest_url": manifest_url,
+            "output_digest": output_digest,
+        },
+    )
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
+
+
+def _write(name: str, document: dict[str, Any]) -> None:
+    folder = os.environ.get(RUN_DIR)
+    if not folder:
+        return
+    path = Path(folder, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:  # of several ranks, the first to fail is the one that matters
+            json.dump(document, file)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        logging.getLogger(__name__).warning("could not write %s: %s", path, error)

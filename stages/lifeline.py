@@ -1,0 +1,36 @@
+"""A stage that outlives whoever started it is of no use to anybody.
+
+The starter keeps the write end of a pipe open and passes the read end by number in
+TRAINYARD_LIFELINE_FD. The kernel closes the pipe when the starter dies, however it dies; the stage
+then stops itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+
+log = logging.getLogger(__name__)
+
+LIFELINE = "TRAINYARD_LIFELINE_FD"
+GRACE_SECONDS = 20.0
+
+
+def hold(grace_seconds: float = GRACE_SECONDS) -> None:
+    """Watch the lifeline, if this process was given one; stop when it is cut."""
+    number = os.environ.pop(LIFELINE, "")
+    if number.isdigit():
+        os.set_inheritable(int(number), False)
+        threading.Thread(
+            target=_watch, args=(int(number), grace_seconds), name="lifeline", daemon=True
+        ).start()
+
+
+def _watch(descriptor: int, grace_seconds: float) -> None:
+    os.read(descriptor, 1)  # returns when the last write end is closed
+    log.error("whoever started this run is gone; stopping")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_seconds)
+    os.kill(os.getpid(), signal.SIGKILL)

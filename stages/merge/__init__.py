@@ -1,0 +1,3 @@
+"""Join every .bin/.idx pair of a folder into one.
+
+Reads: Megatron token files of one type. Writes: PREFIX.bin and PREFIX.idx. Image: cpu."""

@@ -1,0 +1,125 @@
+"""Options of `python -m stages.plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainyard.artifacts.output import Output
+from trainyard.config import execution, location
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+from trainyard.models.memory import Layout, RecomputeGranularity
+from trainyard.models.moe_config import MoEConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """Count parameters, FLOPs and theoretical memory of a training run without building anything."""
+
+    model: GPTConfig
+    moe: MoEConfig = field(default_factory=MoEConfig)
+    vocab_size: int
+    """Tokens of the tokenizer, before padding."""
+    micro_batch_size: int = 1
+    """Samples that one replica takes at a time."""
+    global_batch_size: int | None = None
+    """Samples of one step; unset: micro-batch size x data-parallel size."""
+    tensor_model_parallel_size: int = 1
+    """Devices that share each layer."""
+    pipeline_model_parallel_size: int = 1
+    """Stages that the layers are spread over."""
+    num_layers_per_virtual_pipeline_stage: int | None = None
+    """Layers of a chunk under the interleaved pipeline schedule; unset: the plain schedule."""
+    expert_model_parallel_size: int = 1
+    """Devices that experts are spread over."""
+    expert_tensor_parallel_size: int | None = None
+    """Devices that share each expert; unset: as --tensor-model-parallel-size."""
+    data_parallel_size: int | None = None
+    """Replicas; unset: from --world-size, else 1."""
+    world_size: int | None = None
+    """Devices in all: tensor x pipeline x data-parallel size."""
+    sequence_parallel: bool = False
+    """Split norms and dropout along the sequence over the tensor-parallel devices."""
+    recompute_granularity: RecomputeGranularity = "none"
+    """Activations to compute again in the backward pass."""
+    use_distributed_optimizer: bool = False
+    """Share optimizer state out over the replicas (ZeRO-1)."""
+    json: bool = execution(False)
+    """Print one JSON document in place of the report."""
+    output_dir: str | None = location(None)
+    """Folder or URL for plan.json; unset: print only."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit each other."""
+        for name in ("vocab_size", "micro_batch_size", "tensor_model_parallel_size"):
+            self._positive(name)
+        for name in ("pipeline_model_parallel_size", "expert_model_parallel_size"):
+            self._positive(name)
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            raise ConfigError("--sequence-parallel needs --tensor-model-parallel-size above 1")
+        if self.global_batch % (self.micro_batch_size * self.replicas):
+            raise ConfigError(
+                f"--global-batch-size ({self.global_batch}) must be divisible by --micro-batch-size "
+                f"({self.micro_batch_size}) x data-parallel size ({self.replicas})"
+            )
+        self.layout().check(self.model, self.moe)
+
+    def _positive(self, name: str) -> None:
+        if getattr(self, name) < 1:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel size, given or from the world size."""
+        shards = self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+        if self.world_size is None:
+            if self.data_parallel_size is not None:
+                self._positive("data_parallel_size")
+            return self.data_parallel_size or 1
+        replicas, rest = divmod(self.world_size, shards)
+        if rest or not replicas or self.data_parallel_size not in (None, replicas):
+            given = f" x --data-parallel-size ({self.data_parallel_size})"
+            raise ConfigError(
+                f"--world-size ({self.world_size}) must be --tensor-model-parallel-size "
+                f"({self.tensor_model_parallel_size}) x --pipeline-model-parallel-size "
+                f"({self.pipeline_model_parallel_size})"
+                f"{given if self.data_parallel_size is not None else ' x a whole number of replicas'}"
+            )
+        return replicas
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step, given or derived."""
+        if self.global_batch_size is not None:
+            self._positive("global_batch_size")
+        return self.global_batch_size or self.micro_batch_size * self.replicas
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.model.padded_vocab_size(self.vocab_size, self.tensor_model_parallel_size)
+
+    def layout(self) -> Layout:
+        """The same as the memory formulas take it."""
+        return Layout(
+            micro_batch_size=self.micro_batch_size,
+            num_microbatches=self.global_batch // (self.micro_batch_size * self.replicas),
+            tp=self.tensor_model_parallel_size,
+            pp=self.pipeline_model_parallel_size,
+            dp=self.replicas,
+            ep=self.expert_model_parallel_size,
+            expert_tp=self.expert_tensor_parallel_size,
+            layers_per_virtual_stage=self.num_layers_per_virtual_pipeline_stage,
+            sequence_parallel=self.sequence_parallel,
+            recompute=self.recompute_granularity,
+            distributed_optimizer=self.use_distributed_optimizer,
+        )
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """Nothing is read."""
+        return {}
+
+    def output(self) -> Output | None:
+        """The folder of plan.json, if one is wanted."""
+        return None if self.output_dir is None else Output.directory(self.output_dir)

@@ -1,0 +1,167 @@
+"""The plan as a document, and as the report that users of Megatron-LM know."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stages.context import StageRun
+from stages.plan.config import PlanConfig
+from trainyard.models.flops import flops_per_iteration, flops_per_token
+from trainyard.models.memory import (
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    PARAMETER_BYTES,
+    ActivationMemory,
+    ParameterCount,
+    activation_memory,
+    count_parameters,
+    full_recompute_bytes,
+    optimizer_bytes_per_parameter,
+)
+
+FORMAT_VERSION = 1
+MEGABYTE = 2**20
+BILLION = 10**9
+CHECKPOINT_BYTES = 12
+"""fp32 weight and two Adam moments of each parameter."""
+
+
+def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
+    """Print the plan, and write plan.json where an output was asked for."""
+    document = plan(config)
+    print(json.dumps(document, indent=1) if config.json else report(config))
+    if stage.output is not None:
+        stage.write_json("plan.json", document)
+    return {"num_parameters": document["parameters"]["exact"]}
+
+
+def plan(config: PlanConfig) -> dict[str, Any]:
+    """Everything that is known of the run before it exists; memory on the most loaded device."""
+    model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
+    counts = count_parameters(model, vocab, layout, config.moe)
+    activations = activation_memory(model, vocab, layout)
+    shard = counts.most_loaded_shard
+    memory: dict[str, float | None] = {
+        "parameters": shard * PARAMETER_BYTES,
+        "gradients": shard * GRADIENT_BYTES,
+        "optimizer": shard * optimizer_bytes_per_parameter(layout),
+        "activations": activations.total,
+    }
+    memory["total"] = sum(value for value in memory.values() if value is not None)
+    full = layout.recompute == "full"
+    recomputed = full_recompute_bytes(model, vocab, layout) if full else None
+    return {
+        "format_version": FORMAT_VERSION,
+        "parameters": {
+            "exact": exact_parameters(config),
+            "transformer_block": counts.transformer_block,
+            "active_transformer_block": counts.active_transformer_block,
+            "embedding_layers": counts.embedding,
+            "most_loaded_shard": counts.most_loaded_shard,
+            "other_shards": counts.other_shards,
+        },
+        "padded_vocab_size": vocab,
+        "data_parallel_size": layout.dp,
+        "tokens_per_iteration": config.global_batch * model.seq_length,
+        "flops_per_iteration": flops_per_iteration(model, vocab, config.global_batch, config.moe),
+        "flops_per_token": flops_per_token(model, vocab, config.moe),
+        "memory_bytes": memory,
+        "bytes_per_parameter": {
+            "parameter": PARAMETER_BYTES,
+            "gradient": GRADIENT_BYTES,
+            "optimizer": OPTIMIZER_BYTES / (layout.dp if layout.distributed_optimizer else 1),
+        },
+        "activations_with_full_recompute_bytes": recomputed,
+        "checkpoint_bytes": exact_parameters(config) * CHECKPOINT_BYTES,
+    }
+
+
+def exact_parameters(config: PlanConfig) -> int:
+    """Every trained number, biases and learned positions included.
+
+    Experts have no biases of their own in the count."""
+    dense = config.model.num_params(config.padded_vocab_size)
+    if not config.moe.enabled:
+        return dense
+    layout = config.layout()
+    with_experts = count_parameters(config.model, config.padded_vocab_size, layout, config.moe)
+    without = count_parameters(config.model, config.padded_vocab_size, layout)
+    return dense + with_experts.transformer_block - without.transformer_block
+
+
+# --- the report -------------------------------------------------------------------------------
+
+
+def report(config: PlanConfig) -> str:
+    """The upstream report line by line, then a few lines of ours."""
+    document = plan(config)
+    model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
+    counts = count_parameters(model, vocab, layout, config.moe)
+    activations = activation_memory(model, vocab, layout)
+    return "\n".join(
+        [
+            *parameter_lines(counts, config.moe.enabled),
+            *activation_lines(activations),
+            memory_line(document["memory_bytes"]),
+            "",
+            *our_lines(document),
+        ]
+    )
+
+
+def parameter_lines(counts: ParameterCount, has_experts: bool) -> list[str]:
+    """Counts in billions; the first line has two blanks, as it always had."""
+    block, embedding = counts.transformer_block / BILLION, counts.embedding / BILLION
+    lines = [
+        f"Number of parameters in transformer block in billions:  {block:.2f}",
+        f"Number of parameters in embedding layers in billions: {embedding:.2f}",
+        f"Total number of parameters in billions: {block + embedding:.2f}",
+    ]
+    if has_experts:
+        active = counts.active_transformer_block / BILLION
+        lines.insert(1, f"Number of active parameters in transformer block in billions: {active:.2f}")
+        lines.append(f"Total number of active parameters in billions: {active + embedding:.2f}")
+    shard = counts.most_loaded_shard / BILLION
+    lines.append(f"Number of parameters in most loaded shard in billions: {shard:.4f}")
+    if counts.other_shards is not None:
+        others = counts.other_shards / BILLION
+        lines.append(f"Number of parameters in other shards in billions: {others:.4f}")
+    return lines
+
+
+def activation_lines(activations: ActivationMemory) -> list[str]:
+    """Per layer, and what the pipeline schedule does to it."""
+    kind = "" if activations.with_sequence_parallel else " (precise, without SP)"
+    per_layer = activations.per_layer / MEGABYTE
+    lines = [f"Activation memory footprint per transformer layer{kind}: {per_layer:.1f} MB"]
+    if activations.interleaved_penalty is not None:
+        penalty = activations.interleaved_penalty
+        lines.append(f"Memory penalty from interleaved schedule: {penalty:.2f}")
+    if activations.in_flight_microbatches is not None:
+        lines.append(f"Number of in-flight microbatches: {activations.in_flight_microbatches}")
+    return lines
+
+
+def memory_line(memory: dict[str, float]) -> str:
+    """The sum that decides whether it fits."""
+    activation, total = memory["activations"] / MEGABYTE, memory["total"] / MEGABYTE
+    return (
+        f"Theoretical memory footprints: weight and optimizer={total - activation:.2f} MB, "
+        f"activation={activation:.2f} MB, total={total:.2f} MB"
+    )
+
+
+def our_lines(document: dict[str, Any]) -> list[str]:
+    """What the upstream report leaves out."""
+    lines = [
+        f"Parameters, every one counted: {document['parameters']['exact']:,}",
+        f"Tokens per iteration: {document['tokens_per_iteration']:,}",
+        f"FLOPs per iteration: {document['flops_per_iteration']:.6e}",
+        f"FLOPs per token: {document['flops_per_token']:.6e}",
+        f"Checkpoint (fp32 weights and Adam moments): {document['checkpoint_bytes'] / MEGABYTE:,.2f} MB",
+    ]
+    recomputed = document["activations_with_full_recompute_bytes"]
+    if recomputed is not None:
+        lines.append(f"Activations with full recomputation: {recomputed / MEGABYTE:,.2f} MB")
+    return lines

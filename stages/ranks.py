@@ -1,0 +1,286 @@
+"""Several ranks of one stage: started here after the decision, or joined under torchrun.
+
+A stage whose configuration has `nproc_per_node` > 1 starts its ranks as processes of its own
+command. The parent (no torch) decides, claims, supervises and publishes; rank 0 hands back what it
+wrote through a file. Under torchrun, or a job block, each process is a rank already: rank 0 decides
+and tells the others."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stages.context import StageRun
+from stages.lifeline import LIFELINE
+from trainyard.artifacts.inputs import Input
+from trainyard.artifacts.manifest import Slot
+from trainyard.artifacts.store import FileRecord
+from trainyard.errors import (
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    Stopped,
+    TrainyardError,
+)
+
+log = logging.getLogger(__name__)
+
+HANDOVER = "TRAINYARD_RANKS"
+"""Folder through which the parent and its ranks talk; set in the ranks' environment."""
+
+STOP_SECONDS = 15.0
+BY_STATUS: dict[int, type[TrainyardError]] = {
+    kind.exit_status: kind for kind in (DataError, ConfigError, InfrastructureError)
+}
+DECISION_SECONDS = 1800
+
+
+def run_here_or_spawn(
+    config: Any, run: StageRun, run_module: str, arguments: list[str]
+) -> dict[str, Any]:
+    """The stage's own work, in this process or in the ranks it asks for; returns its metrics."""
+    count = int(getattr(config, "nproc_per_node", 1))
+    if count > 1 and "RANK" not in os.environ:
+        return _spawn(run, arguments, count)
+    metrics: dict[str, Any] = importlib.import_module(run_module).run(config, run)
+    return metrics
+
+
+# --- the parent -------------------------------------------------------------------------------
+
+
+def _spawn(run: StageRun, arguments: list[str], count: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="trainyard-ranks-") as folder:
+        Path(folder, "run.json").write_text(json.dumps(_encode(run)))
+        port = _free_port()
+        read_end, write_end = os.pipe()
+        run.defer_signals()
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(count):
+                ranks.append(_start(arguments, folder, rank, count, port, read_end))
+            os.close(read_end)
+            _supervise(run, ranks)
+        finally:
+            _end(ranks)
+            os.close(write_end)
+        return _take_back(run, Path(folder, "result.json"))
+
+
+def _start(
+    arguments: list[str], folder: str, rank: int, count: int, port: int, lifeline: int
+) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        HANDOVER: folder,
+        LIFELINE: str(lifeline),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    command = [sys.executable, "-m", _program(), *arguments]
+    return subprocess.Popen(command, env=environment, pass_fds=(lifeline,), start_new_session=True)
+
+
+def _program() -> str:
+    """The module that this process was started as."""
+    spec = sys.modules["__main__"].__spec__
+    assert spec is not None, "several ranks need a program started with python -m"
+    return spec.name.removesuffix(".__main__")
+
+
+def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for every rank; when one fails, or a signal comes, the others are told to stop."""
+    passed_on = False
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0)]
+        if run.stop_requested and not passed_on:
+            passed_on = True
+            _signal(ranks, signal.SIGTERM)
+        elif failed and not run.stop_requested:
+            _raise_for(*failed[0])
+        if all(code is not None for code in codes):
+            if run.stop_requested:
+                run.stop()
+            return
+        time.sleep(0.05)
+
+
+def _raise_for(rank: int, code: int) -> None:
+    if code < 0:
+        raise InfrastructureError(
+            f"rank {rank} was killed by {signal.Signals(-code).name}; if it was SIGKILL the "
+            f"machine may have run out of memory: lower --micro-batch-size or --nproc-per-node"
+        )
+    if code in BY_STATUS:
+        raise BY_STATUS[code](f"rank {rank} ended with exit status {code}; its message is above")
+    if code > 128:
+        raise Stopped(code - 128)
+    raise RuntimeError(f"rank {rank} ended with exit status {code}; its message is above")
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    _signal(ranks, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+def _signal(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.send_signal(number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _encode(run: StageRun) -> dict[str, Any]:
+    inputs = {name: asdict(found) for name, found in run.inputs.items()}
+    return {"inputs": inputs, "lineage": run.lineage, "reason": run.reason, "slot": _slot(run)}
+
+
+def _decode(name: str, config: Any, document: dict[str, Any], is_main: bool) -> StageRun:
+    inputs = {
+        key: Input(key, tuple(found["urls"]), tuple(found["files"]), found["digest"])
+        for key, found in document["inputs"].items()
+    }
+    run = StageRun(name, inputs, config.output(), document["lineage"], document["reason"])
+    run.slot = Slot(**document["slot"]) if document["slot"] else None
+    run.is_main = is_main
+    return run
+
+
+def _slot(run: StageRun) -> dict[str, Any] | None:
+    return asdict(run.slot) if run.slot else None
+
+
+def _take_back(run: StageRun, result: Path) -> dict[str, Any]:
+    document = json.loads(result.read_text())
+    run.slot = Slot(**document["slot"]) if document["slot"] else None
+    for record in document["records"]:
+        run.record(FileRecord(**record))
+    metrics: dict[str, Any] = document["metrics"]
+    return metrics
+
+
+# --- a rank that the parent started -----------------------------------------------------------
+
+
+def is_delegated() -> bool:
+    """True in a rank that the parent above started."""
+    return HANDOVER in os.environ
+
+
+def run_delegated(name: str, config: Any, run_module: str) -> int:
+    """The work of one rank; rank 0 leaves its records and metrics for the parent."""
+    folder = Path(os.environ[HANDOVER])
+    is_main = os.environ["RANK"] == "0"
+    run = _decode(name, config, json.loads((folder / "run.json").read_text()), is_main)
+    _work(config, run, run_module, folder / "result.json" if is_main else None)
+    return 0
+
+
+def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, run.on_signal)
+    try:
+        metrics = importlib.import_module(run_module).run(config, run)
+    finally:
+        run.close()
+    if result is not None:
+        records = [asdict(record) for record in run.records.values()]
+        document = {"metrics": metrics, "records": records, "slot": _slot(run)}
+        result.write_text(json.dumps(document))
+
+
+# --- torchrun and job blocks ------------------------------------------------------------------
+
+
+def is_follower() -> bool:
+    """True in every rank but the first, when a launcher started the ranks."""
+    return os.environ.get("RANK", "0") != "0"
+
+
+class Leader:
+    """Rank 0 under a launcher: tells the other ranks what was decided. Alone, it tells nobody."""
+
+    def __init__(self) -> None:
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        self._store = _decision_store(is_master=True) if several else None
+
+    def announce(self, run: StageRun | None) -> None:
+        """What the followers are to run; None for nothing."""
+        self._tell({"run": None if run is None else _encode(run)})
+
+    def _tell(self, decision: dict[str, Any]) -> None:
+        if self._store is not None:
+            self._store.set("decision", json.dumps(decision))
+            self._store = None
+
+
+@contextmanager
+def leading() -> Iterator[Leader]:
+    """The decision maker; when it fails before it has decided, the followers end as it does."""
+    leader = Leader()
+    try:
+        yield leader
+    except BaseException:
+        leader._tell({"failed": True})
+        raise
+
+
+def follow(name: str, config: Any, run_module: str) -> int:
+    """Wait for rank 0's decision and do this rank's share of it."""
+    decision = json.loads(_decision_store(is_master=False).get("decision"))
+    if decision.get("failed"):
+        raise InfrastructureError("rank 0 failed before any work was begun; its message says why")
+    if decision["run"] is None:
+        return 0
+    _work(config, _decode(name, config, decision["run"], is_main=False), run_module, None)
+    return 0
+
+
+def _decision_store(is_master: bool) -> Any:
+    from datetime import timedelta
+
+    import torch.distributed
+
+    dist: Any = torch.distributed  # its stubs hide the stores
+
+    # torchrun's agent serves this address itself; elsewhere rank 0 does.
+    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    server = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        int(os.environ["WORLD_SIZE"]),
+        is_master and not agent_serves,
+        timedelta(seconds=DECISION_SECONDS),
+        multi_tenant=True,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"trainyard/{attempt}", server)

@@ -1,0 +1,79 @@
+"""Find the manifests behind a URL, re-read what they list, name every difference."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from stages.context import StageRun
+from stages.verify.config import VerifyConfig
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_digest
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import basename, join
+from trainyard.errors import ArtifactError
+
+log = logging.getLogger(__name__)
+
+
+def run(config: VerifyConfig, stage: StageRun) -> dict[str, Any]:
+    """Verify every artifact; raises ArtifactError after all of them were read, if any differs."""
+    manifests = [found for url in config.url for found in find_manifests(url)]
+    total = sum(f.size_bytes for _, manifest in manifests for f in manifest.files)
+    faults = []
+    with stage.progress(total, "bytes", "verify") as progress:
+        for base, manifest in manifests:
+            for record in manifest.files:
+                fault = compare(base + record.path, record)
+                faults += [fault] if fault else []
+                progress.update(record.size_bytes)
+    files = sum(len(manifest.files) for _, manifest in manifests)
+    if faults:
+        raise ArtifactError(f"{len(faults)} of {files} files differ:\n  " + "\n  ".join(faults))
+    what = f"{files:,} files, {total:,} bytes, in {len(manifests):,} artifacts"
+    print(f"verified {what}: all as published")
+    return {}
+
+
+def find_manifests(url: str) -> list[tuple[str, Manifest]]:
+    """The artifacts at or below a URL, each with what its file names are appended to.
+
+    Raises ArtifactError when there is none."""
+    at = url.rstrip("/")
+    for manifest_url in (f"{at}.{MANIFEST}", join(at, MANIFEST)):
+        found = read_manifest(manifest_url)
+        if found is not None:
+            return [(_base(manifest_url), found[0])]
+    below = []
+    for name in store.list_files(at):
+        if basename(name) == MANIFEST or name.endswith("." + MANIFEST):
+            found = read_manifest(join(at, name))
+            if found is not None:
+                below.append((_base(join(at, name)), found[0]))
+            else:
+                log.warning(
+                    "%s: a run was replacing this artifact and has not finished", join(at, name)
+                )
+    if not below:
+        raise ArtifactError(
+            f"{url}: no manifest here or below, so no finished artifact; check the path"
+        )
+    return below
+
+
+def _base(manifest_url: str) -> str:
+    if basename(manifest_url) == MANIFEST:
+        return manifest_url.removesuffix(MANIFEST)
+    return manifest_url.removesuffix("." + MANIFEST)
+
+
+def compare(url: str, record: store.FileRecord) -> str | None:
+    """What is wrong with one file, in words; None when it is as published."""
+    try:
+        found = read_digest(url)
+    except ArtifactError:
+        return f"{url}: missing (expected {record.size_bytes:,} bytes, digest {record.digest})"
+    if found == record.digest:
+        return None
+    return f"{url}: expected digest {record.digest}, found {found}"

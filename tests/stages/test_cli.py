@@ -1,0 +1,225 @@
+"""The contract that every stage keeps, shown on a toy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.stages.toy import ToyConfig
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.config import from_dict, parse_document
+
+TEXT = "one\ntwo\nthree\n"
+
+
+class Toy:
+    """The toy stage as a command, and what it left."""
+
+    def __init__(self, root: str, tmp_path: Path) -> None:
+        self.input = store.join(root, "in.txt")
+        self.output = store.join(root, "out")
+        self.run_dir = tmp_path / "run"
+        self.runs = 0
+        store.write_bytes(self.input, TEXT.encode())
+
+    def command(self, *arguments: str) -> list[str]:
+        base = [sys.executable, "-m", "tests.stages.toy"]
+        return [*base, "--input", self.input, "--output-dir", self.output, *arguments]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        self.runs += 1
+        environment = {**os.environ, "TRAINYARD_RUN_DIR": str(self.run_dir / str(self.runs))}
+        return subprocess.Popen(
+            self.command(*arguments),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str, expect: int = 0) -> str:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == expect, err
+        return out + err
+
+    def left(self, name: str) -> dict[str, object]:
+        document: dict[str, object] = json.loads((self.run_dir / str(self.runs) / name).read_text())
+        return document
+
+    def manifest(self) -> Manifest:
+        found = read_manifest(store.join(self.output, "manifest.json"))
+        assert found is not None
+        return found[0]
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    return Toy(str(tmp_path), tmp_path)
+
+
+def test_a_run_publishes_and_a_second_one_has_nothing_to_do(store_url: str, tmp_path: Path) -> None:
+    toy = Toy(store_url, tmp_path)
+    assert "there is no manifest yet" in toy()
+    assert store.read_bytes(store.join(toy.output, "upper.txt")) == TEXT.upper().encode()
+    assert toy.left("outcome.json")["outcome"] == "ran"
+    assert "nothing to do" in toy()
+    assert toy.left("outcome.json")["outcome"] == "noop"
+    assert set(store.list_files(toy.output)) == {"upper.txt", "timing.json", "manifest.json"}
+
+
+def test_the_reason_of_a_rerun_names_what_changed(toy: Toy) -> None:
+    toy()
+    assert "option --suffix changed ('' -> '!')" in toy("--suffix", "!")
+    store.write_bytes(toy.input, b"changed\n")
+    assert "input input changed" in toy("--suffix", "!")
+    assert "--force was given" in toy("--suffix", "!", "--force")
+    Path(toy.output, "upper.txt").unlink()
+    assert "output file upper.txt is gone" in toy("--suffix", "!")
+    assert "nothing to do" in toy("--suffix", "!", "--seconds", "0.001")
+
+
+def test_a_change_of_the_code_is_a_reason(toy: Toy) -> None:
+    toy()
+    url = store.join(toy.output, "manifest.json")
+    document = store.read_json(url)
+    document["code"]["digest"] = "0" * 64
+    store.write_bytes(url, json.dumps(document).encode())
+    assert "the code changed (00000000 ->" in toy()
+
+
+def test_the_output_digest_sees_contents_only(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("a", "b"):
+        toy = Toy(str(tmp_path / name), tmp_path / name)
+        toy()
+        digests.add(toy.manifest().output_digest)
+    assert len(digests) == 1
+
+
+def test_dry_run_prints_a_document_that_config_reads_back(toy: Toy, tmp_path: Path) -> None:
+    text = toy("--suffix", "?", "--dry-run")
+    document = parse_document(text, ".toml", "dry run")
+    assert from_dict(ToyConfig, document).suffix == "?"
+    assert not Path(toy.output).exists()
+    path = tmp_path / "toy.toml"
+    path.write_text(text)
+    command = [sys.executable, "-m", "tests.stages.toy", "--config", str(path), "--suffix", "!"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert store.read_bytes(store.join(toy.output, "upper.txt")).startswith(b"ONE!")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("--sufix", "x"), 2, "--sufix"),
+        (("--suffix", "no"), 2, "--suffix cannot be 'no'"),
+        (("--seconds", "soon"), 2, "soon"),
+        (("--config", "/nowhere.toml"), 2, "/nowhere.toml"),
+        (("--input", "/nowhere.txt"), 1, "/nowhere.txt"),
+        (("--fail", "data"), 1, "line 1 is bad"),
+        (("--fail", "defect"), 70, "defect of trainyard: ZeroDivisionError"),
+    ],
+)
+def test_a_refusal_has_its_exit_status_its_words_and_no_output(
+    toy: Toy, arguments: tuple[str, ...], status: int, words: str
+) -> None:
+    text = toy(*arguments, expect=status)
+    assert words in text
+    assert "Traceback" not in text
+    assert not store.exists(store.join(toy.output, "manifest.json"))
+    assert not store.exists(store.join(toy.output, ".claim.json"))
+
+
+def test_a_failure_leaves_word_for_a_caller_behind_a_launcher(toy: Toy) -> None:
+    toy("--fail", "data", expect=1)
+    left = toy.left("failure.json")
+    assert (left["class"], left["exit_status"], left["stage"]) == ("DataError", 1, "toy")
+
+
+def test_debug_shows_the_traceback(toy: Toy) -> None:
+    assert "Traceback" in toy("--fail", "defect", "--debug", expect=70)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_promptly_and_keeps_finished_units(
+    toy: Toy, number: signal.Signals, status: int
+) -> None:
+    process = toy.start("--seconds", "0.4")
+    work = Path(toy.output, ".work")
+    _until(lambda: any(work.glob("*/0.unit.json")))
+    sent = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=10) == status
+    assert time.monotonic() - sent < 2
+    assert not store.exists(store.join(toy.output, "manifest.json"))
+    assert not store.exists(store.join(toy.output, ".claim.json"))
+    toy()
+    done_before = toy.manifest().metrics["done_before"]
+    assert done_before >= 1
+
+
+def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy) -> None:
+    first = toy.start("--seconds", "0.3")
+    _until(lambda: Path(toy.output, ".claim.json").exists())
+    assert "another run is writing" in toy("--claim-wait-seconds", "0", expect=3)
+    assert "another run finished it" in toy("--claim-wait-seconds", "30")
+    assert first.wait(timeout=10) == 0
+    first.communicate()
+
+
+def test_a_stage_stops_when_whoever_started_it_dies(toy: Toy) -> None:
+    script = (
+        "import os, subprocess, sys, time\n"
+        "r, w = os.pipe()\n"
+        "env = {**os.environ, 'TRAINYARD_LIFELINE_FD': str(r)}\n"
+        "p = subprocess.Popen(sys.argv[1:], env=env, pass_fds=(r,), start_new_session=True)\n"
+        "print(p.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, *toy.command("--seconds", "30")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        child = int(starter.stdout.readline())
+        _until(lambda: Path(toy.output, ".claim.json").exists())
+        starter.kill()
+    _until(lambda: not _alive(child))
+    assert not Path(toy.output, ".claim.json").exists()
+
+
+def test_files_of_an_earlier_version_go_and_files_of_others_stay(toy: Toy) -> None:
+    toy()
+    url = store.join(toy.output, "manifest.json")
+    document = store.read_json(url)
+    old = store.write_bytes(store.join(toy.output, "old.txt"), b"old")
+    record = {"path": "old.txt", "size_bytes": 3, "digest": old.digest, "volatile": True}
+    document["files"].append(record)
+    store.write_bytes(url, json.dumps(document).encode())
+    store.write_bytes(store.join(toy.output, "notes-of-a-person.txt"), b"keep")
+    toy("--suffix", "!")
+    names = set(store.list_files(toy.output))
+    assert names == {"upper.txt", "timing.json", "manifest.json", "notes-of-a-person.txt"}
+
+
+def _until(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited 20 s in vain"
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

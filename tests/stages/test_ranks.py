@@ -1,0 +1,80 @@
+"""Several ranks end as one run: all well, or with the status of the first that failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainyard.artifacts.manifest import read_manifest
+
+COMMAND = [sys.executable, "-m", "tests.stages.toy_ranks"]
+
+
+def launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_three_ranks_write_one_artifact(tmp_path: Path) -> None:
+    done = launch("--output-dir", str(tmp_path), "--nproc-per-node", "3")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ranks.txt").read_text() == "0 1 2"
+    found = read_manifest(str(tmp_path / "manifest.json"))
+    assert found is not None
+    assert found[0].metrics == {"world": 3}
+    assert "nothing to do" in launch("--output-dir", str(tmp_path), "--nproc-per-node", "3").stderr
+
+
+@pytest.mark.parametrize(("how", "status", "words"), [
+    ("raise", 3, "the network is gone"),
+    ("kill", 3, "rank 1 was killed by SIGKILL"),
+])  # fmt: skip
+def test_the_failure_of_one_rank_ends_all(
+    tmp_path: Path, how: str, status: int, words: str
+) -> None:
+    began = time.monotonic()
+    done = launch(
+        *("--output-dir", str(tmp_path), "--nproc-per-node", "3"),
+        *("--fail-rank", "1", "--how", how, "--seconds", "30"),
+    )
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert time.monotonic() - began < 15
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_a_signal_reaches_every_rank(tmp_path: Path) -> None:
+    arguments = ["--output-dir", str(tmp_path), "--nproc-per-node", "2", "--seconds", "30"]
+    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 20
+        while len(list(tmp_path.rglob("?.txt"))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    ranks = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert ranks.stdout == ""
+
+
+@pytest.mark.distributed
+def test_under_torchrun_rank_0_decides_for_all(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    program = ["--nproc-per-node", "2", "-m", "tests.stages.toy_ranks"]
+    command = [*torchrun, *program, "--output-dir", str(tmp_path)]
+    for expected in ("there is no manifest yet", "nothing to do"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stderr
+    assert (tmp_path / "ranks.txt").read_text() == "0 1"

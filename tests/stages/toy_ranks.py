@@ -1,0 +1,66 @@
+"""A stage of several ranks, without torch: each leaves a file, rank 0 joins them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from stages.cli import stage_main
+from stages.context import StageRun
+from trainyard.artifacts import store
+from trainyard.artifacts.output import Output
+from trainyard.config import execution, location
+from trainyard.errors import InfrastructureError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksConfig:
+    """Every rank says its number."""
+
+    output_dir: str = location()
+    """Where to."""
+    nproc_per_node: int = execution(1)
+    """Ranks."""
+    fail_rank: int = execution(-1)
+    """The rank that fails."""
+    how: str = execution("")
+    """How it fails: infrastructure, kill."""
+    seconds: float = execution(0.0)
+    """How long the others take."""
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """None."""
+        return {}
+
+    def output(self) -> Output:
+        """A folder."""
+        return Output.directory(self.output_dir)
+
+
+def run(config: RanksConfig, stage: StageRun) -> dict[str, Any]:
+    """Rank r writes r.txt into the work folder; rank 0 waits for all of them."""
+    stage.defer_signals()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if rank == config.fail_rank:
+        if config.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise InfrastructureError("the network is gone")
+    store.write_bytes(stage.work.url(f"{rank}.txt"), str(rank).encode())
+    deadline = time.monotonic() + config.seconds
+    while time.monotonic() < deadline:
+        if stage.stop_requested:
+            stage.stop()
+        time.sleep(0.02)
+    if stage.is_main:
+        for other in range(world):
+            while not store.exists(stage.work.url(f"{other}.txt")):
+                time.sleep(0.02)
+        stage.write_bytes("ranks.txt", " ".join(map(str, range(world))).encode())
+    return {"world": world}
+
+
+if __name__ == "__main__":
+    raise SystemExit(stage_main("toy_ranks", RanksConfig, "tests.stages.toy_ranks"))

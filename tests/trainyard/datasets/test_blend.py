@@ -1,0 +1,78 @@
+"""The blend against Megatron-LM's own indices and against the rule written out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainyard.datasets.blend import blend, blend_exhaustive, rank_within
+from trainyard.errors import ConfigError
+
+
+def greedy(weights: list[float], limits: list[float], num_samples: int) -> list[int]:
+    """The rule, one sample at a time."""
+    shares = np.asarray(weights, np.float64) / np.sum(weights)
+    counts = [0] * len(shares)
+    chosen = []
+    for i in range(num_samples):
+        lags = [
+            float(w) * float(max(i, 1)) - float(c) if c < limit else -np.inf
+            for w, c, limit in zip(shares, counts, limits, strict=True)
+        ]
+        best = lags.index(max(lags))
+        counts[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+def test_blend_equals_megatrons(shared: Path) -> None:
+    golden = json.loads((shared / "golden/megatron_vectors.json").read_text())
+    case = golden["blend"]
+    index, sample = blend(case["weights"], case["size"])
+    assert index.tolist() == case["dataset_index"]
+    assert sample.tolist() == case["dataset_sample_index"]
+    case = golden["blend_exhaustive"]
+    index, sample = blend_exhaustive(case["sizes"])
+    assert index.tolist() == case["dataset_index"]
+    assert sample.tolist() == case["dataset_sample_index"]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [1.0],
+        [0.5, 0.5],
+        [1.0, 1.0, 1.0],
+        [0.7, 0.2, 0.1],
+        [0.6, 0.0, 0.4],
+        [0.999, 0.001],
+        [1e-9, 1.0],
+        [1 / 3, 1 / 7, 1 / 11, 1 / 13],
+        list(np.random.default_rng(0).random(17)),
+    ],
+)
+def test_many_lanes_equal_one_sample_at_a_time(weights: list[float]) -> None:
+    index, sample = blend(weights, 5000)
+    expected = greedy(weights, [np.inf] * len(weights), 5000)
+    assert index.tolist() == expected
+    assert sample.tolist() == [expected[:i].count(d) for i, d in enumerate(expected)]
+
+
+@pytest.mark.parametrize("sizes", [[4000], [3000, 1], [1, 3000], [1500, 900, 700, 33], [0, 2000]])
+def test_exhaustive_equals_one_sample_at_a_time(sizes: list[int]) -> None:
+    index, _ = blend_exhaustive(sizes)
+    assert index.tolist() == greedy([float(s) for s in sizes], [float(s) for s in sizes], sum(sizes))
+    assert np.bincount(index, minlength=len(sizes)).tolist() == sizes
+
+
+def test_each_datasets_samples_are_served_in_order() -> None:
+    chosen = np.array([2, 0, 2, 2, 1, 0], np.int16)
+    assert rank_within(chosen, 3).tolist() == [0, 0, 1, 2, 0, 1]
+
+
+def test_weights_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="data-path weights"):
+        blend([0.0, 0.0], 10)

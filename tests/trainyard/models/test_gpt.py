@@ -1,0 +1,200 @@
+"""The model's names, its laws, and its first values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from trainyard.models.attention import document_mask
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+from trainyard.models.init import draw_parameter, init_parameters
+from trainyard.models.rope import apply_rotary, rotary_angles
+
+ROUNDING = dict(rtol=1e-4, atol=1e-5)
+"""fp32 sums of a few hundred terms taken in another order."""
+
+SMALL: dict[str, Any] = dict(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=24)
+GPT: dict[str, Any] = {}
+LLAMA: dict[str, Any] = dict(
+    position_embedding_type="rope",
+    normalization="RMSNorm",
+    swiglu=True,
+    disable_bias_linear=True,
+    untie_embeddings_and_output_weights=True,
+    group_query_attention=True,
+    num_query_groups=2,
+)
+QWEN = LLAMA | dict(add_qkv_bias=True, rotary_percent=0.5, kv_channels=32)
+BARE = dict(position_embedding_type="none", untie_embeddings_and_output_weights=True)
+KINDS = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "bare": BARE}
+VOCAB = 96
+
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+
+
+def build(seed: int = 7, **changes: Any) -> GPTModel:
+    model = GPTModel(GPTConfig(**(SMALL | changes)), VOCAB)
+    init_parameters(model, seed)
+    return model.eval()
+
+
+def some_tokens(b: int = 2, s: int = 24) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (b, s), generator=torch.Generator().manual_seed(3))
+
+
+def test_parameters_have_megatron_core_names_and_shapes() -> None:
+    shapes = {name: tuple(p.shape) for name, p in build(**QWEN).named_parameters()}
+    layer = "decoder.layers.1."
+    assert shapes[layer + "self_attention.linear_qkv.weight"] == ((4 + 2 * 2) * 32, 64)
+    assert shapes[layer + "self_attention.linear_qkv.bias"] == ((4 + 2 * 2) * 32,)
+    assert shapes[layer + "self_attention.linear_proj.weight"] == (64, 4 * 32)
+    assert shapes[layer + "mlp.linear_fc1.weight"] == (2 * 128, 64)
+    assert shapes[layer + "mlp.linear_fc2.weight"] == (64, 128)
+    assert {name for name in shapes if "layers.0" not in name and "layers.1" not in name} == {
+        "embedding.word_embeddings.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    }
+    assert layer + "input_layernorm.bias" not in shapes
+    learned = dict(build().named_parameters())
+    assert learned["embedding.position_embeddings.weight"].shape == (24, 64)
+    assert "output_layer.weight" not in learned
+
+
+@every_kind
+def test_config_counts_the_parameters_exactly(kind: dict[str, Any]) -> None:
+    model = build(**kind)
+    assert sum(p.numel() for p in model.parameters()) == model.config.num_params(VOCAB)
+
+
+@every_kind
+def test_loss_is_cross_entropy_of_the_logits(kind: dict[str, Any]) -> None:
+    model, tokens = build(**kind), some_tokens()
+    labels = tokens.roll(-1, dims=1)
+    expected = functional.cross_entropy(model(tokens).transpose(1, 2), labels, reduction="none")
+    torch.testing.assert_close(model.loss(tokens, labels), expected, **ROUNDING)
+
+
+@every_kind
+def test_the_future_changes_nothing_before_it(kind: dict[str, Any]) -> None:
+    model, tokens = build(**kind), some_tokens()
+    changed = tokens.clone()
+    changed[:, 12:] = (changed[:, 12:] + 1) % VOCAB
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :12], after[:, :12], **ROUNDING)
+    assert (before[:, 12:] - after[:, 12:]).abs().min(dim=-1).values.max() > 0
+
+
+@every_kind
+def test_gradients_reach_every_parameter(kind: dict[str, Any]) -> None:
+    model, tokens = build(**kind).train(), some_tokens()
+    model.loss(tokens, tokens.roll(-1, dims=1)).mean().backward()
+    without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+    assert without == []
+
+
+def test_grouped_queries_equal_full_heads_with_repeated_keys_and_values() -> None:
+    grouped = build(**LLAMA)
+    full = build(**(LLAMA | dict(group_query_attention=False, num_query_groups=1)))
+    state = dict(grouped.state_dict())
+    for name in [n for n in state if n.endswith("linear_qkv.weight")]:
+        q, k, v = state[name].view(2, 4, 16, 64).split((2, 1, 1), dim=1)
+        repeated = torch.stack((q, k.expand_as(q), v.expand_as(q)), dim=2)  # (g, n/g, 3, d, h)
+        state[name] = repeated.reshape(-1, 64)
+    full.load_state_dict(state)
+    tokens = some_tokens()
+    torch.testing.assert_close(full(tokens), grouped(tokens), **ROUNDING)
+
+
+def test_rotation_depends_on_distance_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 16, generator=generator)
+    def score(i: int, j: int) -> float:
+        at = lambda p: rotary_angles(torch.tensor([[p]]), 16, 10000.0)  # noqa: E731
+        return float((apply_rotary(q, *at(i)) * apply_rotary(k, *at(j))).sum())
+    assert score(5, 3) == pytest.approx(score(105, 103), abs=1e-4)
+    assert score(5, 3) != pytest.approx(score(5, 4), abs=1e-3)
+
+
+def test_partial_rotation_leaves_the_rest_alone() -> None:
+    x = torch.randn(3, 2, 4, 16)
+    turned = apply_rotary(x, *rotary_angles(torch.arange(3).unsqueeze(0), 8, 10000.0))
+    assert torch.equal(turned[..., 8:], x[..., 8:])
+    assert torch.equal(turned[0], x[0])
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+
+
+@pytest.mark.parametrize("kind", [GPT, LLAMA], ids=["learned", "rope"])
+def test_document_mask_and_positions_make_documents_strangers(kind: dict[str, Any]) -> None:
+    model, eod = build(**kind), 0
+    first, second = some_tokens(1, 9) % 95 + 1, some_tokens(1, 15) % 95 + 1
+    first[:, -1] = eod
+    packed = torch.cat((first, second), dim=1)
+    positions = torch.cat((torch.arange(9), torch.arange(15))).unsqueeze(0)
+    logits = model(packed, positions, attention_mask=document_mask(packed, eod))
+    torch.testing.assert_close(logits[:, :9], model(first), **ROUNDING)
+    torch.testing.assert_close(logits[:, 9:], model(second), **ROUNDING)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model, tokens = build(hidden_dropout=0.3, attention_dropout=0.3), some_tokens()
+    assert torch.equal(model(tokens), model(tokens))
+    model.train()
+    assert not torch.equal(model(tokens), model(tokens))
+
+
+def test_first_values_have_their_standard_deviations() -> None:
+    model = build(hidden_size=256, num_attention_heads=4, num_layers=8, init_method_std=0.03)
+    for name, parameter in model.named_parameters():
+        values = parameter.detach()
+        if name.endswith(".bias"):
+            assert not values.any(), name
+        elif name.endswith("layernorm.weight"):
+            assert (values == 1).all(), name
+        else:
+            residual = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
+            std = 0.03 / math.sqrt(2 * 8) if residual else 0.03
+            assert values.std().item() == pytest.approx(std, rel=0.05), name
+            assert abs(values.mean().item()) < std / 10, name
+
+
+def test_first_loss_is_that_of_a_uniform_guess() -> None:
+    tokens = some_tokens()
+    loss = build(**LLAMA).loss(tokens, tokens.roll(-1, dims=1)).mean()
+    assert loss.item() == pytest.approx(math.log(VOCAB), abs=0.1)
+
+
+def test_first_values_depend_on_name_and_seed_alone() -> None:
+    torch.manual_seed(1)
+    one = build(seed=11, **LLAMA)
+    torch.manual_seed(2)
+    deeper = build(seed=11, **(LLAMA | dict(seq_length=48)))
+    other = build(seed=12, **LLAMA)
+    drawn: set[bytes] = set()
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, deeper.get_parameter(name))
+        alone = draw_parameter(name, parameter.shape, one.config, 11)
+        assert torch.equal(parameter, alone)
+        if not name.endswith("layernorm.weight"):
+            assert not torch.equal(parameter, other.get_parameter(name))
+            drawn.add(alone.flatten()[:8].numpy().tobytes())
+    assert len(drawn) == 2 + 2 * 4
+
+
+def test_building_and_filling_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    build()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_bf16_model_gives_fp32_losses() -> None:
+    model, tokens = build(**LLAMA).bfloat16(), some_tokens()
+    losses = model.loss(tokens, tokens.roll(-1, dims=1))
+    assert losses.dtype == torch.float32
+    assert losses.mean().item() == pytest.approx(math.log(VOCAB), abs=0.1)

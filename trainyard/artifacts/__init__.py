@@ -1,0 +1,1 @@
+"""Artifacts at rest: stores, digests, manifests, claims."""

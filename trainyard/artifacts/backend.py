@@ -1,0 +1,59 @@
+"""What the door asks of a kind of store. Missing things are FileNotFoundError here; the door words
+them."""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Protocol
+
+
+class Writer(Protocol):
+    """A file on its way in: invisible until it is published."""
+
+    def write(self, data: memoryview) -> int:
+        """Append."""
+
+    def publish(self) -> None:
+        """Make it appear under its name, durably."""
+
+    def discard(self) -> None:
+        """Leave no trace."""
+
+
+class Backend(Protocol):
+    """One kind of store: a file system, or objects behind fsspec."""
+
+    def open_input(self, url: str) -> BinaryIO:
+        """A seekable file for reading."""
+
+    def open_output(self, url: str) -> Writer:
+        """Begin a file."""
+
+    def size_and_version(self, url: str) -> tuple[int, str]:
+        """Bytes, and what changes when the contents do."""
+
+    def is_file(self, url: str) -> bool:
+        """True for a file, false for nothing and for a folder."""
+
+    def list_files(self, url: str) -> dict[str, int]:
+        """Relative name to size of everything below a folder; empty for no folder."""
+
+    def glob(self, url: str) -> list[str]:
+        """The URLs that match a pattern, sorted."""
+
+    def delete(self, url: str) -> None:
+        """Remove a file if it is there."""
+
+    def delete_tree(self, url: str) -> None:
+        """Remove everything below a folder."""
+
+    def read_version(self, url: str) -> tuple[bytes, str]:
+        """Contents and version of a small file."""
+
+    def put_if_absent(self, url: str, data: bytes) -> str | None:
+        """The version written, or None when something is there already."""
+
+    def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
+        """The version written, or None when it is no longer the one that was read."""
+
+    def honours_conditions(self, folder_url: str) -> bool:
+        """Whether the two above can be relied on."""

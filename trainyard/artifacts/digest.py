@@ -1,0 +1,33 @@
+"""Digests of contents: blake3, in hexadecimal. Pure functions of bytes and documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from blake3 import blake3
+
+SHORT = 12
+"""Digits that are enough for a person to tell two digests apart."""
+
+
+def hasher() -> Any:
+    """A running digest with `update(bytes)` and `hexdigest()`."""
+    return blake3()
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """The digest of a piece of memory."""
+    return blake3(data).hexdigest()
+
+
+def digest_document(document: Any) -> str:
+    """The digest of a JSON-able document, independent of the order of its keys."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return digest_bytes(text.encode())
+
+
+def digest_files(files: Iterable[tuple[str, int, str]]) -> str:
+    """The digest of a set of files given as (relative name, size in bytes, digest)."""
+    return digest_document(sorted([name, size, digest] for name, size, digest in files))

@@ -1,0 +1,173 @@
+"""Files on this machine or on a shared file system.
+
+A file appears under its name only when it is whole: it is written beside it as `.tmp-*`, synced,
+renamed."""
+
+# ruff: noqa: D102 (what the methods do is written in `backend`)
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from trainyard.artifacts import process
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.urls import local_path
+
+TEMPORARY = ".tmp-"
+
+
+def _path(url: str) -> Path:
+    path = local_path(url)
+    assert path is not None, url
+    return path
+
+
+class LocalBackend:
+    """One of the two kinds of store behind `artifacts.store`."""
+
+    def open_input(self, url: str) -> BinaryIO:
+        return _path(url).open("rb")
+
+    def open_output(self, url: str) -> LocalWriter:
+        return LocalWriter(_path(url))
+
+    def size_and_version(self, url: str) -> tuple[int, str]:
+        path = _path(url)
+        stat = path.stat()
+        if path.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "is a folder, not a file", str(path))
+        return stat.st_size, f"{stat.st_mtime_ns}-{stat.st_ino}"
+
+    def is_file(self, url: str) -> bool:
+        return _path(url).is_file()
+
+    def list_files(self, url: str) -> dict[str, int]:
+        root = _path(url)
+        found = {}
+        for folder, folders, names in os.walk(root):
+            folders.sort()
+            for name in sorted(names):
+                path = Path(folder, name)
+                found[path.relative_to(root).as_posix()] = path.stat().st_size
+        return dict(sorted(found.items()))
+
+    def glob(self, url: str) -> list[str]:
+        return sorted(p for p in glob.glob(str(_path(url)), recursive=True) if os.path.isfile(p))
+
+    def delete(self, url: str) -> None:
+        _path(url).unlink(missing_ok=True)
+
+    def delete_tree(self, url: str) -> None:
+        shutil.rmtree(_path(url), ignore_errors=True)
+
+    def read_version(self, url: str) -> tuple[bytes, str]:
+        data = _path(url).read_bytes()
+        return data, digest_bytes(data)
+
+    def put_if_absent(self, url: str, data: bytes) -> str | None:
+        """The version written, or None when something is there already."""
+        path = _path(url)
+        temporary = _write_temporary(path, data)
+        try:
+            os.link(temporary, path)  # the one exclusive, atomic "create with contents" of POSIX
+        except FileExistsError:
+            return None
+        finally:
+            temporary.unlink()
+        _sync_folder(path.parent)
+        return digest_bytes(data)
+
+    def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
+        """The new version, or None when the file is no longer the one that was read."""
+        path = _path(url)
+        with _locked(path.parent):
+            try:
+                current = digest_bytes(path.read_bytes())
+            except FileNotFoundError:
+                return None
+            if current != version:
+                return None
+            os.replace(_write_temporary(path, data), path)
+            _sync_folder(path.parent)
+        return digest_bytes(data)
+
+    def honours_conditions(self, folder_url: str) -> bool:
+        return True
+
+
+class LocalWriter:
+    """Writes beside the final name; `publish` makes it appear, `discard` leaves no trace."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.temporary = _temporary_name(path)
+        self.file = self.temporary.open("wb")
+
+    def write(self, data: memoryview) -> int:
+        return self.file.write(data)
+
+    def publish(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self.temporary, self.path)
+        _sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        self.file.close()
+        self.temporary.unlink(missing_ok=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    # Names its process, so that whoever comes later can tell that it will never be finished.
+    owner = f"{process.machine_mark()}.{os.getpid()}.{process.started(os.getpid())}"
+    return path.with_name(f"{TEMPORARY}{owner}.{uuid.uuid4().hex[:8]}-{path.name}")
+
+
+def is_abandoned(name: str) -> bool:
+    """True for the temporary file of a process of this machine that is gone."""
+    if not name.startswith(TEMPORARY):
+        return False
+    machine, pid, started = [*name.removeprefix(TEMPORARY).split("."), "", ""][:3]
+    same = machine == process.machine_mark() and pid.isdigit()
+    return same and process.started(int(pid)) != started
+
+
+def _write_temporary(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    # The kernel releases this lock when its holder dies, so a killed run leaves nothing behind.
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

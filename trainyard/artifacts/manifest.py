@@ -1,0 +1,180 @@
+"""Manifests: the last thing a stage writes, and the only thing that makes an artifact exist.
+
+    {"format_version": 1, "status": "complete", "stage": "tokenize", "lineage": "...",
+     "code": {"version": "0.1.0", "digest": "..."}, "config": {...}, "config_digest": "...",
+     "inputs": {"input": {"urls": [...], "digest": "..."}},
+     "files": [{"path": "...", "size_bytes": 1, "digest": "...", "volatile": false}],
+     "output_digest": "...", "metrics": {...}, "run": {"seconds": 1.5, ...}}
+
+The output digest is a pure function of the files that are not volatile. Before the first final file
+is overwritten by a re-run the manifest is replaced by one of status "replacing", which readers take
+for absent."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from trainyard.artifacts import conditional
+from trainyard.artifacts.digest import digest_files
+from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.urls import check_relative
+from trainyard.errors import ArtifactError, InfrastructureError
+
+FORMAT_VERSION = 1
+
+Version: TypeAlias = str
+
+
+@dataclass(frozen=True, slots=True)
+class InputRecord:
+    """An input as the run that used it found it."""
+
+    urls: tuple[str, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What an artifact is, where it came from, and what it is made of."""
+
+    stage: str
+    lineage: str = ""
+    """Digest of inputs and configuration; equal lineages may share unfinished work."""
+    code: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    config_digest: str = ""
+    inputs: dict[str, InputRecord] = field(default_factory=dict)
+    files: tuple[FileRecord, ...] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    """Facts of the run that made it (seconds, when, on what): outside every digest."""
+
+    @property
+    def output_digest(self) -> str:
+        """A pure function of the contents: equal outputs have equal digests, wherever they lie."""
+        return digest_files((f.path, f.size_bytes, f.digest) for f in self.files if not f.volatile)
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON document, files in the order of their names."""
+        document = dataclasses.asdict(self)
+        document["files"] = sorted(document["files"], key=lambda f: str(f["path"]))
+        head = {"format_version": FORMAT_VERSION, "status": "complete"}
+        return {**head, **document, "output_digest": self.output_digest}
+
+    def record(self, path: str) -> FileRecord | None:
+        """The file of that name."""
+        return next((f for f in self.files if f.path == path), None)
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
+
+def parse(data: bytes, url: str) -> Manifest | None:
+    """The manifest in a document; None for one that is being replaced.
+
+    Raises ArtifactError for a broken document, a newer format, or names that leave the artifact."""
+    try:
+        document = json.loads(data)
+        version = document["format_version"]
+        if version > FORMAT_VERSION:
+            raise ArtifactError(
+                f"{url}: manifest format {version} is newer than {FORMAT_VERSION}, the newest this "
+                f"version of trainyard reads; upgrade trainyard"
+            )
+        if document["status"] == "replacing":
+            return None
+        manifest = _from_document(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"{url}: not a manifest ({error!r}); remove it and rerun the stage"
+        ) from error
+    if manifest.output_digest != document["output_digest"]:
+        raise ArtifactError(
+            f"{url}: the output digest does not follow from the files listed; it was edited"
+        )
+    for record in manifest.files:
+        check_relative(record.path)
+    return manifest
+
+
+def _from_document(document: dict[str, Any]) -> Manifest:
+    names = {f.name for f in dataclasses.fields(Manifest)}
+    values = {key: value for key, value in document.items() if key in names}
+    values["files"] = tuple(FileRecord(**record) for record in document["files"])
+    values["inputs"] = {
+        name: InputRecord(tuple(record["urls"]), record["digest"])
+        for name, record in document["inputs"].items()
+    }
+    return Manifest(**values)
+
+
+def read_manifest(url: str) -> tuple[Manifest, Version] | None:
+    """The manifest at a URL and its version; None when there is none or it is being replaced."""
+    found = conditional.read_version(url)
+    if found is None:
+        return None
+    manifest = parse(found[0], url)
+    return None if manifest is None else (manifest, found[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What stands where a manifest goes: a manifest, or the mark of a run that is replacing one."""
+
+    version: Version
+    files: tuple[str, ...]
+    """The files that it lists: ours to remove when the next manifest does not list them."""
+
+
+def read_slot(url: str) -> Slot | None:
+    """Whatever stands where the manifest goes, a half-replaced one included."""
+    found = conditional.read_version(url)
+    if found is None:
+        return None
+    try:
+        listed = json.loads(found[0])["files"]
+        names = tuple(check_relative(f if isinstance(f, str) else f["path"]) for f in listed)
+    except (ValueError, KeyError, TypeError):
+        names = ()
+    return Slot(found[1], names)
+
+
+def retire(url: str, slot: Slot, by: str) -> Slot:
+    """Mark the manifest that was read as being replaced; from here on the artifact does not exist.
+
+    Raises InfrastructureError when another run replaced it in between."""
+    tombstone = _encode(
+        {
+            "format_version": FORMAT_VERSION,
+            "status": "replacing",
+            "by": by,
+            "files": list(slot.files),
+        }
+    )
+    version = slot.version
+    replaced = conditional.replace_if_match(url, tombstone, version)
+    if replaced is None:
+        raise InfrastructureError(
+            f"{url}: another run replaced this manifest meanwhile; nothing was written"
+        )
+    return Slot(replaced, slot.files)
+
+
+def publish(url: str, manifest: Manifest, replacing: Version | None) -> Version:
+    """Write the manifest: create-only, or in the place of the version that was read.
+
+    Raises InfrastructureError for the loser of a race; the winner's manifest stands."""
+    data = _encode(manifest.to_document())
+    if replacing is None:
+        version = conditional.put_if_absent(url, data)
+    else:
+        version = conditional.replace_if_match(url, data, replacing)
+    if version is None:
+        raise InfrastructureError(
+            f"{url}: another run published first; its result stands, ours was dropped"
+        )
+    return version

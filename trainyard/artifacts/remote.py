@@ -1,0 +1,194 @@
+"""Objects behind fsspec URLs: s3:// and whatever else fsspec knows.
+
+Reading and whole-object writing go through fsspec. Conditional writes are a direct call of the S3
+client, because stores answer a lost race in different words and only the HTTP status is common to
+all."""
+
+# ruff: noqa: D102 (what the methods do is written in `backend`)
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, BinaryIO
+
+from trainyard.artifacts.urls import join
+from trainyard.errors import ConfigError, InfrastructureError
+
+LOST_RACE = (412, 409)
+"""Precondition failed; and the conflict that AWS answers while another conditional write is in
+flight."""
+
+ATTEMPTS = 4
+
+
+@lru_cache(maxsize=8)
+def _filesystem(protocol: str) -> Any:
+    import fsspec
+
+    try:
+        # No listing cache: another process of ours writes while we look.
+        options = {"use_listings_cache": False} if protocol in ("s3", "s3a") else {}
+        return fsspec.filesystem(protocol, **options)
+    except ImportError as error:
+        raise ConfigError(
+            f"{protocol}:// needs a package that is not installed ({error}); "
+            f'for s3:// install it with: pip install "trainyard[s3]"'
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{protocol}:// is not a kind of storage that fsspec knows") from error
+
+
+class RemoteBackend:
+    """One of the two kinds of store behind `artifacts.store`."""
+
+    def __init__(self, protocol: str) -> None:
+        self.protocol = protocol
+        self.fs = _filesystem(protocol)
+
+    def open_input(self, url: str) -> BinaryIO:
+        file: BinaryIO = self.fs.open(url, "rb", block_size=2**23)
+        return file
+
+    def open_output(self, url: str) -> RemoteWriter:
+        return RemoteWriter(self.fs.open(url, "wb", block_size=2**24))
+
+    def size_and_version(self, url: str) -> tuple[int, str]:
+        info = self.fs.info(url)
+        if info["type"] != "file":
+            raise FileNotFoundError(url)
+        return int(info["size"]), str(
+            info.get("ETag") or info.get("LastModified") or info.get("created")
+        )
+
+    def is_file(self, url: str) -> bool:
+        return bool(self.fs.isfile(url))
+
+    def list_files(self, url: str) -> dict[str, int]:
+        root = self.fs._strip_protocol(url).rstrip("/") + "/"
+        try:
+            found = self.fs.find(root, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {
+            name[len(root) :]: int(found[name]["size"]) for name in sorted(found) if name != root
+        }
+
+    def glob(self, url: str) -> list[str]:
+        return sorted(f"{self.protocol}://{name}" for name in self.fs.glob(url))
+
+    def delete(self, url: str) -> None:
+        if self.is_file(url):
+            self.fs.rm_file(url)
+
+    def delete_tree(self, url: str) -> None:
+        names = list(self.list_files(url))
+        if names:
+            self.fs.rm([join(url, name) for name in names])
+
+    # --- conditional writes ---------------------------------------------------------------
+
+    def read_version(self, url: str) -> tuple[bytes, str]:
+        bucket, key, _ = self.fs.split_path(url)
+        reply = self._call("get_object", Bucket=bucket, Key=key)
+        return reply["Data"], str(reply["ETag"])
+
+    def put_if_absent(self, url: str, data: bytes) -> str | None:
+        return self._conditional_put(url, data, IfNoneMatch="*")
+
+    def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
+        return self._conditional_put(url, data, IfMatch=version)
+
+    def _conditional_put(self, url: str, data: bytes, **condition: str) -> str | None:
+        if self.protocol not in ("s3", "s3a"):
+            raise ConfigError(
+                f"{url}: trainyard publishes by conditional writes, which it knows for s3:// and "
+                f"for file systems, not for {self.protocol}://; use one of those for outputs"
+            )
+        bucket, key, _ = self.fs.split_path(url)
+        reply = self._call("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        if reply is not None:
+            return str(reply["ETag"])
+        # An earlier attempt of this very call may have arrived although its answer was lost.
+        try:
+            current, version = self.read_version(url)
+        except FileNotFoundError:
+            return None
+        return version if current == data else None
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        """One client call: None for a lost race, FileNotFoundError for an absent key."""
+        from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+        from fsspec.asyn import sync
+
+        async def call() -> Any:
+            await self.fs.set_session()
+            client = await self.fs.get_s3(arguments["Bucket"])
+            reply = await getattr(client, method)(**arguments)
+            if "Body" in reply:
+                async with reply["Body"] as body:
+                    reply["Data"] = await body.read()
+            return reply
+
+        for attempt in range(ATTEMPTS):
+            last = attempt == ATTEMPTS - 1
+            try:
+                return sync(self.fs.loop, call)
+            except ClientError as error:
+                status = int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
+                if status == 409 and not last:
+                    continue
+                if status in LOST_RACE or (status == 404 and "IfMatch" in arguments):
+                    return None
+                if status == 404:
+                    raise FileNotFoundError(arguments["Key"]) from error
+                if status == 403:
+                    raise PermissionError(str(error)) from error
+                if status < 500 or last:
+                    raise InfrastructureError(f"the store refused {method}: {error}") from error
+            except (ConnectionError, HTTPClientError) as error:
+                if last:
+                    raise InfrastructureError(f"the store cannot be reached: {error}") from error
+        raise AssertionError("unreachable")
+
+    def honours_conditions(self, folder_url: str) -> bool:
+        """Write the same key twice with If-None-Match; an honest store refuses the second."""
+        url = join(folder_url, f".tmp-probe-{uuid.uuid4().hex[:12]}")
+        try:
+            first = self._conditional_put(url, b"1", IfNoneMatch="*")
+            second = self._conditional_put(url, b"2", IfNoneMatch="*")
+            stale = self._conditional_put(url, b"3", IfMatch='"00000000000000000000000000000000"')
+        finally:
+            self.delete(url)
+        return first is not None and second is None and stale is None
+
+
+class RemoteWriter:
+    """An upload that becomes an object when it is complete, and only then."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: memoryview) -> int:
+        return int(self.file.write(data))
+
+    def publish(self) -> None:
+        self.file.close()
+
+    def discard(self) -> None:
+        with quiet():
+            self.file.discard()
+        self.file.closed = True
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """For a clean-up on the way out of another error, which must not be hidden by this one."""
+    try:
+        yield
+    except Exception as error:
+        import logging
+
+        logging.getLogger(__name__).warning("could not clean up: %s", error)

@@ -1,0 +1,300 @@
+"""The one door to files and objects: local paths, file://, s3:// and other fsspec URLs alike.
+
+Every operation is announced to `observers` before it happens; tests use that to kill a run at the
+n-th. A missing file is an ArtifactError, refused credentials a ConfigError, a store that fails an
+InfrastructureError; each names the URL."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from trainyard.artifacts import local
+from trainyard.artifacts.backend import Backend, Writer
+from trainyard.artifacts.digest import digest_bytes, hasher
+from trainyard.artifacts.local import LocalBackend
+from trainyard.artifacts.urls import basename, has_glob, is_local, join, local_path, parent
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError, TrainyardError
+
+observers: list[Callable[[str, str], None]] = []
+"""Called with (operation, url) before each operation."""
+
+CHUNK = 2**22
+
+__all__ = [
+    "FileInfo",
+    "FileRecord",
+    "OutputFile",
+    "basename",
+    "is_local",
+    "join",
+    "local_path",
+    "parent",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of an artifact as its manifest lists it."""
+
+    path: str
+    """Name relative to the output: `a/b.json` in a directory, `_text_document.bin` after a
+    prefix."""
+    size_bytes: int
+    digest: str
+    volatile: bool = False
+    """Timings, logs, cards: listed, but not part of the output digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What a store says of a file without reading it."""
+
+    size_bytes: int
+    version: str
+    """Modification time or ETag: changes when the contents change."""
+
+
+def backend(url: str) -> Backend:
+    """The kind of store behind a URL."""
+    if is_local(url):
+        return LocalBackend()
+    from trainyard.artifacts.remote import RemoteBackend  # fsspec: a quarter of a second
+
+    return RemoteBackend(url.partition("://")[0])
+
+
+@contextmanager
+def operation(name: str, url: str) -> Iterator[Backend]:
+    """Announce an operation and put its faults into our words."""
+    for observer in observers:
+        observer(name, url)
+    try:
+        yield backend(url)
+    except TrainyardError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ArtifactError(f"{url}: there is no such file or object") from error
+    except IsADirectoryError as error:
+        raise ArtifactError(f"{url}: this is a folder, not a file") from error
+    except PermissionError as error:
+        raise ConfigError(
+            f"{url}: access refused ({error}); check the path's permissions, or AWS_ACCESS_KEY_ID, "
+            f"AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
+        ) from error
+    except OSError as error:
+        raise InfrastructureError(f"{url}: {name} failed: {error}") from error
+    except Exception as error:
+        if type(error).__module__.startswith(
+            ("botocore", "aiobotocore", "aiohttp", "s3fs", "fsspec")
+        ):
+            raise _store_fault(url, name, error) from error
+        raise
+
+
+def _store_fault(url: str, name: str, error: Exception) -> TrainyardError:
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+        return ConfigError(
+            f"{url}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
+            f"(and AWS_ENDPOINT_URL for a store other than AWS) in the environment"
+        )
+    return InfrastructureError(f"{url}: {name} failed: {type(error).__name__}: {error}")
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def open_input(url: str) -> BinaryIO:
+    """A seekable binary file for reading."""
+    with operation("read", url) as store:
+        return store.open_input(url)
+
+
+def read_bytes(url: str) -> bytes:
+    """The whole contents."""
+    with operation("read", url) as store, store.open_input(url) as file:
+        return file.read()
+
+
+def read_json(url: str) -> Any:
+    """The JSON document in a file; ArtifactError names the place where it is broken."""
+    data = read_bytes(url)
+    try:
+        return json.loads(data)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{url}: not a JSON document: {error}") from error
+
+
+def exists(url: str) -> bool:
+    """True when there is a file or object of that name."""
+    with operation("stat", url) as store:
+        return store.is_file(url)
+
+
+def info(url: str) -> FileInfo:
+    """Size and version, without reading."""
+    with operation("stat", url) as store:
+        return FileInfo(*store.size_and_version(url))
+
+
+def list_files(url: str) -> dict[str, int]:
+    """Every file below a folder: relative name to size in bytes, sorted; empty when there is
+    none."""
+    with operation("list", url) as store:
+        return store.list_files(url)
+
+
+def expand(url: str) -> list[str]:
+    """The files that a URL, a pattern or a folder stands for, sorted; hidden files are passed over.
+
+    Raises ArtifactError when there is none."""
+    with operation("list", url) as store:
+        if has_glob(url) and not store.is_file(url):
+            found = store.glob(url)
+        elif store.is_file(url):
+            return [url]
+        else:
+            names = [
+                n for n in store.list_files(url) if not any(p.startswith(".") for p in n.split("/"))
+            ]
+            found = [join(url, name) for name in names]
+    if not found:
+        raise ArtifactError(f"{url}: no file matches; check the path")
+    return found
+
+
+def fetch(url: str, folder: Path) -> Path:
+    """A local path with the contents of a URL: the file itself, or a copy under `folder`."""
+    path = local_path(url)
+    if path is not None:
+        if not path.is_file():
+            raise ArtifactError(f"{url}: there is no such file or object")
+        return path
+    target = folder / f"{digest_bytes(url.encode())[:16]}-{basename(url)}"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            open_input(url) as source,
+            tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy,
+        ):
+            shutil.copyfileobj(source, copy, CHUNK)
+        Path(copy.name).replace(target)
+    return target
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+class OutputFile(io.RawIOBase):
+    """A file being written, hashed on the way, that appears under its name on a clean close
+    only."""
+
+    def __init__(self, url: str, name: str, volatile: bool) -> None:
+        super().__init__()
+        with operation("open", url) as store:
+            self._writer: Writer = store.open_output(url)
+        self.url = url
+        self._name = name
+        self._volatile = volatile
+        self._digest = hasher()
+        self._size = 0
+        self._record: FileRecord | None = None
+
+    def writable(self) -> bool:
+        """Always; io.BufferedWriter and TextIOWrapper ask."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Append bytes or anything with a contiguous buffer."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK):
+            piece = view[start : start + CHUNK]
+            with operation("write", self.url):
+                self._writer.write(piece)
+            self._digest.update(piece)
+        self._size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def close(self) -> None:
+        """Publish under the final name."""
+        if self._record is None and not self.closed:
+            with operation("publish", self.url):
+                self._writer.publish()
+            self._record = FileRecord(
+                self._name, self._size, self._digest.hexdigest(), self._volatile
+            )
+        super().close()
+
+    def discard(self) -> None:
+        """Leave no trace of what was written."""
+        if not self.closed:
+            self._writer.discard()
+            super().close()
+
+    @property
+    def record(self) -> FileRecord:
+        """Name, size and digest; after a clean close."""
+        assert self._record is not None, "the file is not closed yet"
+        return self._record
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        # io.RawIOBase would close, and so publish, a file that was only dropped.
+        if not self.closed:
+            self.discard()
+
+
+def open_output(url: str, name: str | None = None, volatile: bool = False) -> OutputFile:
+    """Begin a file; `name` is the path its record carries (the last part of the URL otherwise)."""
+    return OutputFile(url, basename(url) if name is None else name, volatile)
+
+
+def write_bytes(
+    url: str, data: bytes, name: str | None = None, volatile: bool = False
+) -> FileRecord:
+    """Write a whole file."""
+    with open_output(url, name, volatile) as file:
+        file.write(data)
+    return file.record
+
+
+def delete(url: str) -> None:
+    """Remove a file if it is there."""
+    with operation("delete", url) as store:
+        store.delete(url)
+
+
+def delete_tree(url: str) -> None:
+    """Remove everything below a folder."""
+    with operation("delete", url) as store:
+        store.delete_tree(url)
+
+
+def is_abandoned(name: str) -> bool:
+    """True for a temporary file that a killed run of this machine left behind."""
+    return local.is_abandoned(basename(name))

@@ -1,0 +1,71 @@
+"""Where things are: local paths, file:// and other fsspec URLs, treated alike. Pure text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from trainyard.errors import ConfigError
+
+
+def is_local(url: str) -> bool:
+    """True for a plain path or file://."""
+    return "://" not in url or url.startswith("file://")
+
+
+def local_path(url: str) -> Path | None:
+    """The path behind a local URL; None for an object store."""
+    if not is_local(url):
+        return None
+    if not url.startswith("file://"):
+        return Path(url)
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            f"{url}: file:// takes an absolute path; write file:///... or a plain path"
+        )
+    return Path(unquote(parts.path))
+
+
+def join(url: str, *parts: str) -> str:
+    """A URL below another one."""
+    joined = url
+    for part in parts:
+        joined = f"{joined.rstrip('/')}/{part}" if joined not in ("", "/") else joined + part
+    return joined
+
+
+def parent(url: str) -> str:
+    """The folder that holds a URL."""
+    path = local_path(url)
+    if path is not None:
+        return str(path.parent)
+    head, _, _ = url.rstrip("/").rpartition("/")
+    return head
+
+
+def basename(url: str) -> str:
+    """The last part of a URL."""
+    return url.rstrip("/").rpartition("/")[2]
+
+
+def has_glob(url: str) -> bool:
+    """True when the URL is a pattern."""
+    return any(mark in url for mark in "*?[")
+
+
+def check_relative(name: str) -> str:
+    """Refuse a name that leaves its folder; returns the name.
+
+    Names come from documents (manifests, indices) that somebody else may have written."""
+    parts = name.split("/")
+    if (
+        not name
+        or name.startswith("/")
+        or ".." in parts
+        or "" in parts
+        or "\\" in name
+        or "\0" in name
+    ):
+        raise ConfigError(f"{name!r} is not a plain relative name: it must stay inside its folder")
+    return name

@@ -1,0 +1,1 @@
+"""Checkpoints: what a step looks like at rest, saving it, loading it, and the formats of others."""

@@ -1,0 +1,102 @@
+"""Step folders of a run: their names, which of them exist, which one a URL means.
+
+A run folder holds `iter_0000050/`, `iter_0000100/`, ...; a step exists when its manifest does."""
+
+from __future__ import annotations
+
+import re
+
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import basename, join
+from trainyard.errors import ConfigError
+
+INDEX = "index.json"
+STATE = "state.json"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer"
+
+STEP_FOLDER = re.compile(r"iter_(\d{7,})")
+
+
+def step_folder(step: int) -> str:
+    """Name of a step's folder, as Megatron-LM writes it."""
+    return f"iter_{step:07d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that a folder name stands for; None for any other name."""
+    match = STEP_FOLDER.fullmatch(name)
+    return int(match[1]) if match and step_folder(int(match[1])) == name else None
+
+
+def find_steps(root_url: str, lineage: str | None = None) -> list[int]:
+    """Steps of a run folder that exist, ascending; with `lineage` those of that run only."""
+    found = []
+    for step in _folders_with_manifest(root_url):
+        manifest = _manifest(join(root_url, step_folder(step)))
+        if manifest is not None and lineage in (None, manifest.lineage):
+            found.append(step)
+    return found
+
+
+def latest_step(root_url: str, lineage: str | None = None) -> int | None:
+    """The highest step of a run folder that exists; None when there is none."""
+    for step in reversed(_folders_with_manifest(root_url)):
+        manifest = _manifest(join(root_url, step_folder(step)))
+        if manifest is not None and lineage in (None, manifest.lineage):
+            return step
+    return None
+
+
+def _folders_with_manifest(root_url: str) -> list[int]:
+    names = (name.split("/") for name in store.list_files(root_url))
+    steps = (step_of(parts[0]) for parts in names if len(parts) == 2 and parts[1] == MANIFEST)
+    return sorted(step for step in steps if step is not None)
+
+
+def _manifest(step_url: str) -> Manifest | None:
+    found = read_manifest(join(step_url, MANIFEST))
+    return None if found is None else found[0]
+
+
+def locate_step(url: str, option: str) -> tuple[str, Manifest]:
+    """The step folder that a URL means, a step itself or the latest of a run, and its manifest.
+
+    Raises ConfigError naming `option` and what was found instead."""
+    url = url.rstrip("/") or url
+    if store.exists(join(url, INDEX)):
+        manifest = _manifest(url)
+        if manifest is None:
+            raise ConfigError(
+                f"{option} {url}: this step has no manifest.json, so its save did not finish"
+            )
+        return url, manifest
+    step = latest_step(url)
+    if step is None:
+        raise ConfigError(f"{option} {url}: no checkpoint there; {_found(url)}")
+    step_url = join(url, step_folder(step))
+    manifest = _manifest(step_url)
+    assert manifest is not None, step_url
+    return step_url, manifest
+
+
+def _found(url: str) -> str:
+    """What stands where a checkpoint was looked for, in words."""
+    if store.exists(url):
+        return "it is a file; give the folder of a run, or a step folder iter_XXXXXXX in it"
+    names = list(store.list_files(url))
+    if not names:
+        return "nothing is there; check the path"
+    unfinished = sorted({n.split("/")[0] for n in names if step_of(n.split("/")[0]) is not None})
+    if "latest_checkpointed_iteration.txt" in names:
+        return "it is a checkpoint of Megatron-LM, which this version does not read yet"
+    if unfinished:
+        return f"{', '.join(unfinished[:5])} without a manifest.json: that save did not finish"
+    if CONFIG in names and any(name.endswith(".safetensors") for name in names):
+        return "it is a Hugging Face folder, which this version writes and does not read yet"
+    if step_of(basename(url)) is not None:
+        return "it is a step folder without an index.json: that save did not finish"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"found {', '.join(names[:5])}{more}; no step folder iter_XXXXXXX with a manifest.json"

@@ -1,0 +1,224 @@
+"""Configurations: frozen dataclasses to and from flat documents.
+
+A document is a flat table whose keys are the flag names with underscores, whatever the nesting of
+the dataclasses behind it: `num_layers` reaches `PretrainConfig.model.num_layers`. Reading refuses
+unknown keys with a suggestion and wrong types in words. Knows nothing of command lines or
+storage."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar
+
+from trainyard.errors import ConfigError
+
+C = TypeVar("C")
+
+ROLE = "trainyard.role"
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "(required)"
+
+
+MISSING: Any = _Missing()
+"""Stands in a partial configuration for a required field that no document has given yet."""
+
+
+def execution(default: Any = dataclasses.MISSING) -> Any:
+    """A field that changes how fast or how loudly a stage works, never what it makes.
+
+    Such fields are left out of the config digest, so changing one does not make work be done
+    again."""
+    return dataclasses.field(default=default, metadata={ROLE: "execution"})
+
+
+def location(default: Any = dataclasses.MISSING) -> Any:
+    """A field that says where an input or the output lies.
+
+    Left out of the config digest: inputs count by the digest of what they hold, outputs by what is
+    made."""
+    return dataclasses.field(default=default, metadata={ROLE: "location"})
+
+
+# --- the flat key space -----------------------------------------------------------------------
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _is_config(annotation: Any) -> bool:
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+def leaves(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    """Every flat key of a configuration class: name, annotation, field."""
+    hints = _hints(cls)
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        if _is_config(hints[field.name]):
+            yield from leaves(hints[field.name])
+        else:
+            yield field.name, hints[field.name], field
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The flat document of a configuration: JSON-able values, keys in field order."""
+    document: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            document.update(to_dict(value))
+        else:
+            document[field.name] = list(value) if isinstance(value, tuple) else value
+    return document
+
+
+def digest_relevant(config: Any) -> dict[str, Any]:
+    """The part of the flat document that decides what a stage makes."""
+    relevant = {name for name, _, field in leaves(type(config)) if ROLE not in field.metadata}
+    return {key: value for key, value in to_dict(config).items() if key in relevant}
+
+
+def differing(config: Any) -> dict[str, Any]:
+    """The flat keys whose value is not the class's default, required ones included."""
+    defaults = {name: field.default for name, _, field in leaves(type(config))}
+    return {k: v for k, v in to_dict(config).items() if _as_document(defaults[k]) != v}
+
+
+def _as_document(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that the configuration does not have, with the nearest one that it has."""
+    known = [name for name, _, _ in leaves(cls)]
+    for key in document:
+        if key not in known:
+            near = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def partial_config(
+    cls: type[C], document: Mapping[str, Any], where: str, missing: Any = MISSING
+) -> C:
+    """The configuration a document describes, with `missing` where a required key is absent.
+
+    No rule that spans fields is checked yet; constructing the class again does that."""
+    check_keys(cls, document, where)
+    return typing.cast(C, _partial(cls, document, where, missing))
+
+
+def _partial(cls: type, document: Mapping[str, Any], where: str, missing: Any) -> Any:
+    hints = _hints(cls)
+    config: Any = object.__new__(cls)
+    for field in dataclasses.fields(cls):
+        annotation = hints[field.name]
+        if _is_config(annotation):
+            value = _partial(annotation, document, where, missing)
+        elif field.name in document:
+            value = _convert(document[field.name], annotation, f"{where}: {field.name}")
+        else:
+            value = missing if field.default is dataclasses.MISSING else field.default
+        object.__setattr__(config, field.name, value)
+    return config
+
+
+def from_dict(cls: type[C], document: Mapping[str, Any], where: str = "config") -> C:
+    """The validated configuration that a flat document describes.
+
+    Raises ConfigError for an unknown or missing key, a wrong type, or a rule of the class."""
+    return _validated(partial_config(cls, document, where), where)
+
+
+def _validated(config: C, where: str) -> C:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(typing.cast(Any, config)):
+        value = getattr(config, field.name)
+        if value is MISSING:
+            flag = "--" + field.name.replace("_", "-")
+            raise ConfigError(f"{where}: {field.name} is required (flag {flag}) and was not given")
+        values[field.name] = _validated(value, where) if dataclasses.is_dataclass(value) else value
+    return type(config)(**values)
+
+
+def _convert(value: Any, annotation: Any, where: str) -> Any:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        (inner,) = [a for a in args if a is not types.NoneType]
+        return _convert(value, inner, where)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{where} is {value!r}; choose one of {', '.join(map(repr, args))}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} must be a list, got {value!r}")
+        return tuple(_convert(item, args[0], where) for item in value)
+    return _convert_scalar(value, annotation, where)
+
+
+def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    exact_bool = isinstance(value, bool) == (annotation is bool)
+    if not isinstance(value, annotation) or not exact_bool:
+        names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+        raise ConfigError(f"{where} must be {names.get(annotation, annotation)}, got {value!r}")
+    return value
+
+
+# --- texts ------------------------------------------------------------------------------------
+
+
+def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
+    """A TOML, YAML or JSON document, by the ending of its name."""
+    try:
+        if suffix == ".toml":
+            document: Any = tomllib.loads(text)
+        elif suffix in (".yaml", ".yml"):
+            import yaml  # only for whoever writes YAML: 15 ms of start-up
+
+            document = yaml.safe_load(text)
+        elif suffix == ".json":
+            document = json.loads(text)
+        else:
+            raise ConfigError(
+                f"{where}: a config ends in .toml, .yaml, .yml or .json, not {suffix!r}"
+            )
+    except ConfigError:
+        raise
+    except Exception as error:  # every parser has its own tree; all of them mean "not well formed"
+        raise ConfigError(f"{where} is not well-formed {suffix[1:].upper()}: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{where} must be a table of keys and values")
+    return document
+
+
+def dump_toml(config: Any) -> str:
+    """The flat document as TOML that `--config` reads back; an unset option is a comment."""
+    import tomli_w
+
+    lines = []
+    for key, value in to_dict(config).items():
+        lines.append(
+            f"# {key} is not set" if value is None else tomli_w.dumps({key: value}).rstrip()
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""Samples for training, as numpy views over token files; `loader` alone imports torch."""

@@ -1,0 +1,127 @@
+"""Which tokens make up each training sample.
+
+Three indices over a set of documents: their order over all epochs, where each sample begins, and the order
+of the samples. Pure functions of (lengths, sequence length, seed, number of samples) that give bit for bit
+what Megatron-LM gives; knows nothing of files or torch.
+
+T tokens an epoch, E epochs, s sequence length, e 1 if a sample draws one token more than s (its last label)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEPARATE_LAST_EPOCH_BELOW = 0.80
+"""Share of an epoch below which the last one is shuffled apart, lest few samples spread it over the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleIndices:
+    """The three indices of a dataset of n samples."""
+
+    document_index: NDArray[np.int32]
+    """(E documents,) sequence id at each position."""
+    sample_index: NDArray[Any]
+    """(n + 1, 2) position in the document index and token offset at which each sample begins."""
+    shuffle_index: NDArray[Any]
+    """(n,) the sample served at each place."""
+
+
+def build_sample_indices(
+    sequence_lengths: NDArray[np.int32],
+    documents: NDArray[np.int32],
+    seq_length: int,
+    seed: int,
+    num_samples: int | None = None,
+    extra_token: bool = True,
+    drop_last_partial: bool = True,
+) -> SampleIndices:
+    """The indices of the samples that `documents` (ids into `sequence_lengths`) give.
+
+    num_samples: how many are wanted, in as many epochs as that takes; None is one epoch."""
+    extra = int(extra_token)
+    tokens_per_epoch = int(sequence_lengths[documents].sum(dtype=np.int64))
+    num_epochs = count_epochs(tokens_per_epoch, seq_length, num_samples, extra)
+    apart = last_epoch_apart(tokens_per_epoch, num_epochs, seq_length, num_samples, extra)
+    random = np.random.RandomState(seed)
+    document_index = shuffle_documents(documents, num_epochs, apart is not None, random)
+    sample_index = locate_samples(
+        sequence_lengths, document_index, seq_length, extra, drop_last_partial
+    )
+    shuffle_index = shuffle_samples(len(sample_index) - 1, apart, random)
+    return SampleIndices(document_index, sample_index, shuffle_index)
+
+
+def count_epochs(tokens_per_epoch: int, seq_length: int, num_samples: int | None, extra: int) -> int:
+    """Epochs that it takes to draw `num_samples`, at least one."""
+    if num_samples is None:
+        return 1
+    return max(1, -(-(num_samples * seq_length + extra) // tokens_per_epoch))
+
+
+def last_epoch_apart(
+    tokens_per_epoch: int, num_epochs: int, seq_length: int, num_samples: int | None, extra: int
+) -> int | None:
+    """Samples before the last epoch if that one is to be shuffled apart, None otherwise."""
+    if num_samples is None or num_epochs == 1:
+        return None
+    before = ((num_epochs - 1) * tokens_per_epoch - extra) // seq_length
+    per_epoch = (tokens_per_epoch - extra) // seq_length
+    wanted_of_last = num_samples - before
+    return before if wanted_of_last < int(SEPARATE_LAST_EPOCH_BELOW * per_epoch) else None
+
+
+def shuffle_documents(
+    documents: NDArray[np.int32], num_epochs: int, last_apart: bool, random: np.random.RandomState
+) -> NDArray[np.int32]:
+    """The documents of all epochs in one shuffled order; the last epoch behind the others if apart."""
+    blocks = [num_epochs - 1, 1] if last_apart and num_epochs > 1 else [num_epochs]
+    shuffled = []
+    for epochs in blocks:
+        block = np.tile(documents, epochs).astype(np.int32, copy=False)
+        random.shuffle(block)
+        shuffled.append(block)
+    return np.concatenate(shuffled) if len(shuffled) > 1 else shuffled[0]
+
+
+def locate_samples(
+    sequence_lengths: NDArray[np.int32],
+    document_index: NDArray[np.int32],
+    seq_length: int,
+    extra: int,
+    drop_last_partial: bool,
+) -> NDArray[Any]:
+    """(n + 1, 2) where each sample begins; each takes s + e tokens, the next begins e tokens back.
+
+    A bound lies one token, less `extra`, behind the last token of the sample before it; so without the
+    extra token it can lie at the very end of a document."""
+    lengths = sequence_lengths[document_index]
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    whole, rest = divmod(max(total - extra, 0), seq_length)
+    num_samples = whole if drop_last_partial or rest == 0 else whole + 1
+    fits = max(len(document_index), int(lengths.max(initial=0))) <= np.iinfo(np.int32).max
+    index = np.zeros((num_samples + 1, 2), dtype=np.int32 if fits else np.int64)
+    last_tokens = np.arange(1, whole + 1, dtype=np.int64) * seq_length + (extra - 1)
+    position = np.searchsorted(ends, last_tokens, side="right")
+    index[1 : whole + 1, 0] = position
+    index[1 : whole + 1, 1] = last_tokens - (ends - lengths)[position] + (1 - extra)
+    if num_samples > whole:
+        index[-1] = len(document_index) - 1, lengths[-1] - extra
+    return index
+
+
+def shuffle_samples(
+    num_samples: int, apart: int | None, random: np.random.RandomState
+) -> NDArray[Any]:
+    """A permutation of the samples; those of a last epoch that stands apart stay behind the others."""
+    dtype = np.uint32 if num_samples < np.iinfo(np.uint32).max - 1 else np.int64
+    index = np.arange(num_samples, dtype=dtype)
+    bound = num_samples if apart is None else apart
+    random.shuffle(index[:bound])
+    if apart is not None:
+        random.shuffle(index[bound:])
+    return index

@@ -1,0 +1,57 @@
+"""The errors a person can meet, and the exit status each of them ends a stage with.
+
+0 is done or nothing to do. Everything that is not one of these classes is a defect of ours: 70."""
+
+from __future__ import annotations
+
+import signal as signals
+
+EXIT_DEFECT = 70
+"""Exit status of an error that is none of the classes below (EX_SOFTWARE of sysexits.h)."""
+
+
+class TrainyardError(Exception):
+    """Root of the errors whose message is meant for a person."""
+
+    exit_status = EXIT_DEFECT
+
+
+class DataError(TrainyardError):
+    """A fault in the data: the message names file, and line or offset. Exit status 1."""
+
+    exit_status = 1
+
+
+class ArtifactError(DataError):
+    """What storage holds is missing, torn or not what its manifest says. Exit status 1."""
+
+
+class ConfigError(TrainyardError):
+    """What a person wrote cannot be: option, value, rule, next step. Exit status 2."""
+
+    exit_status = 2
+
+
+class InfrastructureError(TrainyardError):
+    """Store, network, memory or a collective failed; the same command may succeed later. Exit 3."""
+
+    exit_status = 3
+
+
+class ClaimHeldError(InfrastructureError):
+    """Another run is writing the same output."""
+
+
+class Stopped(BaseException):
+    """SIGTERM or SIGINT asked the run to stop; nothing is wrong. Exit status 128 + signal.
+
+    A BaseException, so that no `except Exception` on the way mistakes it for a failure."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signals.Signals(signum).name}")
+        self.signum = signum
+
+    @property
+    def exit_status(self) -> int:
+        """143 for SIGTERM, 130 for SIGINT, as shells and schedulers expect."""
+        return 128 + self.signum

@@ -1,0 +1,47 @@
+"""Options of an evaluation, under the names of Megatron-LM's tasks. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainyard.errors import ConfigError
+
+TaskName = Literal["WIKITEXT103"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig:
+    """Which protocol, and how the text is cut for it."""
+
+    task: TaskName
+    """Protocol; WIKITEXT103 is perplexity of any text file."""
+    detokenizer: Literal["auto", "wikitext", "none"] = "auto"
+    """What makes plain text of the file; auto: wikitext where its name or folder says "wiki"."""
+    overlapping_eval: int = 32
+    """Targets by which each window moves on: fewer give every target more context and cost more."""
+    seq_length: int | None = None
+    """Tokens of a window; unset: what the model was trained with."""
+    micro_batch_size: int = 4
+    """Windows evaluated at a time."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        for name in ("overlapping_eval", "seq_length", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+    def window(self, trained_length: int, num_positions: int) -> int:
+        """Tokens of a window, given or the model's; refused if the model has no such positions."""
+        length = self.seq_length or trained_length
+        if length > num_positions:
+            raise ConfigError(
+                f"--seq-length {length} is longer than the {num_positions} positions of the model"
+            )
+        if self.overlapping_eval > length:
+            raise ConfigError(
+                f"--overlapping-eval {self.overlapping_eval} is longer than a window of {length} "
+                "tokens, so targets would be left out; make it at most that"
+            )
+        return length

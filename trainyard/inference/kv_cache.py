@@ -1,0 +1,74 @@
+"""Keys and values of a fixed batch of sequences, each row as long as its own sequence.
+
+A row's tokens lie at 0 .. length - 1. What lies behind is padding of a ragged batch: never looked at,
+and overwritten by the tokens that come. b batch, g key and value heads, d head channels, T capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainyard.models.attention import causal_mask
+from trainyard.models.config import GPTConfig
+
+
+class StaticKVCache:
+    """Room for `capacity` tokens of every row, allocated once; what `models.attention.KVCache` asks."""
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        batch_size: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (config.num_layers, 2, batch_size, config.query_groups, capacity, config.head_dim)
+        self._store = torch.zeros(shape, dtype=dtype, device=device)
+        self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._rows = torch.arange(batch_size, device=device).unsqueeze(1)
+        self.lengths = [0] * batch_size
+        """Tokens held of each row."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row has room for."""
+        return int(self._store.shape[4])
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all keys and values."""
+        return self._store.numel() * self._store.element_size()
+
+    def positions(self, num_new: int) -> Tensor:
+        """(b, s) places that `num_new` tokens of each row take."""
+        return self._lengths.unsqueeze(1) + torch.arange(num_new, device=self._lengths.device)
+
+    def mask(self, num_new: int) -> Tensor | None:
+        """(b, 1, s, t) True where a new token may look; None while nothing is held: plain causal."""
+        if not any(self.lengths):
+            return None
+        return causal_mask(self.positions(num_new), max(self.lengths) + num_new)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k and v, (b, g, s, d), behind what each row holds; return (b, g, t, d) of both."""
+        keys, values = self._store[layer]
+        num_new = k.shape[2]
+        seen = max(self.lengths) + num_new
+        assert seen <= self.capacity, f"{seen} tokens in a cache of {self.capacity}"
+        if min(self.lengths) == max(self.lengths):
+            keys[:, :, seen - num_new : seen] = k
+            values[:, :, seen - num_new : seen] = v
+        else:
+            places = self.positions(num_new)
+            keys[self._rows, :, places] = k.transpose(1, 2)
+            values[self._rows, :, places] = v.transpose(1, 2)
+        return keys[:, :, :seen], values[:, :, :seen]
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Count `counts[row]` of the tokens written last as held; the rest were padding."""
+        self.lengths = [held + new for held, new in zip(self.lengths, counts, strict=True)]
+        self._lengths += torch.tensor(counts, device=self._lengths.device)

@@ -1,0 +1,85 @@
+"""Time and memory of generation: clocks that wait for the device, peaks, percentiles."""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trainyard.errors import ConfigError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one; `cuda` where there is none is refused."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ConfigError("--device cuda: torch sees no GPU here; use --device cpu or leave it out")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def device_clock(device: torch.device) -> Callable[[], float]:
+    """Seconds, read once the device has finished what it was given."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def synchronized() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return synchronized
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most that was allocated on the GPU so far; on the CPU, most that the process held."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Median and 99th percentile (nearest rank); None of nothing."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    rank = math.ceil(0.99 * len(ordered)) - 1
+    return {"median": statistics.median(ordered), "p99": ordered[rank]}
+
+
+def request_timing(
+    index: int, num_input_tokens: int, seconds_per_token: Sequence[float], memory_bytes: int
+) -> dict[str, Any]:
+    """One request under the keys of Megatron-LM's performance test; `latency` is its own."""
+    latency = sum(seconds_per_token)
+    return {
+        "id": index,
+        "num_input_tokens": num_input_tokens,
+        "num_output_tokens": len(seconds_per_token),
+        "tpot": list(seconds_per_token),
+        "latency": latency,
+        "latency_per_output_token": latency / len(seconds_per_token),
+        "memory_usage_GB": memory_bytes / 1024**3,
+    }
+
+
+def throughput(requests: Sequence[dict[str, Any]], batch_seconds: Sequence[float]) -> dict[str, Any]:
+    """Figures over all requests; `batch_seconds` is the wall time of each batch.
+
+    `latency_per_output_token` is the latency that requests saw, summed, over their output tokens."""
+    num_tokens = sum(request["num_output_tokens"] for request in requests)
+    later = [seconds for request in requests for seconds in request["tpot"][1:]]
+    return {
+        "num_requests": len(requests),
+        "num_output_tokens": num_tokens,
+        "seconds": sum(batch_seconds),
+        "tokens_per_second": num_tokens / sum(batch_seconds),
+        "time_to_first_token": spread([request["tpot"][0] for request in requests]),
+        "inter_token_latency": spread(later),
+        "latency_per_output_token": sum(r["latency"] for r in requests) / num_tokens,
+    }

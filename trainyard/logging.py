@@ -1,0 +1,52 @@
+"""Logging for everything that runs: one format, the rank in every line, other libraries kept quiet.
+
+Modules do `log = logging.getLogger(__name__)`; only a `__main__` calls `configure`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TextIO
+
+OURS = ("trainyard", "stages", "flows")
+LEVELS = ("debug", "info", "warning", "error")
+
+COLOURS = {"DEBUG": "\033[2m", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
+RESET = "\033[0m"
+
+
+class Formatter(logging.Formatter):
+    """`12:30:05 info  rank 1  loop: message`; the rank only where there are several."""
+
+    def __init__(self, colour: bool) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self.colour = colour
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        self.rank = f"rank {os.environ.get('RANK', '0')}  " if several else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line a record; a traceback follows where one was logged."""
+        where = record.name.rpartition(".")[2]
+        time = self.formatTime(record, self.datefmt)
+        line = f"{time} {record.levelname.lower():<7} {self.rank}{where}: {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        paint = COLOURS.get(record.levelname) if self.colour else None
+        return f"{paint}{line}{RESET}" if paint else line
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """A terminal, unless NO_COLOR is set (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def configure(level: str = "info", stream: TextIO | None = None) -> None:
+    """Log our own packages from `level` up and everybody else from warnings up, to stderr."""
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(Formatter(wants_colour(stream)))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level.upper())
+    logging.captureWarnings(True)

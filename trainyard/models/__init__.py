@@ -1,0 +1,1 @@
+"""The networks, their configuration, and what they cost in parameters, arithmetic and memory."""

@@ -1,0 +1,38 @@
+"""Floating-point operations of training, by the convention behind Megatron-LM's TFLOP/s/GPU.
+
+Matrix products of the model, the output layer included, at 2 a multiply-add, times 3 for forward and
+backward; causal attention at half of s x s. Embedding lookup, norms, optimizer and recomputation do
+not count. Standard library only."""
+
+from __future__ import annotations
+
+from trainyard.models.config import GPTConfig
+from trainyard.models.moe_config import DENSE, MoEConfig
+
+
+def flops_per_iteration(
+    config: GPTConfig, padded_vocab_size: int, global_batch_size: int, moe: MoEConfig = DENSE
+) -> float:
+    """Operations of one optimizer step over `global_batch_size` samples of seq_length tokens."""
+    s = config.seq_length
+    weights = matmul_weights_per_token(config, padded_vocab_size, moe)
+    attention = s * config.query_size * config.num_layers  # scores and values, causal half
+    return 6.0 * global_batch_size * s * (weights + attention)
+
+
+def flops_per_token(config: GPTConfig, padded_vocab_size: int, moe: MoEConfig = DENSE) -> float:
+    """Operations of one token of a full-length sample, forward and backward."""
+    return flops_per_iteration(config, padded_vocab_size, 1, moe) / config.seq_length
+
+
+def matmul_weights_per_token(
+    config: GPTConfig, padded_vocab_size: int, moe: MoEConfig = DENSE
+) -> int:
+    """Weights that one token is multiplied with: those of the experts it visits only."""
+    h = config.hidden_size
+    attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
+    ffn = config.ffn_size
+    if moe.enabled:
+        ffn = (moe.moe_ffn_hidden_size or config.ffn_size) * moe.moe_router_topk
+    mlp = h * ffn * (3 if config.swiglu else 2)
+    return config.num_layers * (attention + mlp) + h * padded_vocab_size

@@ -1,0 +1,90 @@
+"""GPT2BPETokenizer: the byte-level BPE of GPT-2 from a local vocab.json and merges.txt.
+
+As with Megatron's type of this name, "<|endoftext|>" within a text becomes the id that ends a
+document."""
+
+from __future__ import annotations
+
+import json
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Engine
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.tokenizers.base import read_part
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.huggingface import MODEL, EngineTokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+
+SETTINGS = {
+    "tokenizer_class": "GPT2Tokenizer",
+    "add_prefix_space": False,
+    "bos_token": END_OF_TEXT,
+    "eos_token": END_OF_TEXT,
+    "unk_token": END_OF_TEXT,
+    "clean_up_tokenization_spaces": False,
+}
+"""The tokenizer_config.json by which transformers loads the carried files."""
+
+
+def build_gpt2(config: TokenizerConfig) -> EngineTokenizer:
+    """The tokenizer of `--vocab-file` and `--merge-file`."""
+    assert config.vocab_file is not None
+    assert config.merge_file is not None
+    vocab_json = read_part("--vocab-file", config.vocab_file, "vocab.json")
+    merges_txt = read_part("--merge-file", config.merge_file, "merges.txt")
+    vocab = _parse_vocab(vocab_json, config.vocab_file)
+    engine = byte_level_engine(
+        vocab, _parse_merges(merges_txt, config.merge_file), config.merge_file
+    )
+    files = {
+        "vocab.json": vocab_json,
+        "merges.txt": merges_txt,
+        MODEL: engine.to_str(pretty=False).encode(),
+        "tokenizer_config.json": json.dumps(SETTINGS, indent=1).encode() + b"\n",
+    }
+    return EngineTokenizer(config, engine, files, vocab[END_OF_TEXT], pad=None)
+
+
+def byte_level_engine(vocab: dict[str, int], merges: list[tuple[str, str]], name: str) -> Engine:
+    """GPT-2's splitting of text around a BPE of bytes."""
+    try:
+        engine = Engine(BPE(vocab, merges))
+    except Exception as error:  # the library raises plain Exception
+        raise ArtifactError(
+            f"{name}: these merges do not go with the vocabulary: {error}"
+        ) from None
+    engine.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    engine.decoder = ByteLevelDecoder()
+    engine.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return engine
+
+
+def _parse_vocab(data: bytes, url: str) -> dict[str, int]:
+    try:
+        vocab = json.loads(data)
+    except ValueError as error:
+        raise ArtifactError(f"--vocab-file {url}: not a JSON document: {error}") from None
+    if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
+        raise ArtifactError(f"--vocab-file {url}: not a table of tokens and ids")
+    if END_OF_TEXT not in vocab:
+        raise ConfigError(
+            f"--vocab-file {url} has no {END_OF_TEXT}, by which this type ends documents"
+        )
+    return vocab
+
+
+def _parse_merges(data: bytes, url: str) -> list[tuple[str, str]]:
+    merges = []
+    for number, line in enumerate(data.decode().split("\n"), start=1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        left, _, right = line.rstrip("\r").partition(" ")
+        if not left or not right or " " in right:
+            raise ArtifactError(f"--merge-file {url}: line {number} is not two tokens: {line!r}")
+        merges.append((left, right))
+    return merges

@@ -1,0 +1,3 @@
+"""The version of trainyard; pyproject.toml reads it from here."""
+
+VERSION = "0.1.0"
