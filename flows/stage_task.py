@@ -11,21 +11,22 @@ import shutil
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from prefect import get_run_logger, task
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.logging.loggers import LoggingAdapter
 
 from flows.blocks.process import LOG, ProcessJob
-from flows.console import headline
-from flows.launch.outcome import Kind, Outcome, StageError, read_outcome
+from flows.console import Log, headline
+from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
 from flows.launch.spec import LaunchSpec, Resources
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.config import dump_toml
-from trainyard.errors import EXIT_DEFECT, TrainyardError
+from trainyard.artifacts.output import Output
+from trainyard.errors import TrainyardError
 
 BLOCKS = {"process": ProcessJob}
 """Where a stage can run, by the name a yard gives."""
@@ -42,7 +43,9 @@ class StageJob:
 
     stage: str
     """Package under stages/."""
-    config: Any
+    document: Mapping[str, Any]
+    """The options as written; the stage fills in its own defaults, where it runs."""
+    output: Output | None
     label: str = ""
 
     @property
@@ -117,18 +120,15 @@ async def run_stage_task(job: StageJob, place: Place) -> Summary:
     return summary
 
 
-def _failed(log: logging.Logger | LoggingAdapter, outcome: Outcome, spec: LaunchSpec, seconds: float) -> StageError:
+def _failed(log: Log, outcome: Outcome, spec: LaunchSpec, seconds: float) -> StageError:
     error = StageError(outcome, str(Path(spec.run_directory, LOG)))
     headline(log, outcome.name, "failed", seconds, "", str(outcome.kind), logging.ERROR)
     return error
 
 
 def _unreadable(job: StageJob, error: TrainyardError) -> Outcome:
-    kinds = {kind.value: kind for kind in Kind}
-    del kinds
-    return Outcome(
-        name=job.name, kind=Kind.DEFECT, exit_status=EXIT_DEFECT, message=str(error)
-    )
+    status = error.exit_status
+    return Outcome(name=job.name, kind=KINDS[status], exit_status=status, message=str(error))
 
 
 def _prepare(job: StageJob, place: Place) -> LaunchSpec:
@@ -140,7 +140,8 @@ def _prepare(job: StageJob, place: Place) -> LaunchSpec:
     folder = attempts / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     folder.mkdir()
     document = folder / "config.toml"
-    document.write_text(dump_toml(job.config), encoding="utf-8")
+    given = {key: value for key, value in job.document.items() if value is not None}
+    document.write_bytes(tomli_w.dumps(given).encode())
     return LaunchSpec(
         name=job.name,
         command=(place.python, "-m", f"stages.{job.stage}", "--config", str(document)),
@@ -152,7 +153,7 @@ def _prepare(job: StageJob, place: Place) -> LaunchSpec:
 
 def _summarise(job: StageJob, spec: LaunchSpec, seconds: float) -> Summary:
     said = read_outcome(spec.run_directory) or {}
-    output = job.config.output()
+    output = job.output
     manifest = Manifest(stage=job.stage)
     if output is not None:
         found = read_manifest(output.manifest_url)

@@ -150,10 +150,8 @@ def _remove_strays(run: StageRun, manifest: Manifest) -> None:
     earlier = set(run.slot.files if run.slot else ()) | run.work.final_names()
     for path in sorted(earlier - {record.path for record in manifest.files}):
         store.delete(run.output.file_url(path))
-    folder = run.output.folder_url
-    for path in store.list_files(folder) if store.is_local(folder) else ():
-        if store.is_abandoned(path):
-            store.delete(store.join(folder, path))
+    begins = store.basename(run.output.url) if run.output.is_prefix else ""
+    store.delete_abandoned(run.output.folder_url, begins)
     run.work.remove()
 
 

@@ -27,7 +27,8 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line a record; a traceback follows where one was logged."""
-        where = record.name.rpartition(".")[2]
+        parts = record.name.split(".")
+        where = parts[1] if parts[0] == "stages" and len(parts) > 1 else parts[-1]
         time = self.formatTime(record, self.datefmt)
         line = f"{time} {record.levelname.lower():<7} {self.rank}{where}: {record.getMessage()}"
         if record.exc_info:

@@ -13,11 +13,12 @@ import logging
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from prefect.blocks.abstract import JobBlock, JobRun
 
+from flows.console import JOB, Log
 from flows.launch.outcome import Outcome, classify, read_failure
 from flows.launch.spec import LaunchSpec
 
@@ -76,7 +77,7 @@ class ProcessJobRun(JobRun[Outcome]):
         self.pid = process.pid
         self._process = process
         self._lifeline: int | None = lifeline
-        self._log: Callable[[int, str], None] = self.logger.log
+        self._log: Log = self.logger
 
     @property
     def log_path(self) -> Path:
@@ -135,7 +136,7 @@ class ProcessJobRun(JobRun[Outcome]):
             async for line in _lines(stream):
                 with contextlib.suppress(OSError):  # a full disk must not stop the reading
                     file.write(line + "\n")
-                self._log(_level(line), line)
+                self._log.log(_level(line), "%s", line, extra={JOB: self.spec.name})
 
 
 def _is_alive(group: int) -> bool:

@@ -40,9 +40,10 @@ class BenchmarkConfig:
     def __post_init__(self) -> None:
         """Refuse a benchmark without exactly one kind of prompt, and counts that cannot be."""
         if bool(self.prompts) == (self.num_input_tokens is not None):
+            given = "both were" if self.prompts else "neither was"
             raise ConfigError(
-                "give either --prompts (texts) or --num-input-tokens (random prompts), not "
-                + ("both" if self.prompts else "neither")
+                "one of --prompts (texts) and --num-input-tokens (random prompts) is needed, and "
+                f"{given} given"
             )
         names = ("num_input_tokens", "num_tokens_to_generate", "inference_max_requests")
         for name in (*names, "inference_repeat_n"):
@@ -52,7 +53,9 @@ class BenchmarkConfig:
         if self.num_warmups < 0:
             raise ConfigError(f"--num-warmups must be 0 or more, got {self.num_warmups}")
         if not all(self.prompts):
-            raise ConfigError("--prompts holds an empty text; every prompt needs at least a character")
+            raise ConfigError(
+                "--prompts holds an empty text; every prompt needs at least a character"
+            )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint."""

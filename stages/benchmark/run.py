@@ -39,7 +39,9 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     check_lengths(loaded.model, prompts, config.num_tokens_to_generate)
     warm_up(config, loaded, prompts, device)
     repetitions = []
-    with stage.progress(config.inference_repeat_n * len(prompts), "prompts", "generate") as progress:
+    with stage.progress(
+        config.inference_repeat_n * len(prompts), "prompts", "generate"
+    ) as progress:
         for _ in range(config.inference_repeat_n):
             repetitions.append(generate_all(config, loaded, prompts, device, progress.update))
     generations = describe_generations(config, loaded, prompts, repetitions)
@@ -119,7 +121,9 @@ def describe_generations(
     stopped = [flag for result in repetitions[0] for flag in result.stopped]
     for other in repetitions[1:]:
         if [output for result in other for output in result.outputs] != outputs:
-            log.warning("repetitions yielded different tokens; the device rounds differently each time")
+            log.warning(
+                "repetitions yielded different tokens; the device rounds differently each time"
+            )
     decode = loaded.tokenizer.decode
     return {
         "format_version": FORMAT_VERSION,
@@ -154,7 +158,9 @@ def describe_timings(
     memory = peak_memory_bytes(device)
     requests: list[dict[str, Any]] = []
     for results in repetitions:
-        seconds = [result.seconds_per_token(i) for result in results for i in range(len(result.outputs))]
+        seconds = [
+            result.seconds_per_token(i) for result in results for i in range(len(result.outputs))
+        ]
         for index, (prompt, each) in enumerate(zip(prompts, seconds, strict=True)):
             requests.append(request_timing(index, len(prompt), each, memory))
     batches = [sum(result.step_seconds) for results in repetitions for result in results]
@@ -179,7 +185,9 @@ def print_results(generations: dict[str, Any], timings: dict[str, Any]) -> None:
         pprint.pp(shown, width=100, compact=True)
     first, later = timings["time_to_first_token"], timings["inter_token_latency"]
     print(f"\nThroughput: {timings['tokens_per_second']:.2f} output tokens / second")
-    print(f"Time to first token: median {first['median'] * 1e3:.2f} ms, p99 {first['p99'] * 1e3:.2f} ms")
+    print(
+        f"Time to first token: median {first['median'] * 1e3:.2f} ms, p99 {first['p99'] * 1e3:.2f} ms"
+    )
     if later is not None:
         medians = later["median"] * 1e3, later["p99"] * 1e3
         print("Inter-token latency: median {:.2f} ms, p99 {:.2f} ms".format(*medians))

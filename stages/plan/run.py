@@ -120,7 +120,9 @@ def parameter_lines(counts: ParameterCount, has_experts: bool) -> list[str]:
     ]
     if has_experts:
         active = counts.active_transformer_block / BILLION
-        lines.insert(1, f"Number of active parameters in transformer block in billions: {active:.2f}")
+        lines.insert(
+            1, f"Number of active parameters in transformer block in billions: {active:.2f}"
+        )
         lines.append(f"Total number of active parameters in billions: {active + embedding:.2f}")
     shard = counts.most_loaded_shard / BILLION
     lines.append(f"Number of parameters in most loaded shard in billions: {shard:.4f}")

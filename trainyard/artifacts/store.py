@@ -298,3 +298,16 @@ def delete_tree(url: str) -> None:
 def is_abandoned(name: str) -> bool:
     """True for a temporary file that a killed run of this machine left behind."""
     return local.is_abandoned(basename(name))
+
+
+def delete_abandoned(folder_url: str, prefix: str = "") -> None:
+    """Remove temporary files of killed runs: all below a folder, or, with a prefix, those directly
+    in it whose name begins so. Object stores have none: an upload that was not completed is not an
+    object (a lifecycle rule of the bucket removes its parts)."""
+    folder = local_path(folder_url)
+    if folder is None:
+        return
+    found = folder.glob(f".tmp-*-{prefix}*") if prefix else folder.rglob(".tmp-*")
+    for path in list(found):
+        if local.is_abandoned(path.name):
+            delete(str(path))

@@ -211,7 +211,7 @@ def read_header(file: BinaryIO, size: int, url: str) -> tuple[dict[str, Extent],
     (length,) = struct.unpack("<Q", prefix)
     if length > MAX_HEADER_BYTES:
         raise ArtifactError(
-            f"{url}: claims a header of {length} bytes, more than {MAX_HEADER_BYTES}; not safetensors"
+            f"{url}: header of {length} bytes, over {MAX_HEADER_BYTES}; not safetensors"
         )
     if 8 + length > size:
         raise ArtifactError(f"{url}: header of {length} bytes in a file of {size}; it is truncated")
@@ -243,7 +243,7 @@ def _check_gapless(extents: Mapping[str, Extent], begin: int, size: int, url: st
     for name, extent in order:
         if extent.begin != begin:
             raise ArtifactError(
-                f"{url}: tensor {name!r} begins at byte {extent.begin}, the one before ends at {begin}"
+                f"{url}: tensor {name!r} at byte {extent.begin}, the one before ends at {begin}"
             )
         begin += extent.spec.size_bytes
         if begin > size:

@@ -84,9 +84,7 @@ def _batch_loss(model: GPTModel, data: Tensor, batch: Sequence[Window]) -> float
     return losses.double().sum().item()
 
 
-def summary(
-    loss_sum: float, num_tokens: int, num_words: int, num_bytes: int
-) -> dict[str, Any]:
+def summary(loss_sum: float, num_tokens: int, num_words: int, num_bytes: int) -> dict[str, Any]:
     """The reported numbers: per token, per word of the file (adjusted), per byte of the text."""
     num_targets = num_tokens - 1
     loss = loss_sum / num_targets

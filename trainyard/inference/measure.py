@@ -68,7 +68,9 @@ def request_timing(
     }
 
 
-def throughput(requests: Sequence[dict[str, Any]], batch_seconds: Sequence[float]) -> dict[str, Any]:
+def throughput(
+    requests: Sequence[dict[str, Any]], batch_seconds: Sequence[float]
+) -> dict[str, Any]:
     """Figures over all requests; `batch_seconds` is the wall time of each batch.
 
     `latency_per_output_token` is the latency that requests saw, summed, over their output tokens."""

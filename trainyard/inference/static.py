@@ -98,7 +98,9 @@ def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tok
 
 def _new_cache(model: GPTModel, batch_size: int, capacity: int) -> StaticKVCache:
     weight = model.embedding.word_embeddings.weight
-    return StaticKVCache(model.config, batch_size, capacity, dtype=weight.dtype, device=weight.device)
+    return StaticKVCache(
+        model.config, batch_size, capacity, dtype=weight.dtype, device=weight.device
+    )
 
 
 def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -68,13 +68,14 @@ class SelfAttention(nn.Module):
         q, k, v = (heads.permute(1, 2, 0, 3) for heads in (q, k, v))  # (b, n or g, s, d)
         if kv_cache is not None:
             k, v = kv_cache.extend(self.layer, k, v)
-        return self.linear_proj(self._attend(q, k, v, mask))
+        out: Tensor = self.linear_proj(self._attend(q, k, v, mask))
+        return out
 
     def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, b = qkv.shape[:2]
         per_group = self.queries_per_group
         qkv = qkv.view(s, b, self.groups, per_group + 2, self.head_dim)
-        q, k, v = qkv.split((per_group, 1, 1), dim=3)
+        q, k, v = torch.split(qkv, (per_group, 1, 1), dim=3)
         return q.reshape(s, b, -1, self.head_dim), k.squeeze(3), v.squeeze(3)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -12,6 +12,21 @@ from trainyard.errors import ConfigError
 PositionEmbeddingType = Literal["learned_absolute", "rope", "none"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 
+POSITIVE = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "ffn_hidden_size",
+    "kv_channels",
+    "num_query_groups",
+    "seq_length",
+    "max_position_embeddings",
+    "rotary_base",
+    "norm_epsilon",
+    "init_method_std",
+    "make_vocab_size_divisible_by",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig:
@@ -72,10 +87,7 @@ class GPTConfig:
     # --- validation -----------------------------------------------------------------------
 
     def _check_positive(self) -> None:
-        counts = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size")
-        counts += ("kv_channels", "num_query_groups", "seq_length", "max_position_embeddings")
-        counts += ("rotary_base", "norm_epsilon", "init_method_std", "make_vocab_size_divisible_by")
-        for name in counts:
+        for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{_flag(name)} must be above 0, got {value}")

@@ -34,7 +34,9 @@ def draw_parameter(name: str, shape: torch.Size, config: GPTConfig, seed: int) -
     if name.endswith("layernorm.weight"):
         return torch.ones(shape, device="cpu", dtype=torch.float32)
     values = torch.empty(shape, device="cpu", dtype=torch.float32)
-    return nn.init.normal_(values, 0.0, weight_std(name, config), generator=named_generator(name, seed))
+    return nn.init.normal_(
+        values, 0.0, weight_std(name, config), generator=named_generator(name, seed)
+    )
 
 
 def weight_std(name: str, config: GPTConfig) -> float:

@@ -58,7 +58,9 @@ class Layout:
             raise ConfigError(
                 "--num-layers-per-virtual-pipeline-stage needs --pipeline-model-parallel-size above 1"
             )
-        _divides("layers of a stage", layers_per_stage, "--num-layers-per-virtual-pipeline-stage", chunk)
+        _divides(
+            "layers of a stage", layers_per_stage, "--num-layers-per-virtual-pipeline-stage", chunk
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,9 @@ def count_parameters(
     split = layers * (attention + dense)
     embedding = padded_vocab_size * h
     expert_shards = layout.ep * (layout.expert_tp or layout.tp)
-    block_shard = (split / layout.tp + layers * experts * expert / expert_shards + replicated) / layout.pp
+    block_shard = (
+        split / layout.tp + layers * experts * expert / expert_shards + replicated
+    ) / layout.pp
     tables = 2 if config.untie_embeddings_and_output_weights else 1
     tables_here = tables if layout.pp == 1 else 1
     visited = moe.moe_router_topk if experts else 0
@@ -129,7 +133,9 @@ def weight_and_optimizer_bytes(
     return shard * per_parameter
 
 
-def activation_memory(config: GPTConfig, padded_vocab_size: int, layout: Layout) -> ActivationMemory:
+def activation_memory(
+    config: GPTConfig, padded_vocab_size: int, layout: Layout
+) -> ActivationMemory:
     """Activations on the first stage.
 
     Exact for sequence parallelism with selective recomputation; every other setting is estimated

@@ -29,4 +29,5 @@ class MLP(nn.Module):
             x = functional.silu(gate) * up
         else:
             x = functional.gelu(x, approximate="tanh")
-        return self.linear_fc2(x)
+        out: Tensor = self.linear_fc2(x)
+        return out

@@ -1,4 +1,4 @@
-"""The options of a mixture of experts, for the formulas that count them before there is such a model."""
+"""Options of a mixture of experts, for the formulas that count one before there is one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class MoEConfig:
                 f"({self.num_experts})"
             )
         if self.moe_ffn_hidden_size is not None and self.moe_ffn_hidden_size <= 0:
-            raise ConfigError(f"--moe-ffn-hidden-size must be above 0, got {self.moe_ffn_hidden_size}")
+            raise ConfigError(
+                f"--moe-ffn-hidden-size must be above 0, got {self.moe_ffn_hidden_size}"
+            )
 
     @property
     def enabled(self) -> bool:

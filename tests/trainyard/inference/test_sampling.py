@@ -28,14 +28,23 @@ def kept(logits: torch.Tensor) -> list[int]:
     return logits[0].isfinite().nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize(("k", "expected"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 4]), (9, [0, 1, 2, 3, 4])])
+@pytest.mark.parametrize(
+    ("k", "expected"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 4]), (9, [0, 1, 2, 3, 4])]
+)
 def test_top_k_keeps_the_likeliest(k: int, expected: list[int]) -> None:
     assert kept(keep_top_k(LOGITS, k)) == expected
 
 
 @pytest.mark.parametrize(
     ("p", "expected"),
-    [(0.01, [1]), (0.39, [1]), (0.41, [1, 3]), (0.69, [1, 3]), (0.71, [1, 3, 4]), (1.0, [0, 1, 2, 3, 4])],
+    [
+        (0.01, [1]),
+        (0.39, [1]),
+        (0.41, [1, 3]),
+        (0.69, [1, 3]),
+        (0.71, [1, 3, 4]),
+        (1.0, [0, 1, 2, 3, 4]),
+    ],
 )
 def test_top_p_keeps_the_token_that_crosses_the_bound(p: float, expected: list[int]) -> None:
     assert kept(keep_top_p(LOGITS, p)) == expected

@@ -114,9 +114,11 @@ def test_grouped_queries_equal_full_heads_with_repeated_keys_and_values() -> Non
 def test_rotation_depends_on_distance_only() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 16, generator=generator)
+
     def score(i: int, j: int) -> float:
         at = lambda p: rotary_angles(torch.tensor([[p]]), 16, 10000.0)  # noqa: E731
         return float((apply_rotary(q, *at(i)) * apply_rotary(k, *at(j))).sum())
+
     assert score(5, 3) == pytest.approx(score(105, 103), abs=1e-4)
     assert score(5, 3) != pytest.approx(score(5, 4), abs=1e-3)
 

@@ -19,7 +19,12 @@ def small(**changes: Any) -> GPTConfig:
 
 def test_megatron_defaults_are_derived() -> None:
     config = small()
-    assert (config.ffn_size, config.head_dim, config.query_groups, config.positions) == (256, 16, 4, 32)
+    assert (config.ffn_size, config.head_dim, config.query_groups, config.positions) == (
+        256,
+        16,
+        4,
+        32,
+    )
     assert config.linear_bias
     assert config.qkv_bias
 
@@ -68,7 +73,10 @@ def test_llama2_7b_has_its_published_number_of_parameters() -> None:
     [
         ({"num_layers": 0}, "--num-layers must be above 0, got 0"),
         ({"hidden_size": -64}, "--hidden-size must be above 0"),
-        ({"hidden_size": 66}, r"--hidden-size \(66\) must be divisible by --num-attention-heads \(4\)"),
+        (
+            {"hidden_size": 66},
+            r"--hidden-size \(66\) must be divisible by --num-attention-heads \(4\)",
+        ),
         ({"num_query_groups": 2}, "no effect without --group-query-attention"),
         (
             {"group_query_attention": True, "num_query_groups": 3},

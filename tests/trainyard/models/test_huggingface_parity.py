@@ -80,7 +80,9 @@ def to_llama(model: GPTModel) -> dict[str, torch.Tensor]:
     return out
 
 
-def check_logits(model: GPTModel, reference: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+def check_logits(
+    model: GPTModel, reference: torch.nn.Module, state: dict[str, torch.Tensor]
+) -> None:
     missing, unexpected = reference.load_state_dict(state, strict=False)
     assert not unexpected
     assert all("attn.bias" in name or "rotary" in name for name in missing)
@@ -96,7 +98,12 @@ def test_gpt2_gives_the_same_logits() -> None:
     model = perturbed(config)
     reference = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=VOCAB, n_positions=32, n_embd=64, n_layer=2, n_head=4, layer_norm_epsilon=1e-5
+            vocab_size=VOCAB,
+            n_positions=32,
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            layer_norm_epsilon=1e-5,
         )
     )
     check_logits(model, reference, to_gpt2(model))

@@ -1,0 +1,103 @@
+"""What a person sees while a flow runs: a line when a stage starts, a line when it ends.
+
+Everything is said once, to the run's logger, from where Prefect takes it to its server. The console
+shows the headlines; a stage's own lines pass by on one line of a terminal, or now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from typing import Any, TextIO, TypeAlias
+
+Log: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any]"
+
+HEADLINE = "headline"
+"""Attribute of a log record that is one: the state it tells."""
+JOB = "job"
+"""Attribute of a log record that is a line of a stage's output: the job it came from."""
+
+WIDTH = 18
+QUIET_SECONDS = 15.0
+"""Where there is no terminal, at most one line of a stage in so many seconds."""
+
+PAINT = {"done": "\033[32m", "reused": "\033[36m", "failed": "\033[31m", "runs": "\033[2m"}
+DIM, RESET, CLEAR = "\033[2m", "\033[0m", "\r\033[2K"
+
+
+def headline(
+    log: Log,
+    job: str,
+    state: str,
+    seconds: float | None = None,
+    digest: str = "",
+    note: str = "",
+    level: int = logging.INFO,
+) -> None:
+    """Say that a stage started or ended; the one thing a person always sees."""
+    took = "" if seconds is None else f"{seconds:.1f} s"
+    text = f"{job:<{WIDTH}} {state:<7} {took:>8}  {digest:<12}  {note}".rstrip()
+    log.log(level, "%s", text, extra={HEADLINE: state})
+
+
+class Console(logging.Handler):
+    """Headlines, the lines of stages in passing, and warnings of libraries other than Prefect."""
+
+    def __init__(self, stream: TextIO, verbose: bool = False) -> None:
+        super().__init__()
+        self.stream = stream
+        self.verbose = verbose
+        self._terminal = stream.isatty()
+        self._colour = self._terminal and not os.environ.get("NO_COLOR")
+        self._last = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record, or pass it over."""
+        try:
+            self._show(record)
+        except Exception:
+            self.handleError(record)
+
+    def _show(self, record: logging.LogRecord) -> None:
+        state, job = getattr(record, HEADLINE, ""), getattr(record, JOB, "")
+        if state:
+            self._print(f"{_clock(record)}  {self._painted(record.getMessage(), state)}")
+        elif job and self.verbose:
+            self._print(f"          {job}: {record.getMessage()}")
+        elif job:
+            self._pass_by(f"{job}: {record.getMessage()}")
+        elif record.levelno >= logging.WARNING and not record.name.startswith("prefect"):
+            self._print(f"{_clock(record)}  {record.levelname.lower()}: {record.getMessage()}")
+
+    def _painted(self, text: str, state: str) -> str:
+        return f"{PAINT.get(state, '')}{text}{RESET}" if self._colour else text
+
+    def _print(self, text: str) -> None:
+        self._last = time.monotonic()
+        self.stream.write((CLEAR if self._terminal else "") + text + "\n")
+        self.stream.flush()
+
+    def _pass_by(self, text: str) -> None:
+        if self._terminal:
+            columns = shutil.get_terminal_size().columns - 1
+            self.stream.write(f"{CLEAR}{DIM}{('  ' + text)[:columns]}{RESET}")
+            self.stream.flush()
+        elif time.monotonic() - self._last >= QUIET_SECONDS:
+            self._print(f"          {text}")
+
+
+def _clock(record: logging.LogRecord) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(record.created))
+
+
+def take_over(verbose: bool = False) -> None:
+    """Put our console in the place of Prefect's, which tells of every state of every run."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, PrefectConsoleHandler):
+            root.removeHandler(handler)
+    root.addHandler(Console(sys.stderr, verbose))

@@ -1,0 +1,80 @@
+"""A stage with its options: what a flow hands to the stage task. Knows no orchestrator."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stages.benchmark.config import BenchmarkConfig
+from stages.collect.config import CollectConfig
+from stages.evaluate.config import EvaluateConfig
+from stages.merge.config import MergeConfig
+from stages.plan.config import PlanConfig
+from stages.pretrain.config import PretrainConfig
+from stages.report.config import ReportConfig
+from stages.reshard.config import ReshardConfig
+from stages.tokenize.config import TokenizeConfig
+from stages.train_tokenizer.config import TrainTokenizerConfig
+from stages.verify.config import VerifyConfig
+from trainyard.artifacts.output import Output
+from trainyard.config import from_dict
+from trainyard.errors import ConfigError
+
+CONFIGS: dict[str, type[Any]] = {
+    "benchmark": BenchmarkConfig,
+    "collect": CollectConfig,
+    "evaluate": EvaluateConfig,
+    "merge": MergeConfig,
+    "plan": PlanConfig,
+    "pretrain": PretrainConfig,
+    "report": ReportConfig,
+    "reshard": ReshardConfig,
+    "tokenize": TokenizeConfig,
+    "train_tokenizer": TrainTokenizerConfig,
+    "verify": VerifyConfig,
+}
+"""Every stage that a flow can start, with the class of its options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageJob:
+    """A stage, the options of this use of it, and what this use is called."""
+
+    stage: str
+    """Package under stages/."""
+    document: Mapping[str, Any]
+    """The options as written; the stage fills in its own defaults, where it runs."""
+    output: Output | None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people see: the stage, unless it runs more than once in a flow."""
+        return self.label or self.stage
+
+
+def config_class(stage: str) -> type[Any]:
+    """The class of a stage's options; ConfigError for a stage that does not exist."""
+    if stage not in CONFIGS:
+        near = difflib.get_close_matches(stage, CONFIGS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"stages: {', '.join(CONFIGS)}"
+        raise ConfigError(f"there is no stage {stage!r}; {hint}")
+    return CONFIGS[stage]
+
+
+def build_config(stage: str, document: Mapping[str, Any], where: str) -> Any:
+    """The validated options; ConfigError says where they were written."""
+    given = {key: value for key, value in document.items() if value is not None}
+    try:
+        return from_dict(config_class(stage), given, where)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
+def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = "") -> StageJob:
+    """A job whose options were validated."""
+    config = build_config(stage, document, where)
+    return StageJob(stage=stage, document=dict(document), output=config.output(), label=label)

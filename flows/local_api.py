@@ -1,0 +1,106 @@
+"""Prefect's API for one flow run on this machine, when no server is running.
+
+Prefect would start one itself, but that one lives on when its flow is killed. This one holds the read
+end of a pipe, as stages do, and ends with whoever started it.
+
+    python -m flows.local_api SOCKET LIFELINE      (two inherited descriptors)"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from trainyard.errors import InfrastructureError
+
+START_SECONDS = 120.0
+STOP_SECONDS = 10.0
+
+SETTINGS = {
+    "PREFECT_UI_ENABLED": "false",
+    "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+}
+"""What one run needs of a server; its database keeps everything for a later look."""
+
+
+class LocalApi:
+    """A server on a free port of localhost, with its database under PREFECT_HOME."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._log = (home / "server.log").open("ab")
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(64)
+            self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+            read_end, self._lifeline = os.pipe()
+            descriptors = (listening.fileno(), read_end)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flows.local_api", *map(str, descriptors)],
+                env={**os.environ, **SETTINGS, "PREFECT_HOME": str(home)},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C is for the flow, which still has to say how it ended
+            )
+            os.close(read_end)
+
+    def wait(self) -> None:
+        """Until it answers; raises InfrastructureError when it does not."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        raise InfrastructureError(
+            f"Prefect's server did not start; {self._log.name} says why. A server that is running "
+            f"already is used when PREFECT_API_URL names it"
+        )
+
+    def stop(self) -> None:
+        """End it."""
+        os.close(self._lifeline)
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+# --- the server process -----------------------------------------------------------------------
+
+
+def _end_with(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns when the last write end is closed
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _serve(listening: int, lifeline: int) -> None:
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    import uvicorn
+
+    config = uvicorn.Config(
+        "prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on"
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listening)])
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,97 @@
+"""A flow as a program: the environment that Prefect reads, its API, a quiet console, an exit status.
+
+Nothing here imports Prefect at the top, since it reads its environment when it is imported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from flows.local_api import LocalApi
+from flows.launch.outcome import StageError
+from trainyard.errors import EXIT_DEFECT, InfrastructureError, TrainyardError
+
+ENVIRONMENT = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+
+DRAIN_SECONDS = 5.0
+
+Run = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def run_program(load: Callable[[], Run], home: Path, verbose: bool, **parameters: Any) -> int:
+    """Run a flow against the server that PREFECT_API_URL names, else one of our own; its exit status.
+
+    `load` imports the flow; `home` is Prefect's folder when the server is ours."""
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    own = None if os.environ.get("PREFECT_API_URL") else LocalApi(home.absolute())
+    try:
+        if own is not None:
+            os.environ.update(PREFECT_API_URL=own.url, PREFECT_HOME=str(home.absolute()))
+        flow = load()  # two seconds of imports, while the server starts
+        if own is not None:
+            own.wait()
+        return _run(flow, verbose, parameters)
+    except TrainyardError as error:
+        return fail(error)
+    finally:
+        if own is not None:
+            own.stop()
+
+
+def fail(error: TrainyardError | StageError) -> int:
+    """Say what was wrong, in words; returns the exit status of its class."""
+    print(f"error: {error}", file=sys.stderr)
+    if isinstance(error, StageError) and error.log:
+        print(f"       its log: {error.log}", file=sys.stderr)
+    return error.exit_status
+
+
+def _run(flow: Run, verbose: bool, parameters: dict[str, Any]) -> int:
+    from prefect.exceptions import PrefectException, TerminationSignal
+
+    from flows.console import take_over
+
+    take_over(verbose)
+    try:
+        asyncio.run(flow(**parameters))
+        return 0
+    except (TrainyardError, StageError) as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return _stopped(signal.SIGINT)
+    except (TerminationSignal, asyncio.CancelledError):
+        return _stopped(signal.SIGTERM)
+    except Exception as error:
+        if isinstance(error, PrefectException) or type(error).__module__.startswith("httpx"):
+            url = os.environ["PREFECT_API_URL"]
+            return fail(InfrastructureError(f"Prefect's API at {url}: {error}"))
+        traceback.print_exception(error)
+        print("error: this is a defect of trainyard", file=sys.stderr)
+        return EXIT_DEFECT
+    finally:
+        _drain()
+
+
+def _drain() -> None:
+    """Let Prefect send off what it still has to say, before its server ends."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=DRAIN_SECONDS)
+    EventsWorker.drain_all(timeout=DRAIN_SECONDS)
+
+
+def _stopped(number: signal.Signals) -> int:
+    print(f"stopped by {number.name}; run it again to go on from here", file=sys.stderr)
+    return 128 + number

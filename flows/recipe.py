@@ -1,0 +1,264 @@
+"""Recipes: a TOML file in, every job of a flow out, validated before any work.
+
+A recipe has a table for each stage, whose keys are the stage's flags with underscores. Where artifacts
+lie is not written in it: that follows from the yard's root and the recipe's name. At the top stand
+
+    corpus = ["books/*.jsonl"]       documents of one's own, in the place of stage collect
+    evaluation_data = "held.txt"     text to evaluate on; needed with a corpus of one's own"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.job import CONFIGS, StageJob, build_config, stage_job
+from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.urls import basename, join
+from trainyard.config import leaves, parse_document
+from trainyard.errors import ConfigError, TrainyardError
+from trainyard.tokenizers.config import TokenizerConfig
+
+TOP_LEVEL = ("corpus", "evaluation_data")
+TABLES = tuple(name for name in CONFIGS if name != "verify")
+TOKENIZER_KEYS = tuple(name for name, _, _ in leaves(TokenizerConfig))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A recipe as written, and the root that its artifacts lie under."""
+
+    where: str
+    root: str
+    corpus: tuple[str, ...] = ()
+    evaluation_data: str = ""
+    tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def table(self, stage: str) -> dict[str, Any]:
+        """What was written for a stage."""
+        return dict(self.tables.get(stage, {}))
+
+    def job(self, stage: str, decided: Mapping[str, Any], label: str = "") -> StageJob:
+        """A stage with what was written for it and what the flow decides, which nobody may write."""
+        written, where = self.table(stage), f"{self.where} [{stage}]"
+        for key in written.keys() & decided.keys():
+            raise ConfigError(
+                f"{where}: {key} is decided by the flow ({decided[key]!r}); leave it out. Where "
+                f"artifacts lie is chosen with --yard or the variable YARD"
+            )
+        return stage_job(stage, {**written, **decided}, where, label)
+
+    def at(self, *parts: str) -> str:
+        """A place under the root."""
+        return join(self.root, *parts)
+
+
+def yard_root(yard: str | None = None) -> str:
+    """The folder or URL that holds every run: given, else variable YARD, else `yard`."""
+    return (yard or os.environ.get("YARD") or "yard").rstrip("/")
+
+
+def read_recipe(path: str, yard: str | None = None) -> Recipe:
+    """Read a recipe; ConfigError for what is not one."""
+    try:
+        text = store.read_bytes(path).decode()
+    except (TrainyardError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from error
+    return parse_recipe(text, path, yard)
+
+
+def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
+    """The recipe in a text; `path` gives it its name."""
+    name = Path(basename(path))
+    document = parse_document(text, name.suffix, path)
+    for key, value in document.items():
+        _check_key(key, value, path)
+    return Recipe(
+        where=path,
+        root=join(yard_root(yard), name.stem),
+        corpus=tuple(_strings(document.get("corpus", []), f"{path}: corpus")),
+        evaluation_data=_string(document.get("evaluation_data", ""), f"{path}: evaluation_data"),
+        tables={key: value for key, value in document.items() if key in TABLES},
+    )
+
+
+def _check_key(key: str, value: Any, path: str) -> None:
+    known = (*TOP_LEVEL, *TABLES)
+    if key not in known:
+        near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+        what = "table" if isinstance(value, dict) else "key"
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise ConfigError(f"{path}: unknown {what} {key!r}; {hint}")
+    if key in TABLES and not isinstance(value, dict):
+        raise ConfigError(f"{path}: {key} must be a table, [{key}], got {value!r}")
+
+
+def _strings(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{where} must be a list of files, patterns or URLs, got {value!r}")
+    return [_string(item, where) for item in value]
+
+
+def _string(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} must be text in quotes, got {value!r}")
+    return value
+
+
+# --- the jobs of pretrain_gpt -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainJobs:
+    """Everything that flow pretrain_gpt runs, in the order in which it does."""
+
+    plan: StageJob
+    collect: StageJob | None
+    train_tokenizer: StageJob | None
+    tokenize: tuple[StageJob, ...]
+    merge: StageJob
+    pretrain: StageJob
+    export: StageJob
+    reshard: StageJob
+    evaluate: StageJob
+    benchmark: StageJob
+    report: StageJob
+
+    def all(self) -> list[StageJob]:
+        """Every job."""
+        jobs: list[StageJob] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            jobs += value if isinstance(value, tuple) else [value] if value else []
+        return jobs
+
+
+def pretrain_jobs(recipe: Recipe) -> PretrainJobs:
+    """The jobs of a recipe, each with validated options.
+
+    Raises ConfigError for what was written, ArtifactError for a corpus that is not there."""
+    corpus, heldout = _corpus(recipe)
+    tokenizer = _tokenizer(recipe)
+    tokens = recipe.at("tokens", "corpus_text_document")
+    checkpoint, resharded = recipe.at("checkpoint"), recipe.at("resharded")
+    return PretrainJobs(
+        plan=_plan(recipe, tokenizer),
+        collect=None if recipe.corpus else recipe.job("collect", {"output_dir": recipe.at("corpus")}),
+        train_tokenizer=_train_tokenizer(recipe, corpus),
+        tokenize=_tokenize(recipe, corpus, tokenizer),
+        merge=recipe.job("merge", {"input": recipe.at("tokens", "parts"), "output_prefix": tokens}),
+        pretrain=recipe.job("pretrain", {"data_path": [tokens], "save": checkpoint, **tokenizer}),
+        export=_export(recipe, checkpoint),
+        reshard=recipe.job("reshard", {"load_dir": checkpoint, "save_dir": resharded}),
+        evaluate=recipe.job(
+            "evaluate",
+            {"load": resharded, "valid_data": heldout, "output_dir": recipe.at("evaluation")},
+        ),
+        benchmark=recipe.job(
+            "benchmark", {"load": resharded, "output_dir": recipe.at("benchmark")}
+        ),
+        report=recipe.job("report", {"output_prefix": recipe.at("card")}),
+    )
+
+
+def _corpus(recipe: Recipe) -> tuple[list[str], str]:
+    """The files of the corpus, and the text to evaluate on."""
+    if not recipe.corpus:
+        decided = {**recipe.table("collect"), "output_dir": recipe.at("corpus")}
+        config = build_config("collect", decided, f"{recipe.where} [collect]")
+        names = [f"train-{number:05d}.jsonl" for number in range(config.num_shards)]
+        files = [recipe.at("corpus", name) for name in names]
+        return files, recipe.evaluation_data or recipe.at("corpus", "heldout.txt")
+    if "collect" in recipe.tables:
+        raise ConfigError(f"{recipe.where}: with a corpus of its own the recipe has no [collect]")
+    if not recipe.evaluation_data:
+        raise ConfigError(
+            f"{recipe.where}: a corpus of one's own needs a text to evaluate on; "
+            f'add evaluation_data = "FILE" above the tables'
+        )
+    files = [file for pattern in recipe.corpus for file in store.expand(pattern)]
+    return list(dict.fromkeys(files)), recipe.evaluation_data
+
+
+def _tokenizer(recipe: Recipe) -> dict[str, Any]:
+    """The tokenizer's options: as written under [tokenize], else of the one that is trained."""
+    written = recipe.table("tokenize")
+    if "tokenizer_type" in written:
+        return {key: written[key] for key in TOKENIZER_KEYS if key in written}
+    return {
+        "tokenizer_type": "HuggingFaceTokenizer",
+        "tokenizer_model": recipe.at("tokenizer", "tokenizer.json"),
+    }
+
+
+def _train_tokenizer(recipe: Recipe, corpus: list[str]) -> StageJob | None:
+    if "tokenizer_type" not in recipe.table("tokenize"):
+        decided = {"input": corpus, "output_dir": recipe.at("tokenizer")}
+        return recipe.job("train_tokenizer", decided)
+    if "train_tokenizer" in recipe.tables:
+        raise ConfigError(
+            f"{recipe.where}: [tokenize] names a tokenizer, so there is none to train; "
+            f"leave out [train_tokenizer] or tokenizer_type"
+        )
+    return None
+
+
+def _tokenize(
+    recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]
+) -> tuple[StageJob, ...]:
+    written = recipe.table("tokenize")
+    ours = {key: value for key, value in tokenizer.items() if key not in written}
+    jobs = []
+    for file, part in zip(corpus, part_names(corpus), strict=True):
+        place = recipe.at("tokens", "parts", part)
+        decided = {"input": [file], "output_prefix": place, **ours}
+        jobs.append(recipe.job("tokenize", decided, f"tokenize-{part.lower()}"))
+    return tuple(jobs)
+
+
+def part_names(files: list[str]) -> list[str]:
+    """A name for each file's tokens, from its own; told apart by a digest where two are alike.
+
+    A name never depends on what other files there are in front of it, lest one more file make all
+    behind it be tokenized again."""
+    stems = [_stem(file) for file in files]
+    return [
+        stem if stems.count(stem) == 1 else f"{stem}-{digest_bytes(file.encode())[:8]}"
+        for stem, file in zip(stems, files, strict=True)
+    ]
+
+
+def _stem(file: str) -> str:
+    name = basename(file)
+    for ending in (".gz", ".jsonl", ".json", ".txt"):
+        name = name.removesuffix(ending)
+    kept = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in name)
+    return kept.strip("-.") or "part"
+
+
+def _plan(recipe: Recipe, tokenizer: dict[str, Any]) -> StageJob:
+    """The plan of the very model and batch that [pretrain] describes."""
+    keys = {name for name, _, _ in leaves(CONFIGS["plan"])}
+    pretrain = {key: value for key, value in recipe.table("pretrain").items() if key in keys}
+    where = f"{recipe.where} [plan]"
+    vocab_size = recipe.table("plan").get("vocab_size", tokenizer.get("vocab_size"))
+    if vocab_size is None and "tokenizer_type" not in recipe.table("tokenize"):
+        corpus = {"input": ["-"], "output_dir": "-"}
+        written = {**corpus, **recipe.table("train_tokenizer")}
+        vocab_size = build_config(
+            "train_tokenizer", written, f"{recipe.where} [train_tokenizer]"
+        ).vocab_size
+    if vocab_size is None:
+        raise ConfigError(f"{where}: vocab_size is needed, the number of the tokenizer's tokens")
+    document = {**pretrain, **recipe.table("plan"), "vocab_size": vocab_size}
+    return stage_job("plan", {**document, "output_dir": recipe.at("plan")}, where)
+
+
+def _export(recipe: Recipe, checkpoint: str) -> StageJob:
+    document = {"load_dir": checkpoint, "save_dir": recipe.at("export"), "saver": "hf"}
+    return stage_job("reshard", document, f"{recipe.where} (export)", "export")

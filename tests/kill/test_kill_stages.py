@@ -1,0 +1,56 @@
+"""Every stage, killed anywhere and run again, ends with the digest of an undisturbed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kill.yard import Yard
+from trainyard.artifacts.urls import join
+from trainyard.testing.kill import Zygote, check_kill_anywhere
+
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
+
+POINTS = {
+    "collect": 20,
+    "train_tokenizer": 20,
+    "tokenize": 20,
+    "merge": 20,
+    "plan": 20,
+    "report": 20,
+    "pretrain": 8,
+    "reshard": 8,
+    "evaluate": 8,
+    "benchmark": 8,
+}
+
+
+def kill_anywhere(zygote: Zygote, yard: Yard, stage: str, root: str) -> None:
+    def output(name: str) -> str:
+        return join(root, name, "out")
+
+    check_kill_anywhere(
+        zygote,
+        f"stages.{stage}",
+        lambda name: yard.arguments(stage, output(name)),
+        lambda name: yard.manifest(stage, output(name)),
+        POINTS[stage],
+    )
+
+
+@pytest.mark.parametrize("stage", POINTS)
+def test_a_stage_survives_a_kill_anywhere(
+    stage: str, zygote: Zygote, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
+    kill_anywhere(zygote, yard, stage, str(tmp_path))
+    assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("stage", ["tokenize", "merge"])
+def test_a_stage_survives_a_kill_anywhere_on_s3(
+    stage: str, zygote: Zygote, yard: Yard, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
+    kill_anywhere(zygote, yard, stage, s3_url)

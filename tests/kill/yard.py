@@ -1,0 +1,132 @@
+"""Command lines of every stage on a corpus of a few documents, chained as the flow chains them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from trainyard.artifacts.urls import join, local_path
+from trainyard.testing.kill import Zygote
+
+DOCUMENTS = 60
+
+MODEL = (
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2"),
+    *("--seq-length", "32", "--position-embedding-type", "rope", "--normalization", "RMSNorm"),
+    *("--swiglu", "--disable-bias-linear", "--hidden-dropout", "0.1", "--attention-dropout", "0"),
+    *("--make-vocab-size-divisible-by", "8"),
+)
+TRAINING = (
+    *("--micro-batch-size", "2", "--global-batch-size", "4", "--train-iters", "6"),
+    *("--save-interval", "2", "--eval-interval", "3", "--eval-iters", "1", "--lr", "0.001"),
+    *("--split", "90,10,0", "--log-interval", "2"),
+)
+
+
+class Yard:
+    """Places of a small yard, and the arguments that make each of its artifacts."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def at(self, *parts: str) -> str:
+        """A place in the yard."""
+        return join(self.root, *parts)
+
+    def arguments(self, stage: str, output: str) -> list[str]:
+        """The arguments of a stage that writes to `output` and reads what the yard holds."""
+        return [*getattr(self, f"_{stage}")(), *self._into(stage, output)]
+
+    def _into(self, stage: str, output: str) -> list[str]:
+        flags = {"pretrain": "--save", "reshard": "--save-dir"}
+        flags |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
+        return [flags.get(stage, "--output-dir"), output]
+
+    def manifest(self, stage: str, output: str) -> str:
+        """Where the manifest of that output lies."""
+        prefix = stage in ("tokenize", "merge", "report")
+        return f"{output}.manifest.json" if prefix else join(output, "manifest.json")
+
+    def prepare(self, zygote: Zygote) -> None:
+        """Make the corpus, then every artifact in the order of the flow."""
+        self._write_corpus()
+        for stage, output in {
+            "train_tokenizer": "tokenizer",
+            "tokenize": "parts/shard",
+            "merge": "tokens",
+            "plan": "plan",
+            "pretrain": "checkpoint",
+            "reshard": "export",
+            "evaluate": "evaluation",
+            "benchmark": "benchmark",
+        }.items():
+            arguments = self.arguments(stage, self.at(output))
+            status, _, log = zygote.run(f"stages.{stage}", arguments)
+            assert status == 0, f"{stage} failed:\n{log}"
+
+    def _write_corpus(self) -> None:
+        path = local_path(self.at("corpus.jsonl"))
+        assert path is not None
+        words = [
+            "the",
+            "yard",
+            "shunts",
+            "every",
+            "train",
+            "of",
+            "words",
+            "onto",
+            "the",
+            "right",
+            "track",
+            "before",
+            "dawn",
+        ]
+        lines = [
+            json.dumps({"text": " ".join(words[(i * j) % 13] for j in range(20 + i)), "id": i})
+            for i in range(DOCUMENTS)
+        ]
+        path.write_text("\n".join(lines) + "\n")
+        Path(self.at("held.txt")).write_text(" ".join(words * 12) + "\n")
+        for name in ("corpus.jsonl", "held.txt"):
+            os.utime(self.at(name), (1e9, 1e9))  # settled: their digests are remembered
+
+    # --- one method a stage -------------------------------------------------------------------
+
+    def _collect(self) -> list[str]:
+        return ["--max-size-mb", "0.2", "--num-shards", "2"]
+
+    def _train_tokenizer(self) -> list[str]:
+        return ["--input", self.at("corpus.jsonl"), "--vocab-size", "300"]
+
+    def _tokenizer(self) -> list[str]:
+        model = self.at("tokenizer")
+        return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", model]
+
+    def _tokenize(self) -> list[str]:
+        return ["--input", self.at("corpus.jsonl"), "--append-eod", *self._tokenizer()]
+
+    def _merge(self) -> list[str]:
+        return ["--input", self.at("parts")]
+
+    def _plan(self) -> list[str]:
+        return [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"]
+
+    def _pretrain(self) -> list[str]:
+        return [*MODEL, *TRAINING, "--data-path", self.at("tokens"), *self._tokenizer()]
+
+    def _reshard(self) -> list[str]:
+        return ["--load-dir", self.at("checkpoint"), "--saver", "hf"]
+
+    def _evaluate(self) -> list[str]:
+        checkpoint = ["--load", self.at("checkpoint"), "--task", "WIKITEXT103"]
+        return [*checkpoint, "--valid-data", self.at("held.txt"), "--overlapping-eval", "16"]
+
+    def _benchmark(self) -> list[str]:
+        checkpoint = ["--load", self.at("checkpoint"), "--prompts", "the yard", "a train"]
+        return [*checkpoint, "--num-tokens-to-generate", "8", "--num-warmups", "0"]
+
+    def _report(self) -> list[str]:
+        made = ("plan", "tokenizer", "tokens", "checkpoint", "export", "evaluation", "benchmark")
+        return [word for name in made for word in (f"--{name}", self.at(name))]

@@ -1,0 +1,51 @@
+"""The code digest sees every source that a stage reaches, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trainyard.artifacts import code
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in {
+        "stages/a/run.py": "from trainyard.x import one\n",
+        "trainyard/x.py": "def f():\n    from trainyard.rooms import (\n  y,\n  z)\n",
+        "trainyard/rooms/__init__.py": "",
+        "trainyard/rooms/y.py": "import trainyard.deep.w\n",
+        "trainyard/rooms/z.py": "import os\n",
+        "trainyard/deep/w.py": "",
+        "trainyard/unused.py": "",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(code, "ROOT", tmp_path)
+    code.code_digest.cache_clear()
+    return tmp_path
+
+
+def test_imports_are_followed_through_packages_functions_and_brackets(tree: Path) -> None:
+    assert sorted(code.sources("stages.a.run")) == [
+        "stages/a/run.py",
+        "trainyard/deep/w.py",
+        "trainyard/rooms/__init__.py",
+        "trainyard/rooms/y.py",
+        "trainyard/rooms/z.py",
+        "trainyard/x.py",
+    ]
+
+
+def test_the_digest_changes_with_what_is_used_only(tree: Path) -> None:
+    before = code.code_digest("stages.a.run")
+    (tree / "trainyard/unused.py").write_text("changed = 1\n")
+    code.code_digest.cache_clear()
+    assert code.code_digest("stages.a.run") == before
+    (tree / "trainyard/deep/w.py").write_text("changed = 1\n")
+    code.code_digest.cache_clear()
+    assert code.code_digest("stages.a.run") != before
+    shutil.rmtree(tree)

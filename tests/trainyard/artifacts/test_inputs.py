@@ -1,0 +1,93 @@
+"""Inputs count by what they hold: a manifest's digest is taken, raw files are read once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.inputs import resolve
+from trainyard.artifacts.manifest import Manifest, publish, read_slot, retire
+from trainyard.errors import ArtifactError
+
+
+def artifact(folder: str, names: tuple[str, ...]) -> Manifest:
+    records = tuple(
+        store.write_bytes(store.join(folder, name), name.encode(), name) for name in names
+    )
+    card = store.write_bytes(store.join(folder, "card.html"), b"card", volatile=True)
+    manifest = Manifest(stage="collect", files=(*records, card))
+    publish(store.join(folder, "manifest.json"), manifest, None)
+    return manifest
+
+
+def test_a_folder_with_a_manifest_counts_by_it_and_is_not_read(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = artifact(store_url, ("b.jsonl", "a.jsonl"))
+    monkeypatch.setattr(inputs, "read_digest", lambda url: pytest.fail(f"{url} was read"))
+    found = resolve("input", [store_url])
+    assert found.digest == manifest.output_digest
+    assert [store.basename(url) for url in found.files] == ["a.jsonl", "b.jsonl"]
+    one = resolve("input", [store.join(store_url, "a.jsonl")])
+    assert one.digest == next(f.digest for f in manifest.files if f.path == "a.jsonl")
+
+
+def test_a_prefix_with_a_manifest_counts_by_it(store_url: str) -> None:
+    prefix = store.join(store_url, "corpus")
+    record = store.write_bytes(prefix + "_text.bin", b"1", "_text.bin")
+    manifest = Manifest(stage="tokenize", files=(record,))
+    publish(prefix + ".manifest.json", manifest, None)
+    found = resolve("data", [prefix])
+    assert (found.files, found.digest) == ((prefix + "_text.bin",), manifest.output_digest)
+
+
+def test_token_files_are_found_by_their_prefix(store_url: str) -> None:
+    prefix = store.join(store_url, "my_text_document")
+    store.write_bytes(prefix + ".bin", b"1")
+    store.write_bytes(prefix + ".idx", b"2")
+    assert resolve("data", [prefix]).files == (prefix + ".bin", prefix + ".idx")
+
+
+def test_raw_files_count_by_contents_wherever_they_lie(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        store.write_bytes(str(tmp_path / folder / "a.txt"), b"same")
+        store.write_bytes(str(tmp_path / folder / "b.txt"), b"other")
+    assert resolve("i", [str(tmp_path / "x")]).digest == resolve("i", [str(tmp_path / "y")]).digest
+    pattern = resolve("i", [str(tmp_path / "x" / "*.txt")])
+    assert len(pattern.files) == 2
+    store.write_bytes(str(tmp_path / "x" / "b.txt"), b"changed")
+    assert resolve("i", [str(tmp_path / "x")]).digest != resolve("i", [str(tmp_path / "y")]).digest
+
+
+def test_a_settled_raw_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"text")
+    os.utime(path, (1e9, 1e9))
+    before = resolve("i", [str(path)]).digest
+    monkeypatch.setattr(inputs, "read_digest", lambda url: pytest.fail("read twice"))
+    assert resolve("i", [str(path)]).digest == before
+
+
+def test_a_raw_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"text")
+    os.utime(path, (1e9, 1e9))
+    before = resolve("i", [str(path)]).digest
+    path.write_bytes(b"next")
+    os.utime(path, (2e9, 2e9))
+    assert resolve("i", [str(path)]).digest != before
+
+
+def test_what_is_missing_or_half_replaced_is_refused(store_url: str) -> None:
+    with pytest.raises(ArtifactError, match="nowhere"):
+        resolve("input", [store.join(store_url, "nowhere")])
+    artifact(store_url, ("a.jsonl",))
+    url = store.join(store_url, "manifest.json")
+    slot = read_slot(url)
+    assert slot is not None
+    retire(url, slot, "a run")
+    with pytest.raises(ArtifactError, match="has not finished; rerun that stage"):
+        resolve("input", [store_url])

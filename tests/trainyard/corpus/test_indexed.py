@@ -1,0 +1,205 @@
+"""Token files: golden bytes, round trips, and refusals of what is broken."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainyard.artifacts import store
+from trainyard.corpus import layout
+from trainyard.corpus.indexed import IndexedDataset, IndexedWriter, optimal_dtype
+from trainyard.corpus.layout import parse_index, verify_index
+from trainyard.errors import ArtifactError, DataError
+
+Documents = list[list[list[int]]]
+
+
+def written(docs: Documents, dtype: Any = np.uint16, modes: Any = None) -> tuple[bytes, bytes]:
+    bin_file, idx_file = io.BytesIO(), io.BytesIO()
+    writer = IndexedWriter(bin_file, dtype, multimodal=modes is not None)
+    for i, doc in enumerate(docs):
+        writer.add_document(doc, None if modes is None else modes[i])
+    writer.write_index(idx_file)
+    return bin_file.getvalue(), idx_file.getvalue()
+
+
+def write_pair(prefix: Path, docs: Documents, dtype: Any = np.uint16, modes: Any = None) -> str:
+    for ending, data in zip((".bin", ".idx"), written(docs, dtype, modes), strict=True):
+        Path(f"{prefix}{ending}").write_bytes(data)
+    return str(prefix)
+
+
+def golden(shared: Path) -> dict[str, Any]:
+    vectors: dict[str, Any] = json.loads((shared / "golden/megatron_vectors.json").read_text())
+    return vectors
+
+
+# --- Megatron's bytes -------------------------------------------------------------------------
+
+
+def test_layout_is_megatrons(shared: Path) -> None:
+    case = golden(shared)["layout"]
+    bin_data, idx_data = written(case["docs"], case["dtype"])
+    assert bin_data.hex() == case["bin_hex"]
+    assert idx_data.hex() == case["idx_hex"]
+
+
+def test_multimodal_layout_is_megatrons(shared: Path) -> None:
+    case = golden(shared)["layout_multimodal"]
+    bin_data, idx_data = written([[[1, 2], [3, 4]]], np.int32, modes=[[0, 1]])
+    assert bin_data.hex() == case["bin_hex"]
+    assert idx_data.hex() == case["idx_hex"]
+    index = parse_index(np.frombuffer(idx_data, np.uint8), "golden")
+    assert index.modes is not None
+    assert index.modes.tolist() == [0, 1]
+
+
+def test_optimal_dtype_is_megatrons(shared: Path) -> None:
+    for vocab_size, dtype in golden(shared)["optimal_dtype"].items():
+        assert optimal_dtype(int(vocab_size)) == np.dtype(dtype)
+    assert optimal_dtype(None) == np.int32
+
+
+# --- laws -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    docs=st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=4), max_size=8),
+    dtype=st.sampled_from([np.uint16, np.int32, np.int64]),
+)
+def test_what_was_written_is_read(docs: Documents, dtype: Any) -> None:
+    bin_data, idx_data = written(docs, dtype)
+    index = parse_index(np.frombuffer(idx_data, np.uint8), "test")
+    verify_index(index, "test")
+    tokens = np.frombuffer(bin_data, dtype)
+    starts = index.sequence_offsets // index.dtype.itemsize
+    found = [
+        [
+            tokens[starts[i] : starts[i] + index.sequence_lengths[i]].tolist()
+            for i in range(index.document_indices[d], index.document_indices[d + 1])
+        ]
+        for d in range(len(docs))
+    ]
+    assert found == docs
+    assert index.bin_bytes == len(bin_data)
+
+
+def test_dataset_reads_any_part_of_any_sequence(store_url: str) -> None:
+    docs = [[[1, 2, 3]], [], [[4], [5, 6, 7, 8]]]
+    prefix = store.join(store_url, "tokens")
+    for ending, data in zip((".bin", ".idx"), written(docs), strict=True):
+        store.write_bytes(prefix + ending, data)
+    dataset = IndexedDataset(prefix)
+    assert len(dataset) == 3
+    assert dataset.num_documents == 3
+    assert dataset.dtype == np.uint16
+    assert [[s.tolist() for s in doc] for doc in dataset.documents()] == docs
+    assert dataset.get(2, 1, 2).tolist() == [6, 7]
+    assert dataset.get(2, 4).tolist() == []
+    for wrong in ((3, 0, None), (-1, 0, None), (0, 2, 2), (0, -1, None)):
+        with pytest.raises(IndexError):
+            dataset.get(*wrong)
+
+
+def test_dataset_pickles_as_its_prefix(tmp_path: Path) -> None:
+    dataset = IndexedDataset(write_pair(tmp_path / "p", [[list(range(5000))]]))
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 500
+    assert pickle.loads(pickled).get(0).tolist() == list(range(5000))
+
+
+def test_no_documents_and_empty_documents_are_files_too(tmp_path: Path) -> None:
+    assert IndexedDataset(write_pair(tmp_path / "none", [])).num_documents == 0
+    empty = IndexedDataset(write_pair(tmp_path / "empty", [[], []]))
+    assert (empty.num_documents, len(empty)) == (2, 0)
+
+
+def test_offsets_go_beyond_32_bits_and_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "CHUNK", 3)
+    lengths = np.full(10, 2**31 - 1, dtype=np.int32)
+    out = io.BytesIO()
+    end = layout.write_offsets(out, lengths, itemsize=4, base=8)
+    offsets = np.frombuffer(out.getvalue(), "<i8").tolist()
+    assert offsets == [8 + i * 4 * (2**31 - 1) for i in range(10)]
+    assert end == 8 + 10 * 4 * (2**31 - 1)
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def test_writer_refuses_tokens_that_do_not_fit() -> None:
+    writer = IndexedWriter(io.BytesIO(), np.uint16)
+    with pytest.raises(DataError, match="token 65536 does not fit uint16"):
+        writer.add_document([[1, 65536]])
+    with pytest.raises(DataError, match="token -1 does not fit uint16"):
+        writer.add_document([np.array([-1, 3])])
+
+
+def test_writer_refuses_unknown_types_and_stray_modes() -> None:
+    with pytest.raises(DataError, match="complex128"):
+        IndexedWriter(io.BytesIO(), np.complex128)
+    with pytest.raises(DataError, match="1 modes for 2 sequences"):
+        IndexedWriter(io.BytesIO(), np.uint16, multimodal=True).add_document([[1], [2]], [0])
+    with pytest.raises(DataError, match="multimodal"):
+        IndexedWriter(io.BytesIO(), np.uint16).add_document([[1]], [0])
+
+
+def damage(data: bytes, offset: int, field: bytes) -> bytes:
+    return data[:offset] + field + data[offset + len(field) :]
+
+
+@pytest.mark.parametrize(
+    ("offset", "field", "message"),
+    [
+        (0, b"PK\x03\x04", "not a Megatron .idx"),
+        (9, struct.pack("<Q", 2), "format version 2"),
+        (17, b"\x09", "dtype code 9"),
+        (18, struct.pack("<Q", 99), "99 sequences"),
+        (26, struct.pack("<Q", 0), "0 document bounds"),
+        (34, struct.pack("<i", 7), "sequence 1 is not laid"),
+        (34, struct.pack("<i", -1), "sequence 0 is not laid"),
+        (46, struct.pack("<q", 2), "sequence 0 is not laid"),
+        (70, struct.pack("<q", 1), "document bounds run from 1 to 3"),
+        (78, struct.pack("<q", 9), "document 1 ends before it begins"),
+    ],
+)
+def test_a_damaged_index_is_refused_in_words(offset: int, field: bytes, message: str) -> None:
+    _, idx_data = written([[[1, 2, 3]], [[4], [5, 6, 7]]])
+    broken = damage(idx_data, offset, field)
+    with pytest.raises(ArtifactError, match=message):
+        verify_index(parse_index(np.frombuffer(broken, np.uint8), "p.idx"), "p.idx")
+
+
+@pytest.mark.parametrize("keep", [0, 20, 40, -1])
+def test_a_cut_index_is_refused(tmp_path: Path, keep: int) -> None:
+    prefix = write_pair(tmp_path / "p", [[[1, 2, 3]], [[4]]])
+    whole = Path(prefix + ".idx").read_bytes()
+    Path(prefix + ".idx").write_bytes(whole[:keep])
+    with pytest.raises(ArtifactError, match=r"p\.idx is \d+ bytes"):
+        IndexedDataset(prefix)
+
+
+@pytest.mark.parametrize("change", [b"", b"\0" * 2])
+def test_a_bin_of_the_wrong_size_is_refused(tmp_path: Path, change: bytes) -> None:
+    prefix = write_pair(tmp_path / "p", [[[1, 2, 3]]])
+    whole = Path(prefix + ".bin").read_bytes()
+    Path(prefix + ".bin").write_bytes(whole + change if change else whole[:-1])
+    with pytest.raises(ArtifactError, match=r"p\.bin is \d bytes, but .*p\.idx tells of 6"):
+        IndexedDataset(prefix)
+
+
+def test_a_missing_half_is_refused(tmp_path: Path) -> None:
+    prefix = write_pair(tmp_path / "p", [[[1]]])
+    Path(prefix + ".bin").unlink()
+    with pytest.raises(ArtifactError, match=r"p\.bin"):
+        IndexedDataset(prefix)

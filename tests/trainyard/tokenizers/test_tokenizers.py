@@ -1,0 +1,241 @@
+"""Every type gives the ids of its reference, and comes back from the files it carries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from trainyard.artifacts import store
+from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.tokenizers.base import DESCRIPTION, Tokenizer
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.registry import TOKENIZERS, build_tokenizer, load_tokenizer
+
+HOSTILE = [
+    "",
+    " ",
+    "The quick brown fox.\n\n  indented\ttabs",
+    "na\u00efve \u4f60\u597d\u4e16\u754c \u0645\u0631\u062d\u0628\u0627 \U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "NUL \x00 and <|endoftext|> inside, <s> and </s> too",
+    "a" * 3000,
+]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder as stages.train_tokenizer writes them, but tiny."""
+    engine = Engine(BPE())
+    engine.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    trainer = BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<pad>"],
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    engine.train_from_iterator(HOSTILE * 3, trainer)
+    path = tmp_path_factory.mktemp("tokenizer")
+    engine.save(str(path / "tokenizer.json"))
+    settings = {"eos_token": {"content": "<|endoftext|>"}, "pad_token": "<pad>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+def huggingface(model: Path | str, **more: Any) -> Tokenizer:
+    config = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(model), **more
+    )
+    return build_tokenizer(config)
+
+
+def gpt2(shared: Path, **more: Any) -> Tokenizer:
+    vocab = shared / "data/vocab/gpt2"
+    config = TokenizerConfig(
+        tokenizer_type="GPT2BPETokenizer",
+        vocab_file=str(vocab / "vocab.json"),
+        merge_file=str(vocab / "merges.txt"),
+        **more,
+    )
+    return build_tokenizer(config)
+
+
+def carried(tokenizer: Tokenizer, url: str) -> Tokenizer:
+    for name, data in tokenizer.files().items():
+        store.write_bytes(store.join(url, name), data)
+    return load_tokenizer(url)
+
+
+# --- equal to the reference -------------------------------------------------------------------
+
+
+def test_gpt2_is_transformers_gpt2(shared: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = gpt2(shared)
+    assert (ours.vocab_size, ours.eod, ours.pad) == (50257, 50256, None)
+    carried(ours, str(tmp_path / "gpt2"))
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    lines = (shared / "data/corpora/multilingual_mix.jsonl").read_text().splitlines()[::20]
+    texts = HOSTILE + [json.loads(line)["text"] for line in lines]
+    assert ours.encode_batch(texts) == [reference(text).input_ids for text in texts]
+    assert ours.eod in ours.encode("a<|endoftext|>b")
+    assert reference.eos_token_id == ours.eod
+
+
+def test_huggingface_is_transformers(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = huggingface(folder)
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    assert ours.encode_batch(HOSTILE) == [reference(text).input_ids for text in HOSTILE]
+    assert ours.vocab_size == len(reference)
+    assert (ours.eod, ours.pad) == (reference.eos_token_id, reference.pad_token_id)
+
+
+def test_special_tokens_around_a_text_are_put_as_megatron_does(shared: Path) -> None:
+    llama = huggingface(shared / "data/vocab/hf/llama-tokenizer.json")
+    assert llama.encode("hello")[0] == 1
+    assert llama.eod == 2
+
+
+# --- laws -------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_comes_back_from_the_files_it_carries(folder: Path, store_url: str) -> None:
+    tokenizer = huggingface(folder)
+    again = carried(tokenizer, store_url)
+    assert again.files() == tokenizer.files()
+    assert again.encode_batch(HOSTILE) == tokenizer.encode_batch(HOSTILE)
+    assert (again.vocab_size, again.eod, again.pad) == (300, tokenizer.eod, tokenizer.pad)
+    assert all(str(folder).encode() not in data for data in tokenizer.files().values())
+
+
+def test_gpt2_comes_back_from_the_files_it_carries(shared: Path, tmp_path: Path) -> None:
+    tokenizer = gpt2(shared)
+    again = carried(tokenizer, str(tmp_path))
+    assert again.files() == tokenizer.files()
+    assert again.encode(HOSTILE[3]) == tokenizer.encode(HOSTILE[3])
+
+
+def test_what_is_encoded_is_decoded(folder: Path, shared: Path) -> None:
+    for tokenizer in (huggingface(folder), gpt2(shared)):
+        if tokenizer.config.tokenizer_type == "GPT2BPETokenizer":
+            assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(HOSTILE)] == HOSTILE
+        assert tokenizer.encode_batch(HOSTILE) == [tokenizer.encode(text) for text in HOSTILE]
+
+
+def test_null_reads_numbers(tmp_path: Path) -> None:
+    config = TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=100)
+    tokenizer = carried(build_tokenizer(config), str(tmp_path))
+    assert (tokenizer.vocab_size, tokenizer.eod) == (100, 99)
+    assert tokenizer.encode(" 3 14  99\n") == [3, 14, 99]
+    assert tokenizer.decode([3, 14]) == "3 14"
+    for wrong in ("100", "-1", "x", "\u0663"):
+        with pytest.raises(DataError, match="is not an id"):
+            tokenizer.encode(wrong)
+
+
+def test_the_table_has_every_type() -> None:
+    types = TokenizerConfig.__annotations__["tokenizer_type"]
+    assert types == "TokenizerType"
+    assert set(TOKENIZERS) == {"GPT2BPETokenizer", "HuggingFaceTokenizer", "NullTokenizer"}
+
+
+# --- which token ends a document --------------------------------------------------------------
+
+
+def test_the_end_of_document_is_found_without_settings(folder: Path, tmp_path: Path) -> None:
+    assert huggingface(folder / "tokenizer.json").eod == 0
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"] = []
+    document["model"]["vocab"] = {
+        ("</s>" if token == "<|endoftext|>" else token): i
+        for token, i in document["model"]["vocab"].items()
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    assert huggingface(tmp_path).eod == 0
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<pad>"}')
+    assert huggingface(tmp_path).eod == 1
+
+
+def test_no_end_of_document_is_refused(folder: Path, tmp_path: Path) -> None:
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"] = []
+    document["model"]["vocab"].pop("<|endoftext|>")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="does not say which token ends a document"):
+        huggingface(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<gone>"}')
+    with pytest.raises(ConfigError, match="eos_token '<gone>' is not in its vocabulary"):
+        huggingface(tmp_path)
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v"}, "needs --merge-file"),
+        ({"tokenizer_type": "GPT2BPETokenizer", "merge_file": "m"}, "needs --vocab-file"),
+        ({"tokenizer_type": "HuggingFaceTokenizer"}, "needs --tokenizer-model"),
+        ({"tokenizer_type": "NullTokenizer"}, "needs --vocab-size"),
+        ({"tokenizer_type": "NullTokenizer", "vocab_size": 0}, "--vocab-size must be positive"),
+        (
+            {"tokenizer_type": "NullTokenizer", "vocab_size": 9, "vocab_extra_ids": 2},
+            "--vocab-extra-ids 2",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TokenizerConfig(**options)
+
+
+def test_a_vocabulary_size_that_is_not_so_is_refused(folder: Path) -> None:
+    huggingface(folder, vocab_size=300)
+    with pytest.raises(ConfigError, match="--vocab-size 301, but HuggingFaceTokenizer has 300"):
+        huggingface(folder, vocab_size=301)
+
+
+def test_files_that_are_not_there_or_not_tokenizers(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="--tokenizer-model: gpt2 is neither"):
+        huggingface("gpt2")
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(ArtifactError, match=r"not a tokenizer\.json"):
+        huggingface(tmp_path)
+    with pytest.raises(ArtifactError, match="--vocab-file: there is no vocab.json"):
+        build_gpt2_from(tmp_path, None, None)
+    with pytest.raises(ArtifactError, match="--merge-file: there is no merges.txt"):
+        build_gpt2_from(tmp_path, {"<|endoftext|>": 0}, None)
+    with pytest.raises(ConfigError, match=r"has no <\|endoftext\|>"):
+        build_gpt2_from(tmp_path, {"a": 0}, "")
+    with pytest.raises(ArtifactError, match="line 2 is not two tokens"):
+        build_gpt2_from(tmp_path, {"<|endoftext|>": 0}, "#version: 0.2\nabc\n")
+    with pytest.raises(ArtifactError, match="do not go with the vocabulary"):
+        build_gpt2_from(tmp_path, {"<|endoftext|>": 0, "a": 1}, "a b\n")
+
+
+def build_gpt2_from(folder: Path, vocab: dict[str, int] | None, merges: str | None) -> Tokenizer:
+    files = folder / "vocab.json", folder / "merges.txt"
+    if vocab is not None:
+        files[0].write_text(json.dumps(vocab))
+    if merges is not None:
+        files[1].write_text(merges)
+    config = TokenizerConfig(
+        tokenizer_type="GPT2BPETokenizer", vocab_file=str(files[0]), merge_file=str(files[1])
+    )
+    return build_tokenizer(config)
+
+
+def test_a_newer_description_is_refused(tmp_path: Path) -> None:
+    (tmp_path / DESCRIPTION).write_text('{"format_version": 99, "tokenizer_type": "Next"}')
+    with pytest.raises(ArtifactError, match="use a newer trainyard"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / DESCRIPTION).write_text('{"format_version": 1, "tokenizer_type": "Next"}')
+    with pytest.raises(ArtifactError, match="unknown tokenizer_type 'Next'"):
+        load_tokenizer(str(tmp_path))

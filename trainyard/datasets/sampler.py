@@ -1,0 +1,79 @@
+"""Which samples go to which rank in which micro-batch.
+
+A sampler yields (dp, micro batch size) arrays of sample indices, a row for each data-parallel rank, from any
+number of consumed samples on. It sees all ranks, so that the ledger can tell what a step was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.errors import ConfigError
+
+Permutation = Callable[[int, int], NDArray[np.int64]]
+"""(epoch, n) -> a permutation of n, the same for every process."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerShape:
+    """What all samplers need to know of a run."""
+
+    num_samples: int
+    micro_batch_size: int
+    dp: int
+
+    def __post_init__(self) -> None:
+        """Refuse data that does not fill one micro-batch on every rank."""
+        if self.num_samples < self.per_step:
+            raise ConfigError(
+                f"{self.num_samples} samples do not fill one --micro-batch-size "
+                f"{self.micro_batch_size} on each of {self.dp} data-parallel ranks; add documents"
+            )
+
+    @property
+    def per_step(self) -> int:
+        """Samples of one micro-batch of all ranks."""
+        return self.micro_batch_size * self.dp
+
+
+def single(shape: SamplerShape, consumed: int) -> Iterator[NDArray[np.int64]]:
+    """In order, once; a last partial group is dropped."""
+    for first in range(consumed, shape.num_samples - shape.per_step + 1, shape.per_step):
+        group = np.arange(first, first + shape.per_step, dtype=np.int64)
+        yield group.reshape(shape.dp, shape.micro_batch_size)
+
+
+def cyclic(
+    shape: SamplerShape, consumed: int, permutation: Permutation, data_sharding: bool = True
+) -> Iterator[NDArray[np.int64]]:
+    """Shuffled anew each epoch, without an end.
+
+    data_sharding: each rank owns a contiguous share and shuffles that; otherwise all shuffle together."""
+    per_epoch = shape.num_samples // shape.per_step * shape.per_step
+    while True:
+        epoch, done = divmod(consumed, per_epoch)
+        rows = (_sharded if data_sharding else _together)(shape, epoch, done, permutation)
+        for first in range(0, rows.shape[1], shape.micro_batch_size):
+            yield rows[:, first : first + shape.micro_batch_size]
+        consumed = (epoch + 1) * per_epoch
+
+
+def _sharded(
+    shape: SamplerShape, epoch: int, done: int, permutation: Permutation
+) -> NDArray[np.int64]:
+    """(dp, what is left of the epoch for each rank)"""
+    share = shape.num_samples // shape.per_step * shape.micro_batch_size
+    order = permutation(epoch, share)[done // shape.dp :]
+    return order + np.arange(shape.dp, dtype=np.int64)[:, None] * share
+
+
+def _together(
+    shape: SamplerShape, epoch: int, done: int, permutation: Permutation
+) -> NDArray[np.int64]:
+    whole = shape.num_samples // shape.micro_batch_size * shape.micro_batch_size
+    order = permutation(epoch, whole)[done:]
+    each = len(order) // shape.per_step * shape.micro_batch_size
+    return np.stack([order[rank :: shape.dp][:each] for rank in range(shape.dp)])
