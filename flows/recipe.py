@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,8 +238,7 @@ def _stem(file: str) -> str:
     name = basename(file)
     for ending in (".gz", ".jsonl", ".json", ".txt"):
         name = name.removesuffix(ending)
-    kept = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in name)
-    return kept.strip("-.") or "part"
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "part"
 
 
 def _plan(recipe: Recipe, tokenizer: dict[str, Any]) -> StageJob:

@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from flows.blocks.process import LOG, ProcessJob
 from flows.console import Log, headline
+from flows.job import StageJob
 from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
 from flows.launch.spec import LaunchSpec, Resources
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.artifacts.output import Output
 from trainyard.errors import TrainyardError
 
 BLOCKS = {"process": ProcessJob}
@@ -35,23 +34,6 @@ KEPT_ATTEMPTS = 10
 """Run folders (config, log, failure) kept for each job."""
 
 RETRY_DELAYS_SECONDS = [5, 30]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageJob:
-    """A stage with its configuration, and what this use of it is called."""
-
-    stage: str
-    """Package under stages/."""
-    document: Mapping[str, Any]
-    """The options as written; the stage fills in its own defaults, where it runs."""
-    output: Output | None
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        """What people see: the stage, unless it runs more than once in a flow."""
-        return self.label or self.stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

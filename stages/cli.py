@@ -12,6 +12,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,12 +111,11 @@ def _description(config_class: type) -> str:
 
 
 def _config_url(arguments: list[str]) -> str | None:
-    for index, argument in enumerate(arguments):
-        if argument == "--config" and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if argument.startswith("--config="):
-            return argument.partition("=")[2]
-    return None
+    given = [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
+    given += [b for a, b in pairwise(arguments) if a == "--config"]
+    if len(given) > 1:
+        raise ConfigError(f"--config is given {len(given)} times; put all options in one document")
+    return given[0] if given else None
 
 
 def _document(config_class: type, url: str | None) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from trainyard.models.moe_config import MoEConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
-    """Count parameters, FLOPs and theoretical memory of a training run without building anything."""
+    """Count parameters, FLOPs and theoretical memory of a training run without building
+    anything."""
 
     model: GPTConfig
     moe: MoEConfig = field(default_factory=MoEConfig)

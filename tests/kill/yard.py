@@ -68,21 +68,8 @@ class Yard:
     def _write_corpus(self) -> None:
         path = local_path(self.at("corpus.jsonl"))
         assert path is not None
-        words = [
-            "the",
-            "yard",
-            "shunts",
-            "every",
-            "train",
-            "of",
-            "words",
-            "onto",
-            "the",
-            "right",
-            "track",
-            "before",
-            "dawn",
-        ]
+        text = "the yard shunts every train of words onto the right track before dawn"
+        words = text.split()
         lines = [
             json.dumps({"text": " ".join(words[(i * j) % 13] for j in range(20 + i)), "id": i})
             for i in range(DOCUMENTS)

@@ -1,1 +1,2 @@
-"""How good a model is: protocols, each with the exact definition that its numbers are compared under."""
+"""How good a model is: protocols, each with the exact definition that its numbers are compared
+under."""

@@ -1,8 +1,9 @@
 """Perplexity of one long text, in overlapping windows.
 
-Target t is the token at place t, 1 <= t < number of tokens. The first window scores all its targets;
-each later one moves on by `stride` and scores its last `stride` targets only, so that every target is
-scored once, with at least window - stride tokens before it as soon as there are so many."""
+Target t is the token at place t, 1 <= t < number of tokens. The first window scores all its
+targets; each later one moves on by `stride` and scores its last `stride` targets only, so that
+every target is scored once, with at least window - stride tokens before it as soon as there are so
+many."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from trainyard.models.gpt import GPTModel
 from trainyard.progress import Progress
 from trainyard.tokenizers.base import Tokenizer
 
-
 ProgressOf = Callable[[int], Progress]
 """Opens the progress of so many targets or examples."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A protocol: from a model and the text of a file to numbers, and the line that reports them."""
+    """A protocol: from a model and the text of a file to numbers, and the line that reports
+    them."""
 
     run: Callable[[GPTModel, Tokenizer, str, str, EvaluationConfig, ProgressOf], dict[str, Any]]
     line: Callable[[str, dict[str, Any]], str]

@@ -1,8 +1,8 @@
 """Tokenised corpora back to text as people write it.
 
-WikiText comes with spaces around punctuation and marks such as @-@; a model trained on plain text should
-be asked about plain text. The rules and their order are those that published WikiText-103 perplexities
-of GPT-2 and Megatron-LM were measured with. Pure functions of a string."""
+WikiText comes with spaces around punctuation and marks such as @-@; a model trained on plain text
+should be asked about plain text. The rules and their order are those that published WikiText-103
+perplexities of GPT-2 and Megatron-LM were measured with. Pure functions of a string."""
 
 from __future__ import annotations
 

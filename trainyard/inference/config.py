@@ -1,4 +1,5 @@
-"""How tokens are chosen, under the names of Megatron-LM's generation programs. Standard library only."""
+"""How tokens are chosen, under the names of Megatron-LM's generation programs. Standard library
+only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Keys and values of a fixed batch of sequences, each row as long as its own sequence.
 
-A row's tokens lie at 0 .. length - 1. What lies behind is padding of a ragged batch: never looked at,
-and overwritten by the tokens that come. b batch, g key and value heads, d head channels, T capacity."""
+A row's tokens lie at 0 .. length - 1. What lies behind is padding of a ragged batch: never looked
+at, and overwritten by the tokens that come. b batch, g key and value heads, d head channels, T
+capacity."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from trainyard.models.config import GPTConfig
 
 
 class StaticKVCache:
-    """Room for `capacity` tokens of every row, allocated once; what `models.attention.KVCache` asks."""
+    """Room for `capacity` tokens of every row, allocated once; what `models.attention.KVCache`
+    asks."""
 
     def __init__(
         self,
@@ -48,7 +50,8 @@ class StaticKVCache:
         return self._lengths.unsqueeze(1) + torch.arange(num_new, device=self._lengths.device)
 
     def mask(self, num_new: int) -> Tensor | None:
-        """(b, 1, s, t) True where a new token may look; None while nothing is held: plain causal."""
+        """(b, 1, s, t) True where a new token may look; None while nothing is held: plain
+        causal."""
         if not any(self.lengths):
             return None
         return causal_mask(self.positions(num_new), max(self.lengths) + num_new)

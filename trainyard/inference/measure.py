@@ -73,7 +73,8 @@ def throughput(
 ) -> dict[str, Any]:
     """Figures over all requests; `batch_seconds` is the wall time of each batch.
 
-    `latency_per_output_token` is the latency that requests saw, summed, over their output tokens."""
+    `latency_per_output_token` is the latency that requests saw, summed, over their output
+    tokens."""
     num_tokens = sum(request["num_output_tokens"] for request in requests)
     later = [seconds for request in requests for seconds in request["tpot"][1:]]
     return {

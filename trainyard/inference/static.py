@@ -1,7 +1,8 @@
 """Generation for a batch of prompts that start together and stay until the last has finished.
 
-Prompts may differ in length: shorter ones are padded behind, and the padding is neither looked at nor
-kept. What a prompt yields does not depend on its company, up to rounding of the matrix products."""
+Prompts may differ in length: shorter ones are padded behind, and the padding is neither looked at
+nor kept. What a prompt yields does not depend on its company, up to rounding of the matrix
+products."""
 
 from __future__ import annotations
 

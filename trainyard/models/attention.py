@@ -1,6 +1,7 @@
 """Causal self-attention with grouped queries, and what it asks of a cache of keys and values.
 
-s new tokens, t tokens seen, b batch, h hidden, n query heads, g key and value heads, d head channels."""
+s new tokens, t tokens seen, b batch, h hidden, n query heads, g key and value heads, d head
+channels."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ class SelfAttention(nn.Module):
         s, b = qkv.shape[:2]
         per_group = self.queries_per_group
         qkv = qkv.view(s, b, self.groups, per_group + 2, self.head_dim)
-        q, k, v = torch.split(qkv, (per_group, 1, 1), dim=3)
+        q, k, v = torch.split(qkv, [per_group, 1, 1], dim=3)
         return q.reshape(s, b, -1, self.head_dim), k.squeeze(3), v.squeeze(3)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Floating-point operations of training, by the convention behind Megatron-LM's TFLOP/s/GPU.
 
-Matrix products of the model, the output layer included, at 2 a multiply-add, times 3 for forward and
-backward; causal attention at half of s x s. Embedding lookup, norms, optimizer and recomputation do
-not count. Standard library only."""
+Matrix products of the model, the output layer included, at 2 a multiply-add, times 3 for forward
+and backward; causal attention at half of s x s. Embedding lookup, norms, optimizer and
+recomputation do not count. Standard library only."""
 
 from __future__ import annotations
 

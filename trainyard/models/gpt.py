@@ -1,7 +1,8 @@
 """GPT: tokens in, logits or per-token losses out.
 
-Parameter names are Megatron-LM core's (`decoder.layers.0.self_attention.linear_qkv.weight`), numbered
-from the first layer of the whole model. Inside, tensors are (s, b, h); at the door, (b, s)."""
+Parameter names are Megatron-LM core's (`decoder.layers.0.self_attention.linear_qkv.weight`),
+numbered from the first layer of the whole model. Inside, tensors are (s, b, h); at the door, (b,
+s)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The first values of a model's parameters.
 
-Each tensor is drawn whole, in fp32 on the CPU, from a generator made of the seed and its name. The values
-therefore do not depend on the order of drawing, the device, or how the tensor will be cut later."""
+Each tensor is drawn whole, in fp32 on the CPU, from a generator made of the seed and its name. The
+values therefore do not depend on the order of drawing, the device, or how the tensor will be cut
+later."""
 
 from __future__ import annotations
 

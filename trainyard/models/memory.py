@@ -1,8 +1,9 @@
 """Memory of training in theory, on the most loaded device, before anything is built.
 
-The numbers are those of Megatron-LM's report: mixed precision (2 bytes a parameter, 4 its gradient, 12
-master weight and Adam moments), biases and learned positions not counted, activations by
-arXiv:2205.05198. Standard library only. s sequence, b micro-batch, h hidden, V padded vocabulary."""
+The numbers are those of Megatron-LM's report: mixed precision (2 bytes a parameter, 4 its gradient,
+12 master weight and Adam moments), biases and learned positions not counted, activations by
+arXiv:2205.05198. Standard library only. s sequence, b micro-batch, h hidden, V padded
+vocabulary."""
 
 from __future__ import annotations
 

@@ -70,5 +70,5 @@ def test_texts_that_cannot_be_used_are_left_out() -> None:
     assert not doc.is_wanted("w" * 63)
     assert not doc.is_wanted("w" * 64 + "<|endoftext|>")
     assert not doc.is_wanted("w" * 64 + "\ud800")
-    assert doc.is_well_documented(SOURCE[:100])
+    assert doc.is_well_documented(SOURCE[:30])
     assert not doc.is_well_documented(b'"""x"""' + b"y = 1\n" * 100)

@@ -38,12 +38,16 @@ def write(path: Path, data: bytes) -> str:
     return str(path)
 
 
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 # --- laws -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
-    lines=st.lists(st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=12))),
+    lines=st.lists(st.one_of(st.none(), st.text(max_size=8).filter(_is_utf8)), max_size=8),
     unit_bytes=st.integers(1, 40),
     last_newline=st.booleans(),
     escape=st.booleans(),

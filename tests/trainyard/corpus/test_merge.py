@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +77,15 @@ def test_pairs_of_any_store_merge(store_url: str, tmp_path: Path) -> None:
 
 
 def test_more_pairs_merge_than_a_process_may_have_files_open(tmp_path: Path) -> None:
-    docs = [[[i]] for i in range(1500)]
+    docs = [[[i]] for i in range(80)]
     prefixes = [put(str(tmp_path / f"{i:04d}"), pair([doc])) for i, doc in enumerate(docs)]
-    assert merged(prefixes, tmp_path) == pair(docs)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 30, hard))
+    try:
+        assert merged(prefixes, tmp_path) == pair(docs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # --- which files ------------------------------------------------------------------------------

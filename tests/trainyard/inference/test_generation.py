@@ -16,15 +16,15 @@ from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
 
 VOCAB = 64
-ROUNDING = dict(rtol=1e-4, atol=1e-5)
-LLAMA: dict[str, Any] = dict(
-    position_embedding_type="rope",
-    normalization="RMSNorm",
-    swiglu=True,
-    disable_bias_linear=True,
-    group_query_attention=True,
-    num_query_groups=2,
-)
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
+LLAMA: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "group_query_attention": True,
+    "num_query_groups": 2,
+}
 KINDS: dict[str, dict[str, Any]] = {"gpt": {}, "llama": LLAMA}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 

@@ -19,17 +19,17 @@ from trainyard.models.memory import (
 )
 from trainyard.models.moe_config import MoEConfig
 
-GPT_345M = dict(num_layers=24, hidden_size=1024, num_attention_heads=16, seq_length=2048)
-LLAMA = dict(
-    num_layers=32,
-    hidden_size=4096,
-    num_attention_heads=32,
-    swiglu=True,
-    normalization="RMSNorm",
-    untie_embeddings_and_output_weights=True,
-    disable_bias_linear=True,
-)
-GROUPED = dict(group_query_attention=True, num_query_groups=8)
+GPT_345M = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 2048}
+LLAMA = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "untie_embeddings_and_output_weights": True,
+    "disable_bias_linear": True,
+}
+GROUPED = {"group_query_attention": True, "num_query_groups": 8}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ GOLDEN = {
         {"micro_batch_size": 4, "tp": 2, "pp": 2},
     ),
     "gpt3_175b_tp8_pp16_dp8_distopt": Golden(
-        dict(num_layers=96, hidden_size=12288, num_attention_heads=96, seq_length=2048),
+        {"num_layers": 96, "hidden_size": 12288, "num_attention_heads": 96, "seq_length": 2048},
         51200,
         1.1135326000533996e18,
         10784206080.0,
@@ -79,7 +79,7 @@ GOLDEN = {
         {"tp": 8, "pp": 16, "dp": 8, "distributed_optimizer": True},
     ),
     "llama2_7b": Golden(
-        LLAMA | dict(ffn_hidden_size=11008, seq_length=4096),
+        LLAMA | {"ffn_hidden_size": 11008, "seq_length": 4096},
         32000,
         8.989167264045466e16,
         121291481088.0,
@@ -87,7 +87,7 @@ GOLDEN = {
         19494425395.2,
     ),
     "llama3_8b_gqa": Golden(
-        LLAMA | GROUPED | dict(ffn_hidden_size=14336, seq_length=8192),
+        LLAMA | GROUPED | {"ffn_hidden_size": 14336, "seq_length": 8192},
         128256,
         2.1588251104405094e17,
         144544702464.0,
@@ -95,7 +95,7 @@ GOLDEN = {
         40644762009.6,
     ),
     "mixtral_8x7b": Golden(
-        LLAMA | GROUPED | dict(ffn_hidden_size=14336, seq_length=4096),
+        LLAMA | GROUPED | {"ffn_hidden_size": 14336, "seq_length": 4096},
         32000,
         1.6715655374752973e17,
         840650268672.0,
@@ -104,7 +104,7 @@ GOLDEN = {
         moe=MoEConfig(num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=14336),
     ),
 }
-EXACT = dict(rel=1e-14)
+EXACT = {"rel": 1e-14}
 
 every_model = pytest.mark.parametrize("golden", GOLDEN.values(), ids=GOLDEN.keys())
 

@@ -15,22 +15,27 @@ from trainyard.models.gpt import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
 from trainyard.models.rope import apply_rotary, rotary_angles
 
-ROUNDING = dict(rtol=1e-4, atol=1e-5)
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 """fp32 sums of a few hundred terms taken in another order."""
 
-SMALL: dict[str, Any] = dict(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=24)
+SMALL: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "seq_length": 24,
+}
 GPT: dict[str, Any] = {}
-LLAMA: dict[str, Any] = dict(
-    position_embedding_type="rope",
-    normalization="RMSNorm",
-    swiglu=True,
-    disable_bias_linear=True,
-    untie_embeddings_and_output_weights=True,
-    group_query_attention=True,
-    num_query_groups=2,
-)
-QWEN = LLAMA | dict(add_qkv_bias=True, rotary_percent=0.5, kv_channels=32)
-BARE = dict(position_embedding_type="none", untie_embeddings_and_output_weights=True)
+LLAMA: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+    "group_query_attention": True,
+    "num_query_groups": 2,
+}
+QWEN = LLAMA | {"add_qkv_bias": True, "rotary_percent": 0.5, "kv_channels": 32}
+BARE = {"position_embedding_type": "none", "untie_embeddings_and_output_weights": True}
 KINDS = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "bare": BARE}
 VOCAB = 96
 
@@ -100,7 +105,7 @@ def test_gradients_reach_every_parameter(kind: dict[str, Any]) -> None:
 
 def test_grouped_queries_equal_full_heads_with_repeated_keys_and_values() -> None:
     grouped = build(**LLAMA)
-    full = build(**(LLAMA | dict(group_query_attention=False, num_query_groups=1)))
+    full = build(**(LLAMA | {"group_query_attention": False, "num_query_groups": 1}))
     state = dict(grouped.state_dict())
     for name in [n for n in state if n.endswith("linear_qkv.weight")]:
         q, k, v = state[name].view(2, 4, 16, 64).split((2, 1, 1), dim=1)
@@ -175,7 +180,7 @@ def test_first_values_depend_on_name_and_seed_alone() -> None:
     torch.manual_seed(1)
     one = build(seed=11, **LLAMA)
     torch.manual_seed(2)
-    deeper = build(seed=11, **(LLAMA | dict(seq_length=48)))
+    deeper = build(seed=11, **(LLAMA | {"seq_length": 48}))
     other = build(seed=12, **LLAMA)
     drawn: set[bytes] = set()
     for name, parameter in one.named_parameters():

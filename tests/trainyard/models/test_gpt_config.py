@@ -10,7 +10,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.models.moe_config import MoEConfig
 
-SMALL = dict(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=32)
+SMALL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32}
 
 
 def small(**changes: Any) -> GPTConfig:

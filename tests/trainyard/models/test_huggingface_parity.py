@@ -11,12 +11,13 @@ from trainyard.models.init import init_parameters
 
 transformers = pytest.importorskip("transformers")
 
-SAME_LOGITS = dict(rtol=1e-4, atol=2e-5)
+SAME_LOGITS = {"rtol": 1e-4, "atol": 2e-5}
 VOCAB = 96
 
 
 def perturbed(config: GPTConfig) -> GPTModel:
-    """A model whose biases and norms differ from their first values, so that each is seen to count."""
+    """A model whose biases and norms differ from their first values, so that each is seen to
+    count."""
     model = GPTModel(config, VOCAB)
     init_parameters(model, 5)
     generator = torch.Generator().manual_seed(6)

@@ -42,7 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine.train_from_iterator(HOSTILE * 3, trainer)
     path = tmp_path_factory.mktemp("tokenizer")
     engine.save(str(path / "tokenizer.json"))
-    settings = {"eos_token": {"content": "<|endoftext|>"}, "pad_token": "<pad>"}
+    end = {"__type": "AddedToken", "content": "<|endoftext|>"}
+    settings = {"eos_token": end, "pad_token": "<pad>"}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     return path
 

@@ -1,0 +1,88 @@
+"""What every stage owes whoever types its name: help, refusals in words, no work first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainyard.config import parse_document
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/__main__.py"))
+
+MODEL = ("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2")
+MODEL += ("--seq-length", "32", "--micro-batch-size", "2")
+
+NOWHERE = "/nowhere/at/all"
+
+ENOUGH = {
+    "benchmark": ("--load", NOWHERE, "--prompts", "a"),
+    "collect": (),
+    "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
+    "merge": ("--input", NOWHERE),
+    "plan": (*MODEL, "--vocab-size", "300"),
+    "pretrain": (*MODEL, "--data-path", NOWHERE, "--train-iters", "2", "--lr", "0.001"),
+    "report": ("--checkpoint", NOWHERE),
+    "reshard": ("--load-dir", NOWHERE),
+    "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
+    "train_tokenizer": ("--input", NOWHERE),
+    "verify": (NOWHERE,),
+}
+"""Flags that make each stage's options complete; inputs that do not exist where it has inputs."""
+
+INTO = {"pretrain": "--save", "reshard": "--save-dir", "verify": ""}
+INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
+
+
+def arguments(stage: str, tmp_path: Path) -> list[str]:
+    into = INTO.get(stage, "--output-dir")
+    more = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9"] if stage == "pretrain" else []
+    return [*ENOUGH[stage], *more, *([into, str(tmp_path / "out")] if into else [])]
+
+
+def run(stage: str, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    began = time.monotonic()
+    command = [sys.executable, "-m", f"stages.{stage}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return done, time.monotonic() - began
+
+
+def test_the_table_names_every_stage() -> None:
+    assert sorted(ENOUGH) == STAGES
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_wrong_flag_is_refused(stage: str, tmp_path: Path) -> None:
+    done, seconds = run(stage, *arguments(stage, tmp_path), "--no-such-flag", "1")
+    assert done.returncode == 2
+    assert "--no-such-flag" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert seconds < 5
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stage", [name for name in STAGES if NOWHERE in ENOUGH[name]])
+def test_a_missing_input_is_named_before_any_work(stage: str, tmp_path: Path) -> None:
+    done, seconds = run(stage, *arguments(stage, tmp_path))
+    assert done.returncode in (1, 2), done.stderr
+    assert NOWHERE in done.stderr
+    assert "Traceback" not in done.stderr
+    assert seconds < 5
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_dry_run_prints_is_read_back(stage: str, tmp_path: Path) -> None:
+    done, _ = run(stage, *arguments(stage, tmp_path), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    parse_document(done.stdout, ".toml", stage)
+    document = tmp_path / "options.toml"
+    document.write_text(done.stdout)
+    again, _ = run(stage, "--config", str(document), "--dry-run")
+    assert again.stdout == done.stdout
+    wrong, _ = run(stage, "--config", str(document), "--config", str(tmp_path / "none.toml"))
+    assert wrong.returncode == 2

@@ -1,0 +1,138 @@
+"""GPT samples against Megatron-LM's own, their masks, their splits and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.gpt import (
+    GPTDataset,
+    SampleFormat,
+    build_gpt_datasets,
+    build_sample,
+    positions_in_documents,
+    split_documents,
+)
+from trainyard.errors import ConfigError, DataError
+
+EOD = 999
+FORM = SampleFormat(seq_length=16, seed=1234, vocab_size=1000, eod=EOD)
+
+
+def write_pair(prefix: Path, lengths: list[int], first: int = 0) -> str:
+    """Token k of the concatenation is (first + k) % 1000."""
+    tokens = (first + np.arange(sum(lengths))) % 1000
+    with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
+        writer = IndexedWriter(bin_file, np.uint16)
+        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
+            writer.add_document([document])
+        writer.write_index(idx_file)
+    return str(prefix)
+
+
+def sample_of(text: list[int], form: SampleFormat) -> dict[str, list[float]]:
+    n = len(text) - 1
+    sample = build_sample(np.array(text), form, np.arange(n), np.ones(n, np.float32))
+    return {key: values.tolist() for key, values in sample.items()}
+
+
+def test_first_samples_equal_megatrons(shared: Path, tmp_path: Path) -> None:
+    golden = json.loads((shared / "golden/megatron_vectors.json").read_text())["gpt"]
+    indexed = IndexedDataset(write_pair(tmp_path / "t", golden["doc_lengths"]))
+    documents = np.arange(len(indexed), dtype=np.int32)
+    for case in golden["cases"]:
+        drop = case["split"] != "valid" or case["drop_last_partial_validation_sequence"]
+        dataset = GPTDataset(indexed, documents, case["num_samples"], FORM, drop)
+        assert dataset[0]["tokens"].tolist() == case["first_sample_tokens"]
+        assert dataset[0]["labels"].tolist() == case["first_sample_labels"]
+
+
+def test_the_samples_of_an_epoch_serve_every_token_once(tmp_path: Path) -> None:
+    indexed = IndexedDataset(write_pair(tmp_path / "t", [40, 3, 90, 1, 27]))
+    dataset = GPTDataset(indexed, np.arange(5, dtype=np.int32), None, FORM)
+    served = np.concatenate([dataset[i]["tokens"] for i in range(len(dataset))])
+    assert len(np.unique(served)) == len(served) == 160  # of 161, the last is a label only
+
+
+def test_a_last_partial_sample_is_padded_and_masked(tmp_path: Path) -> None:
+    indexed = IndexedDataset(write_pair(tmp_path / "t", [20]))
+    dataset = GPTDataset(indexed, np.arange(1, dtype=np.int32), None, FORM, drop_last_partial=False)
+    samples = [dataset[i] for i in range(len(dataset))]
+    assert sorted(s["loss_mask"].sum() for s in samples) == [3.0, 16.0]
+    partial = min(samples, key=lambda s: s["loss_mask"].sum())
+    assert partial["tokens"][:4].tolist() == [16, 17, 18, 19]
+    assert not partial["tokens"][4:].any()
+    assert not partial["labels"][3:].any()
+
+
+def test_padding_does_not_count_and_becomes_zero() -> None:
+    sample = sample_of([5, 6, 7, 7], SampleFormat(3, 1, 1000, EOD, pad=7))
+    assert sample["tokens"] == [5, 6, 0]
+    assert sample["labels"] == [6, 0, 0]
+    assert sample["loss_mask"] == [1.0, 0.0, 0.0]
+
+
+def test_end_of_document_resets_positions_and_loss_if_asked() -> None:
+    text = [1, EOD, 2, 3, EOD, EOD, 4]
+    plain = sample_of(text, FORM)
+    assert plain["loss_mask"] == [1.0] * 6
+    assert plain["position_ids"] == [0, 1, 2, 3, 4, 5]
+    form = SampleFormat(6, 1, 1000, EOD, reset_position_ids=True, eod_mask_loss=True)
+    reset = sample_of(text, form)
+    assert reset["loss_mask"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    assert reset["position_ids"] == [0, 1, 0, 1, 2, 0]
+    assert positions_in_documents(np.array([EOD, 1, 2]), EOD).tolist() == [0, 0, 1]
+
+
+def test_splits_do_not_share_documents() -> None:
+    bounds = [split_documents(1003, b) for b in ((0.0, 0.969), (0.969, 0.999), (0.999, 1.0))]
+    assert np.concatenate(bounds).tolist() == list(range(1003))
+
+
+def test_blend_keeps_shares_and_ids_name_the_source(tmp_path: Path) -> None:
+    paths = ("3", write_pair(tmp_path / "a", [400]), "1", write_pair(tmp_path / "b", [400], 500))
+    data = DataConfig(data_path=paths, split="1,0,0")
+    train, valid, test = build_gpt_datasets(data, FORM, (40, 0, 0))
+    assert train is not None
+    assert valid is None
+    assert test is None
+    ids = train.ids(np.arange(40))
+    assert np.bincount(ids[:, 0]).tolist() == [30, 10]
+    assert len({tuple(i) for i in ids[:20].tolist()}) == 20
+
+
+def test_prefixes_without_weights_are_one_epoch(tmp_path: Path) -> None:
+    paths = (write_pair(tmp_path / "a", [400]), write_pair(tmp_path / "b", [100], 500))
+    data = DataConfig(data_path=paths, split="1,0,0")
+    train, _, _ = build_gpt_datasets(data, FORM, (30, 0, 0))
+    assert train is not None
+    assert len({tuple(i) for i in train.ids(np.arange(30)).tolist()}) == 30
+    with pytest.raises(ConfigError, match="one epoch, 30 train samples"):
+        build_gpt_datasets(data, FORM, (31, 0, 0))
+
+
+def test_an_empty_or_too_small_split_is_refused_in_words(tmp_path: Path) -> None:
+    data = DataConfig(data_path=(write_pair(tmp_path / "t", [100] * 9 + [10]),))
+    with pytest.raises(ConfigError, match="the valid split .* holds none of the 10 documents"):
+        build_gpt_datasets(data, FORM, (10, 10, 0))
+    data = DataConfig(data_path=data.data_path, split="9,1,0")
+    with pytest.raises(ConfigError, match="10 tokens in 1 documents, less than one sample"):
+        build_gpt_datasets(data, FORM, (10, 10, 0))
+    data = DataConfig(train_data_path=data.data_path)
+    with pytest.raises(ConfigError, match="--valid-data-path is not given"):
+        build_gpt_datasets(data, FORM, (10, 10, 0))
+
+
+def test_a_token_outside_the_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+    prefix = write_pair(tmp_path / "t", [500])
+    form = SampleFormat(seq_length=16, seed=1, vocab_size=100, eod=99)
+    train, _, _ = build_gpt_datasets(DataConfig(data_path=(prefix,), split="1"), form, (30, 0, 0))
+    assert train is not None
+    with pytest.raises(DataError, match="t: token 1[0-9]+ in .* outside the vocabulary of 100"):
+        for i in range(len(train)):
+            train[i]
