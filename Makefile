@@ -4,15 +4,16 @@ PYTHON ?= python3
 YARD ?= yard
 TORCH_INDEX ?=
 JOBS ?= 2
+UI_PORT ?= 4200
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-# What a quick start does is kept where `make ui` finds it; nothing is reported to anyone.
-PREFECT := YARD="$(YARD)" PREFECT_HOME="$(abspath $(YARD))/prefect" \
-	PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1
+# Prefect's database of the runs; beside what they made, where that is on this machine.
+LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
+
 # Tests run side by side, so one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -30,6 +31,7 @@ help: ## List the targets and variables
 	@echo "      CPU only, 200 MB:  https://download.pytorch.org/whl/cpu"
 	@echo "      CUDA 13:           https://download.pytorch.org/whl/cu130"
 	@echo "  JOBS=$(JOBS)  test processes side by side"
+	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
 
 install: $(STAMP) ## Make .venv with all that quickstart, tests and checks need
 
@@ -38,23 +40,25 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "trainyard needs Python 3.11 or newer; '$(PYTHON)' is" \
 	    "$$($(PYTHON) --version 2>&1 | head -n 1). Name another: make install PYTHON=python3.12" >&2; \
 	    exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (about two minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@echo "installing into $(VENV): one to two minutes, more where pip must fetch CUDA libraries"
 	@# A new pip first: it looks at the 170 pins twice as fast as the one that Python 3.11 brings.
-	@$(PIP) install --quiet --no-compile --constraint constraints.txt --upgrade pip setuptools
-	@test -z "$(TORCH_INDEX)" || $(PIP) install --quiet --no-compile --no-deps \
+	@$(PIP) install -qq --no-compile --constraint constraints.txt --upgrade pip setuptools
+	@test -z "$(TORCH_INDEX)" || $(PIP) install -qq --no-compile --no-deps \
 	  --constraint constraints.txt --index-url "$(TORCH_INDEX)" torch
-	@$(PIP) install --quiet --no-compile --no-build-isolation --constraint constraints.txt \
+	@$(PIP) install -qq --no-compile --no-build-isolation --constraint constraints.txt \
 	  --editable '.[all,dev]'
 	@# pip compiles on one core; this takes all of them.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
+quickstart: export YARD := $(YARD)
 quickstart: install ## Text to a trained, evaluated GPT and its run card
-	@$(PREFECT) $(BIN)/python -m flows.pretrain_gpt recipes/quickstart.toml
+	@$(BIN)/python -m flows.pretrain_gpt recipes/quickstart.toml
 
-ui: install ## Prefect's pages for the runs under YARD, on http://127.0.0.1:4200
-	@$(PREFECT) $(BIN)/prefect server start --host 127.0.0.1
+ui: install ## Prefect's pages for the runs under YARD, on localhost
+	@PREFECT_HOME="$(abspath $(LOCAL_YARD))/.prefect" PREFECT_SERVER_ANALYTICS_ENABLED=false \
+	  DO_NOT_TRACK=1 $(BIN)/prefect server start --host 127.0.0.1 --port $(UI_PORT)
 
 test: install ## Unit tests, under two minutes
 	@$(PYTEST) -q -n $(JOBS)
@@ -74,8 +78,8 @@ format: install ## Rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-clean-quickstart: ## Remove what quickstart made: YARD/quickstart and YARD/prefect
-	rm -rf "$(YARD)/quickstart" "$(YARD)/prefect"
+clean-quickstart: ## Remove what quickstart made: YARD/quickstart and Prefect's record of it
+	rm -rf "$(LOCAL_YARD)/quickstart" "$(LOCAL_YARD)/.prefect"
 
 clean: ## Remove .venv and the caches of checks; YARD stays
 	rm -rf $(VENV) build trainyard.egg-info .pytest_cache .mypy_cache .ruff_cache \

@@ -1,7 +1,8 @@
 """What a person sees while a flow runs: a line when a stage starts, a line when it ends.
 
-Everything is said once, to the run's logger, from where Prefect takes it to its server. The console
-shows the headlines; a stage's own lines pass by on one line of a terminal, or now and then elsewhere."""
+Everything is said once, to the run's logger, from where Prefect takes it to its server. The
+console shows the headlines; a stage's own lines pass by on one line of a terminal, or now and then
+elsewhere."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ HEADLINE = "headline"
 JOB = "job"
 """Attribute of a log record that is a line of a stage's output: the job it came from."""
 
-WIDTH = 18
+WIDTH = 22
 QUIET_SECONDS = 15.0
 """Where there is no terminal, at most one line of a stage in so many seconds."""
 
-PAINT = {"done": "\033[32m", "reused": "\033[36m", "failed": "\033[31m", "runs": "\033[2m"}
+PAINT = {"done": "\033[32m", "reused": "\033[36m", "failed": "\033[31m", "stopped": "\033[33m"}
 DIM, RESET, CLEAR = "\033[2m", "\033[0m", "\r\033[2K"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from stages.benchmark.config import BenchmarkConfig
@@ -18,9 +19,10 @@ from stages.reshard.config import ReshardConfig
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
 from stages.verify.config import VerifyConfig
+from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
-from trainyard.config import from_dict
-from trainyard.errors import ConfigError
+from trainyard.config import from_dict, parse_document
+from trainyard.errors import ConfigError, TrainyardError
 
 CONFIGS: dict[str, type[Any]] = {
     "benchmark": BenchmarkConfig,
@@ -72,6 +74,16 @@ def build_config(stage: str, document: Mapping[str, Any], where: str) -> Any:
     except ConfigError as error:
         text = str(error)
         raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
+def read_job(stage: str, config: str) -> StageJob:
+    """The job that a config document describes."""
+    try:
+        text = store.read_bytes(config).decode()
+    except (TrainyardError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {config} cannot be read: {error}") from error
+    suffix = PurePosixPath(config).suffix
+    return stage_job(stage, parse_document(text, suffix, config), config)
 
 
 def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = "") -> StageJob:

@@ -1,7 +1,7 @@
 """Prefect's API for one flow run on this machine, when no server is running.
 
-Prefect would start one itself, but that one lives on when its flow is killed. This one holds the read
-end of a pipe, as stages do, and ends with whoever started it.
+Prefect would start one itself, but that one lives on when its flow is killed. This one holds the
+read end of a pipe, as stages do, and ends with whoever started it.
 
     python -m flows.local_api SOCKET LIFELINE      (two inherited descriptors)"""
 
@@ -52,7 +52,7 @@ class LocalApi:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C is for the flow, which still has to say how it ended
+                start_new_session=True,  # Ctrl-C is for the flow, which has to say how it ended
             )
             os.close(read_end)
 

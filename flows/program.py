@@ -1,4 +1,4 @@
-"""A flow as a program: the environment that Prefect reads, its API, a quiet console, an exit status.
+"""A flow as a program: Prefect's environment, its API, a quiet console, an exit status.
 
 Nothing here imports Prefect at the top, since it reads its environment when it is imported."""
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from flows.local_api import LocalApi
 from flows.launch.outcome import StageError
+from flows.local_api import LocalApi
 from trainyard.errors import EXIT_DEFECT, InfrastructureError, TrainyardError
 
 ENVIRONMENT = {
@@ -25,13 +25,16 @@ ENVIRONMENT = {
 
 DRAIN_SECONDS = 5.0
 
-Run = Callable[..., Coroutine[Any, Any, Any]]
+Flow = Callable[..., Coroutine[Any, Any, Any]]
 
 
-def run_program(load: Callable[[], Run], home: Path, verbose: bool, **parameters: Any) -> int:
-    """Run a flow against the server that PREFECT_API_URL names, else one of our own; its exit status.
+def run_program(
+    load: Callable[[], Flow], home: Path, verbose: bool, **parameters: Any
+) -> tuple[int, Any]:
+    """Run a flow against the server that PREFECT_API_URL names, else one of our own.
 
-    `load` imports the flow; `home` is Prefect's folder when the server is ours."""
+    Returns its exit status, and what the flow returned when that is 0. `load` imports the flow;
+    `home` is Prefect's folder when the server is ours."""
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     own = None if os.environ.get("PREFECT_API_URL") else LocalApi(home.absolute())
@@ -43,7 +46,7 @@ def run_program(load: Callable[[], Run], home: Path, verbose: bool, **parameters
             own.wait()
         return _run(flow, verbose, parameters)
     except TrainyardError as error:
-        return fail(error)
+        return fail(error), None
     finally:
         if own is not None:
             own.stop()
@@ -57,28 +60,27 @@ def fail(error: TrainyardError | StageError) -> int:
     return error.exit_status
 
 
-def _run(flow: Run, verbose: bool, parameters: dict[str, Any]) -> int:
+def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, Any]:
     from prefect.exceptions import PrefectException, TerminationSignal
 
     from flows.console import take_over
 
     take_over(verbose)
     try:
-        asyncio.run(flow(**parameters))
-        return 0
+        return 0, asyncio.run(flow(**parameters))
     except (TrainyardError, StageError) as error:
-        return fail(error)
+        return fail(error), None
     except KeyboardInterrupt:
-        return _stopped(signal.SIGINT)
+        return _stopped(signal.SIGINT), None
     except (TerminationSignal, asyncio.CancelledError):
-        return _stopped(signal.SIGTERM)
+        return _stopped(signal.SIGTERM), None
     except Exception as error:
         if isinstance(error, PrefectException) or type(error).__module__.startswith("httpx"):
             url = os.environ["PREFECT_API_URL"]
-            return fail(InfrastructureError(f"Prefect's API at {url}: {error}"))
+            return fail(InfrastructureError(f"Prefect's API at {url}: {error}")), None
         traceback.print_exception(error)
         print("error: this is a defect of trainyard", file=sys.stderr)
-        return EXIT_DEFECT
+        return EXIT_DEFECT, None
     finally:
         _drain()
 

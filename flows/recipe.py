@@ -1,7 +1,8 @@
 """Recipes: a TOML file in, every job of a flow out, validated before any work.
 
-A recipe has a table for each stage, whose keys are the stage's flags with underscores. Where artifacts
-lie is not written in it: that follows from the yard's root and the recipe's name. At the top stand
+A recipe has a table for each stage, whose keys are the stage's flags with underscores. Where
+artifacts lie is not written in it: that follows from the yard and the recipe's name. At the top
+may stand
 
     corpus = ["books/*.jsonl"]       documents of one's own, in the place of stage collect
     evaluation_data = "held.txt"     text to evaluate on; needed with a corpus of one's own"""
@@ -12,6 +13,7 @@ import dataclasses
 import difflib
 import os
 import re
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +25,13 @@ from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.urls import basename, join
 from trainyard.config import leaves, parse_document
 from trainyard.errors import ConfigError, TrainyardError
-from trainyard.tokenizers.config import TokenizerConfig
 
 TOP_LEVEL = ("corpus", "evaluation_data")
 TABLES = tuple(name for name in CONFIGS if name != "verify")
-TOKENIZER_KEYS = tuple(name for name, _, _ in leaves(TokenizerConfig))
+TOKENIZER_KEYS = tuple(
+    name for name, _, _ in leaves(typing.get_type_hints(CONFIGS["tokenize"])["tokenizer"])
+)
+"""What [tokenize] says of its tokenizer holds for [pretrain] as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class Recipe:
         return dict(self.tables.get(stage, {}))
 
     def job(self, stage: str, decided: Mapping[str, Any], label: str = "") -> StageJob:
-        """A stage with what was written for it and what the flow decides, which nobody may write."""
+        """A stage with what was written for it and what the flow decides, which none may write."""
         written, where = self.table(stage), f"{self.where} [{stage}]"
         for key in written.keys() & decided.keys():
             raise ConfigError(
@@ -149,7 +153,9 @@ def pretrain_jobs(recipe: Recipe) -> PretrainJobs:
     checkpoint, resharded = recipe.at("checkpoint"), recipe.at("resharded")
     return PretrainJobs(
         plan=_plan(recipe, tokenizer),
-        collect=None if recipe.corpus else recipe.job("collect", {"output_dir": recipe.at("corpus")}),
+        collect=None
+        if recipe.corpus
+        else recipe.job("collect", {"output_dir": recipe.at("corpus")}),
         train_tokenizer=_train_tokenizer(recipe, corpus),
         tokenize=_tokenize(recipe, corpus, tokenizer),
         merge=recipe.job("merge", {"input": recipe.at("tokens", "parts"), "output_prefix": tokens}),
@@ -193,7 +199,7 @@ def _tokenizer(recipe: Recipe) -> dict[str, Any]:
         return {key: written[key] for key in TOKENIZER_KEYS if key in written}
     return {
         "tokenizer_type": "HuggingFaceTokenizer",
-        "tokenizer_model": recipe.at("tokenizer", "tokenizer.json"),
+        "tokenizer_model": recipe.at("tokenizer"),
     }
 
 
@@ -209,9 +215,7 @@ def _train_tokenizer(recipe: Recipe, corpus: list[str]) -> StageJob | None:
     return None
 
 
-def _tokenize(
-    recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]
-) -> tuple[StageJob, ...]:
+def _tokenize(recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]) -> tuple[StageJob, ...]:
     written = recipe.table("tokenize")
     ours = {key: value for key, value in tokenizer.items() if key not in written}
     jobs = []

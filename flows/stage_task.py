@@ -1,7 +1,7 @@
 """The one task: write the config document, start the stage's own command through a block, wait, and
 read the manifest back.
 
-What comes back is a summary for people and for the next task; the artifact itself stays in the store."""
+What comes back is a summary for people; the artifact itself stays in the store."""
 
 from __future__ import annotations
 
@@ -87,8 +87,12 @@ async def run_stage_task(job: StageJob, place: Place) -> Summary:
     headline(log, job.name, "runs")
     began = time.monotonic()
     spec = _prepare(job, place)
-    run = await BLOCKS[place.block](spec=spec).trigger()
-    await run.wait_for_completion()
+    try:
+        run = await BLOCKS[place.block](spec=spec).trigger()
+        await run.wait_for_completion()
+    except asyncio.CancelledError:
+        headline(log, job.name, "stopped", time.monotonic() - began)
+        raise
     outcome = await run.fetch_result()
     seconds = time.monotonic() - began
     if outcome.kind is not Kind.DONE:

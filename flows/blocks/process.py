@@ -26,6 +26,8 @@ LIFELINE = "TRAINYARD_LIFELINE_FD"
 RUN_DIRECTORY = "TRAINYARD_RUN_DIR"
 LOG = "log.txt"
 
+POLL_SECONDS = 0.05
+
 DRAIN_SECONDS = 2.0
 """How long output may still come after the job itself has ended: a grandchild may hold the pipe."""
 
@@ -88,7 +90,7 @@ class ProcessJobRun(JobRun[Outcome]):
         """Until the job has ended. Whatever ends the waiting instead stops the job."""
         listening = asyncio.create_task(self._listen())
         try:
-            await self._process.wait()
+            await self._ended()
             await asyncio.wait({listening}, timeout=DRAIN_SECONDS)
         finally:
             await self.stop()
@@ -115,7 +117,7 @@ class ProcessJobRun(JobRun[Outcome]):
             if self._lifeline is not None:
                 os.close(self._lifeline)
                 self._lifeline = None
-        await self._process.wait()
+        await self._ended()
 
     def _signal(self, number: int) -> bool:
         """Signal the job's process group; False when nobody is in it any more."""
@@ -125,9 +127,15 @@ class ProcessJobRun(JobRun[Outcome]):
             return False
         return True
 
+    async def _ended(self) -> None:
+        # asyncio's own wait() lasts until the output is closed, which a grandchild may hold open.
+        while self._process.returncode is None:
+            await asyncio.sleep(POLL_SECONDS)
+
     async def _gone(self) -> None:
-        while self._process.returncode is None or _is_alive(self.pid):
-            await asyncio.sleep(0.05)
+        await self._ended()
+        while _is_alive(self.pid):
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _listen(self) -> None:
         stream = self._process.stdout

@@ -177,19 +177,20 @@ def describe_timings(
 
 
 def print_results(generations: dict[str, Any], timings: dict[str, Any]) -> None:
-    """Each request as Megatron-LM's test prints it, then the figures over all."""
+    """Each request of the first repetition as Megatron-LM's test prints it, then all of them."""
     for request, generation in zip(timings["requests"], generations["requests"], strict=False):
         print(f" \n------------- RESULT FOR PROMPT {request['id']} --------------- ")
         shown = {**request, "tpot": [round(seconds, 6) for seconds in request["tpot"]]}
         shown["generated_output"] = generation["generated_output"]
         pprint.pp(shown, width=100, compact=True)
-    first, later = timings["time_to_first_token"], timings["inter_token_latency"]
     print(f"\nThroughput: {timings['tokens_per_second']:.2f} output tokens / second")
-    print(
-        f"Time to first token: median {first['median'] * 1e3:.2f} ms, p99 {first['p99'] * 1e3:.2f} ms"
-    )
-    if later is not None:
-        medians = later["median"] * 1e3, later["p99"] * 1e3
-        print("Inter-token latency: median {:.2f} ms, p99 {:.2f} ms".format(*medians))
+    names = {
+        "time_to_first_token": "Time to first token",
+        "inter_token_latency": "Inter-token latency",
+    }
+    for key, name in names.items():
+        if timings[key] is not None:
+            median, p99 = timings[key]["median"] * 1e3, timings[key]["p99"] * 1e3
+            print(f"{name}: median {median:.2f} ms, p99 {p99:.2f} ms")
     print(f"Latency per output token: {timings['latency_per_output_token'] * 1e3:.2f} ms")
     print(f"Peak memory: {timings['peak_memory_bytes'] / 1024**3:.3f} GB")

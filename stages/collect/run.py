@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,9 @@ from trainyard.corpus import docstrings as doc
 from trainyard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
+
+Modules = dict[str, tuple[str, Path]]
+"""Relative name of a source to its package and where it lies."""
 
 HELDOUT_SHARE = 0.01
 HELDOUT_BYTES = 150_000
@@ -53,7 +56,7 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     found: list[Entry] = []
     with stage.progress(limit, "bytes", "collect") as progress:
-        for entry in take(distinct(all_entries(stdlib, installed_modules())), limit):
+        for entry in take(distinct(all_entries(stdlib, installed_modules)), limit):
             found.append(entry)
             progress.update(len(entry.text.encode()))
     if not found:
@@ -82,7 +85,7 @@ def _write(
 # --- what there is ----------------------------------------------------------------------------
 
 
-def all_entries(stdlib: Path, modules: dict[str, tuple[str, Path]]) -> Iterator[Entry]:
+def all_entries(stdlib: Path, installed: Callable[[], Modules]) -> Iterator[Entry]:
     """Help topics, then the standard library, then packages in an order that mixes them.
 
     Of packages, which are many, only modules are read that are well documented."""
@@ -93,6 +96,7 @@ def all_entries(stdlib: Path, modules: dict[str, tuple[str, Path]]) -> Iterator[
     for relative in doc.module_files(stdlib):
         if not relative.startswith("pydoc_data/"):
             yield from _of_module(relative, "python", (stdlib / relative).read_bytes())
+    modules = installed()
     for relative in sorted(modules, key=lambda name: hashlib.sha256(name.encode()).digest()):
         package, path = modules[relative]
         source = path.read_bytes()
@@ -100,9 +104,9 @@ def all_entries(stdlib: Path, modules: dict[str, tuple[str, Path]]) -> Iterator[
             yield from _of_module(relative, package, source)
 
 
-def installed_modules() -> dict[str, tuple[str, Path]]:
-    """Python sources of every installed package but ours: relative name to package and path."""
-    modules: dict[str, tuple[str, Path]] = {}
+def installed_modules() -> Modules:
+    """Python sources of every installed package but ours."""
+    modules: Modules = {}
     for distribution in metadata.distributions(path=site_folders()):
         package = distribution.metadata["Name"] or ""
         if package.lower() == OURSELVES:

@@ -11,6 +11,18 @@ from trainyard.models.config import GPTConfig
 from trainyard.models.memory import Layout, RecomputeGranularity
 from trainyard.models.moe_config import MoEConfig
 
+SIZES = (
+    "vocab_size",
+    "micro_batch_size",
+    "global_batch_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "data_parallel_size",
+    "world_size",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
@@ -52,48 +64,43 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit each other."""
-        for name in ("vocab_size", "micro_batch_size", "tensor_model_parallel_size"):
-            self._positive(name)
-        for name in ("pipeline_model_parallel_size", "expert_model_parallel_size"):
+        for name in SIZES:
             self._positive(name)
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError("--sequence-parallel needs --tensor-model-parallel-size above 1")
         if self.global_batch % (self.micro_batch_size * self.replicas):
             raise ConfigError(
-                f"--global-batch-size ({self.global_batch}) must be divisible by --micro-batch-size "
-                f"({self.micro_batch_size}) x data-parallel size ({self.replicas})"
+                f"--global-batch-size ({self.global_batch}) must be divisible by "
+                f"--micro-batch-size ({self.micro_batch_size}) x data-parallel size "
+                f"({self.replicas})"
             )
         self.layout().check(self.model, self.moe)
 
     def _positive(self, name: str) -> None:
-        if getattr(self, name) < 1:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}")
+        value = getattr(self, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
     @property
     def replicas(self) -> int:
         """Data-parallel size, given or from the world size."""
         shards = self.tensor_model_parallel_size * self.pipeline_model_parallel_size
         if self.world_size is None:
-            if self.data_parallel_size is not None:
-                self._positive("data_parallel_size")
             return self.data_parallel_size or 1
         replicas, rest = divmod(self.world_size, shards)
-        if rest or not replicas or self.data_parallel_size not in (None, replicas):
-            given = f" x --data-parallel-size ({self.data_parallel_size})"
+        if rest or self.data_parallel_size not in (None, replicas):
+            given = self.data_parallel_size
+            third = f"--data-parallel-size ({given})" if given else "a whole number of replicas"
             raise ConfigError(
                 f"--world-size ({self.world_size}) must be --tensor-model-parallel-size "
                 f"({self.tensor_model_parallel_size}) x --pipeline-model-parallel-size "
-                f"({self.pipeline_model_parallel_size})"
-                f"{given if self.data_parallel_size is not None else ' x a whole number of replicas'}"
+                f"({self.pipeline_model_parallel_size}) x {third}"
             )
         return replicas
 
     @property
     def global_batch(self) -> int:
         """Samples of one step, given or derived."""
-        if self.global_batch_size is not None:
-            self._positive("global_batch_size")
         return self.global_batch_size or self.micro_batch_size * self.replicas
 
     @property

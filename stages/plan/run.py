@@ -156,12 +156,13 @@ def memory_line(memory: dict[str, float]) -> str:
 
 def our_lines(document: dict[str, Any]) -> list[str]:
     """What the upstream report leaves out."""
+    checkpoint = document["checkpoint_bytes"] / MEGABYTE
     lines = [
         f"Parameters, every one counted: {document['parameters']['exact']:,}",
         f"Tokens per iteration: {document['tokens_per_iteration']:,}",
         f"FLOPs per iteration: {document['flops_per_iteration']:.6e}",
         f"FLOPs per token: {document['flops_per_token']:.6e}",
-        f"Checkpoint (fp32 weights and Adam moments): {document['checkpoint_bytes'] / MEGABYTE:,.2f} MB",
+        f"Checkpoint (fp32 weights and Adam moments): {checkpoint:,.2f} MB",
     ]
     recomputed = document["activations_with_full_recompute_bytes"]
     if recomputed is not None:

@@ -12,10 +12,7 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardConfig:
-    """Write a checkpoint again: in another number of files, or in another format.
-
-    The same tensors come out; with --saver trainyard optimizer, generators, ledger and tokenizer
-    as well, bit for bit."""
+    """Write a checkpoint again, bit for bit: in another number of files, or for transformers."""
 
     load_dir: str = location()
     """Run folder (its latest step) or step folder to read."""

@@ -17,7 +17,7 @@ class TrainTokenizerConfig:
     """Train a byte-level BPE tokenizer on a corpus; writes a Hugging Face tokenizer.json."""
 
     input: tuple[str, ...] = location()
-    """Files, folders, patterns or URLs of JSONL (.jsonl, .json) or plain text (.txt), also .gz."""
+    """Files, folders, patterns or URLs of JSONL (.jsonl, .json) or text (.txt), also with .gz."""
     output_dir: str = location()
     """Folder or URL to write to; --tokenizer-model of later stages."""
     vocab_size: int = 8192
@@ -29,7 +29,7 @@ class TrainTokenizerConfig:
         least = NUM_BYTES + len(SPECIAL_TOKENS)
         if self.vocab_size < least:
             raise ConfigError(
-                f"--vocab-size must be at least {least} (256 bytes and {' '.join(SPECIAL_TOKENS)}), "
+                f"--vocab-size must be at least {least} (256 bytes, {' '.join(SPECIAL_TOKENS)}), "
                 f"got {self.vocab_size}"
             )
         if not self.input:

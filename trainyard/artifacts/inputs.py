@@ -15,7 +15,7 @@ from pathlib import Path
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.output import MANIFEST, is_housekeeping
 from trainyard.artifacts.urls import basename, has_glob, is_local, join, local_path, parent
 from trainyard.errors import ArtifactError
 
@@ -85,8 +85,10 @@ def _folder(url: str) -> tuple[list[str], str]:
         raise ArtifactError(
             f"{url}: a run was replacing this artifact and has not finished; rerun that stage"
         )
-    files = store.expand(url)
     root = url.rstrip("/") + "/"
+    files = [file for file in store.expand(url) if not is_housekeeping(file.removeprefix(root))]
+    if not files:
+        raise ArtifactError(f"{url}: no file in this folder; check the path")
     names = [file[len(root) :] if file.startswith(root) else basename(file) for file in files]
     sizes = (store.info(file).size_bytes for file in files)
     return files, digest_files(zip(names, sizes, map(file_digest, files), strict=True))

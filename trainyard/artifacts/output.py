@@ -12,6 +12,13 @@ WORK = ".work"
 CLAIM = "claim.json"
 
 
+def is_housekeeping(name: str) -> bool:
+    """True for what stands beside the files of artifacts: manifests, claims, unfinished work."""
+    folders, _, file = name.rpartition("/")
+    beside = any(file == own or file.endswith("." + own) for own in (MANIFEST, CLAIM))
+    return beside or any(folder.endswith(WORK) for folder in folders.split("/"))
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """The place of an artifact, and of what stands beside it while it is being made.

@@ -117,14 +117,21 @@ def assign(held: Sequence[Iterable[Slice]]) -> list[list[Slice]]:
 def pack(items: Sequence[Slice], limit_bytes: int = SHARD_SIZE_BYTES) -> list[list[Slice]]:
     """Spread the slices of one writer over as few files as `limit_bytes` asks for, balanced."""
     total = sum(item.size_bytes for item in items)
-    num_files = min(len(items), max(1, math.ceil(total / limit_bytes)))
-    bins: list[list[Slice]] = [[] for _ in range(num_files)]
-    loads = [(0, index) for index in range(num_files)]
+    for num_files in range(max(1, math.ceil(total / limit_bytes)), len(items)):
+        bins = _spread(items, num_files)
+        if max(sum(item.size_bytes for item in held) for held in bins) <= limit_bytes:
+            return bins
+    return _spread(items, len(items))
+
+
+def _spread(items: Sequence[Slice], num_bins: int) -> list[list[Slice]]:
+    bins: list[list[Slice]] = [[] for _ in range(num_bins)]
+    loads = [(0, index) for index in range(num_bins)]
     for item in sorted(items, key=lambda s: (-s.size_bytes, s.name, s.offset)):
         load, index = heapq.heappop(loads)
         bins[index].append(item)
         heapq.heappush(loads, (load + item.size_bytes, index))
-    return [sorted(b, key=lambda s: (s.name, s.offset)) for b in bins if b]
+    return [sorted(held, key=lambda s: (s.name, s.offset)) for held in bins if held]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     8 bytes   little-endian unsigned: length n of the header
     n bytes   JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {...}},
               padded with spaces to a multiple of 8; offsets count from the end of the header
-    the rest  tensors, little-endian, C order, without gaps: wider types first, then by name
+    the rest  tensors, little-endian, C order, without gaps: by type, as listed below, then by name
 
 The safetensors package reads and writes the same bytes, yet wants a local file and all of its
 tensors in memory at once. Here one tensor at a time passes through, to and from any store. Headers
@@ -26,20 +26,20 @@ from trainyard.artifacts import store
 from trainyard.errors import ArtifactError
 
 DTYPES: dict[str, torch.dtype] = {
+    "I64": torch.int64,
     "F64": torch.float64,
     "F32": torch.float32,
-    "F16": torch.float16,
+    "I32": torch.int32,
     "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Names of types in safetensors headers."""
+"""Names of types in safetensors headers, in the order in which a file holds them."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -89,7 +89,8 @@ def write_tensors(
     """Write a file of the tensors `specs`, asking `read` for one at a time.
 
     Equal specs and values give equal bytes, in whatever order the mapping lists them."""
-    order = sorted(specs, key=lambda name: (-DTYPES[specs[name].dtype].itemsize, name))
+    rank = {dtype: index for index, dtype in enumerate(DTYPES)}
+    order = sorted(specs, key=lambda name: (rank[specs[name].dtype], name))
     out.write(_encode_header({name: specs[name] for name in order}, metadata))
     for name in order:
         tensor = read(name)

@@ -107,6 +107,6 @@ def check_text(text: str, num_tokens: int, name: str) -> int:
     num_words = len(text.strip().split(" "))
     if num_words < 2 or num_tokens < 2:
         raise DataError(
-            f"{name}: {num_words} words and {num_tokens} tokens; perplexity needs at least 2 of each"
+            f"{name}: {num_words} words and {num_tokens} tokens; perplexity needs 2 of each"
         )
     return num_words

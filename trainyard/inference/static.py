@@ -93,7 +93,7 @@ def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tok
         if total > limit:
             raise ConfigError(
                 f"prompt {index} of {len(prompt)} tokens and --num-tokens-to-generate "
-                f"{max_new_tokens} make {total}, and the model has {limit} positions; shorten either"
+                f"{max_new_tokens} make {total}, and the model has {limit} positions; shorten one"
             )
 
 

@@ -113,7 +113,8 @@ class GPTConfig:
             )
         if self.group_query_attention and heads % groups:
             raise ConfigError(
-                f"--num-attention-heads ({heads}) must be divisible by --num-query-groups ({groups})"
+                f"--num-attention-heads ({heads}) must be divisible by "
+                f"--num-query-groups ({groups})"
             )
 
     def _check_positions(self) -> None:
@@ -124,8 +125,8 @@ class GPTConfig:
             )
         if self.position_embedding_type == "rope" and (self.rotary_dim % 2 or not self.rotary_dim):
             raise ConfigError(
-                f"--rotary-percent {self.rotary_percent} of a head of {self.head_dim} channels gives "
-                f"{self.rotary_dim} rotating channels; it must be an even number above 0"
+                f"--rotary-percent {self.rotary_percent} of a head of {self.head_dim} channels "
+                f"gives {self.rotary_dim} rotating channels; it must be an even number above 0"
             )
 
     # --- derived --------------------------------------------------------------------------

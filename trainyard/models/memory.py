@@ -57,7 +57,8 @@ class Layout:
     def _check_interleaving(self, layers_per_stage: int, chunk: int) -> None:
         if self.pp == 1:
             raise ConfigError(
-                "--num-layers-per-virtual-pipeline-stage needs --pipeline-model-parallel-size above 1"
+                "--num-layers-per-virtual-pipeline-stage needs "
+                "--pipeline-model-parallel-size above 1"
             )
         _divides(
             "layers of a stage", layers_per_stage, "--num-layers-per-virtual-pipeline-stage", chunk

@@ -81,6 +81,18 @@ def test_a_raw_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert resolve("i", [str(path)]).digest != before
 
 
+def test_a_folder_of_artifacts_counts_by_their_files_alone(store_url: str) -> None:
+    prefix = store.join(store_url, "parts", "shard")
+    record = store.write_bytes(prefix + "_text.bin", b"1", "_text.bin")
+    publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
+    before = resolve("input", [store.join(store_url, "parts")])
+    assert before.files == (prefix + "_text.bin",)
+    store.write_bytes(prefix + ".manifest.json", b"another run, the same bytes")
+    store.write_bytes(prefix + ".work/unit.json", b"1")
+    store.write_bytes(prefix + ".claim.json", b"1")
+    assert resolve("input", [store.join(store_url, "parts")]).digest == before.digest
+
+
 def test_what_is_missing_or_half_replaced_is_refused(store_url: str) -> None:
     with pytest.raises(ArtifactError, match="nowhere"):
         resolve("input", [store.join(store_url, "nowhere")])

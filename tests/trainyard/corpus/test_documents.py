@@ -1,8 +1,9 @@
-"""Any cut of a file gives its documents once, in order; every fault has a file, a line and a byte."""
+"""Any cut of a file gives its documents once, in order; every fault has a file, line and byte."""
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_ranges_cover_a_file_without_gap(tmp_path: Path) -> None:
     ranges = split_ranges("a.jsonl", 1001, 100)
     assert ranges[0].start == 0
     assert ranges[-1].end == 1001
-    assert all(a.end == b.start for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a.end == b.start for a, b in itertools.pairwise(ranges))
     assert max(r.size_bytes for r in ranges) <= 100
     assert split_ranges("a.jsonl", 0, 100) == []
     assert split_ranges("a.txt", 1001, 100) == [ByteRange("a.txt", 0, 1001)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import resource
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_merging_the_parts_gives_the_whole(
     bounds = [0, *cuts, len(docs)]
     if multimodal and not any(docs):
         return  # without a sequence nothing in the file says multimodal
-    pieces = [docs[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [docs[a:b] for a, b in itertools.pairwise(bounds)]
     if multimodal:
         pieces = [piece for piece in pieces if any(piece)]
         docs = [doc for piece in pieces for doc in piece]
@@ -80,7 +81,7 @@ def test_more_pairs_merge_than_a_process_may_have_files_open(tmp_path: Path) -> 
     docs = [[[i]] for i in range(80)]
     prefixes = [put(str(tmp_path / f"{i:04d}"), pair([doc])) for i, doc in enumerate(docs)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_now = len(os.listdir("/proc/self/fd"))
+    open_now = len(os.listdir("/dev/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 30, hard))
     try:
         assert merged(prefixes, tmp_path) == pair(docs)
@@ -120,9 +121,9 @@ def test_types_do_not_mix(tmp_path: Path) -> None:
     small = put(str(tmp_path / "a"), pair([[[1]]]))
     large = put(str(tmp_path / "b"), pair([[[1]]], "int32"))
     image = put(str(tmp_path / "c"), pair([[[1]]], multimodal=True))
-    with pytest.raises(ArtifactError, match="b stores int32, .*a stores uint16"):
+    with pytest.raises(ArtifactError, match=r"b stores int32, .*a stores uint16"):
         survey([small, large], tmp_path)
-    with pytest.raises(ArtifactError, match="a is text alone, .*c is multimodal"):
+    with pytest.raises(ArtifactError, match=r"a is text alone, .*c is multimodal"):
         survey([image, small], tmp_path)
 
 

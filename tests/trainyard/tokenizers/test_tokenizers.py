@@ -22,7 +22,7 @@ HOSTILE = [
     "",
     " ",
     "The quick brown fox.\n\n  indented\ttabs",
-    "na\u00efve \u4f60\u597d\u4e16\u754c \u0645\u0631\u062d\u0628\u0627 \U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "na\u00efve \u4f60\u597d\u4e16\u754c \u0645\u0631\u062d\u0628\u0627 \U0001f468\u200d\U0001f469",
     "NUL \x00 and <|endoftext|> inside, <s> and </s> too",
     "a" * 3000,
 ]
@@ -209,9 +209,9 @@ def test_files_that_are_not_there_or_not_tokenizers(folder: Path, tmp_path: Path
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(ArtifactError, match=r"not a tokenizer\.json"):
         huggingface(tmp_path)
-    with pytest.raises(ArtifactError, match="--vocab-file: there is no vocab.json"):
+    with pytest.raises(ArtifactError, match=r"--vocab-file: there is no vocab\.json"):
         build_gpt2_from(tmp_path, None, None)
-    with pytest.raises(ArtifactError, match="--merge-file: there is no merges.txt"):
+    with pytest.raises(ArtifactError, match=r"--merge-file: there is no merges\.txt"):
         build_gpt2_from(tmp_path, {"<|endoftext|>": 0}, None)
     with pytest.raises(ConfigError, match=r"has no <\|endoftext\|>"):
         build_gpt2_from(tmp_path, {"a": 0}, "")

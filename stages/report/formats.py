@@ -1,0 +1,101 @@
+"""Numbers as a person reads them. Pure functions; nothing here ever says nan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+NARROW = "\u202f"
+MINUS = "\u2212"
+ARROW = "\u2192"
+TIMES = "\u00d7"
+DOT = "\u00b7"
+DASH = "\u2013"
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite int or float."""
+    kind = isinstance(value, int | float) and not isinstance(value, bool)
+    return kind and math.isfinite(value)
+
+
+def whole(value: float) -> str:
+    """1234567 as 1 234 567."""
+    return f"{value:,.0f}".replace(",", NARROW)
+
+
+def scaled(value: float) -> str:
+    """Three digits and a word of size: 3.41 M."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            divisor = 1e3 if unit == "k" else limit
+            return f"{three(value / divisor)}{NARROW}{unit}"
+    return whole(value) if float(value).is_integer() else three(value)
+
+
+def three(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 12)}f}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= limit:
+            return f"{three(num_bytes / limit)}{NARROW}{unit}"
+    return f"{num_bytes:.0f}{NARROW}B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes, hours or days: the two largest that matter."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}{NARROW}s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total}{NARROW}s"
+    parts = ((total // 86400, "d"), (total // 3600 % 24, "h"), (total // 60 % 60, "min"))
+    units = [(count, unit) for count, unit in (*parts, (total % 60, "s"))]
+    first = next(index for index, (count, _) in enumerate(units) if count)
+    shown = [f"{count}{NARROW}{unit}" for count, unit in units[first : first + 2] if count]
+    return " ".join(shown)
+
+
+def milliseconds(seconds: float) -> str:
+    """Short times."""
+    return f"{three(seconds * 1e3)}{NARROW}ms" if seconds < 1 else f"{three(seconds)}{NARROW}s"
+
+
+def fixed(digits: int) -> Any:
+    """A formatter with so many decimals."""
+    return lambda value: f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def rate(value: float) -> str:
+    """A learning rate: 0, 6e-4, 1.5e-5."""
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}".replace("-", MINUS)
+
+
+def perplexity(value: float) -> str:
+    """Three digits; whole above a hundred."""
+    return whole(value) if value >= 100 else three(value)
+
+
+def shown(value: Any) -> str:
+    """The value of an option or a metric, whatever it is."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return whole(value) if abs(value) >= 10000 else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else "not finite"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(item) for item in value) or "none"
+    return str(value) if str(value) else "empty"

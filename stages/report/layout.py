@@ -1,0 +1,227 @@
+"""Where the nodes of a small acyclic graph go. Pure functions of names and edges.
+
+`columns` draws from left to right in layers (Sugiyama: layers by longest path, order by barycentre,
+places by averaging); `tracks` draws from top to bottom, one node a row, as a history of commits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Edge = tuple[str, str]
+
+SWEEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Nodes in layers; a long edge passes a waypoint in each layer between."""
+
+    layer: dict[str, int]
+    y: dict[str, float]
+    """Middle of each node or waypoint."""
+    routes: dict[Edge, tuple[str, ...]]
+    """Of every edge its nodes and waypoints, from end to end."""
+    height: float
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return max(self.layer.values(), default=-1) + 1
+
+
+def parents_of(nodes: Sequence[str], edges: Iterable[Edge]) -> dict[str, list[str]]:
+    """Of every node those that lead to it."""
+    found: dict[str, list[str]] = {node: [] for node in nodes}
+    for source, target in edges:
+        found[target].append(source)
+    return found
+
+
+def children_of(nodes: Sequence[str], edges: Iterable[Edge]) -> dict[str, list[str]]:
+    """Of every node those that it leads to."""
+    return parents_of(nodes, [(target, source) for source, target in edges])
+
+
+def topological(nodes: Sequence[str], edges: Sequence[Edge]) -> list[str]:
+    """Parents before children, else in the order given; what is in a cycle comes last."""
+    parents, order = parents_of(nodes, edges), []
+    pending = list(nodes)
+    while pending:
+        ready = next((n for n in pending if all(p in order for p in parents[n])), pending[0])
+        pending.remove(ready)
+        order.append(ready)
+    return order
+
+
+def layers(nodes: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
+    """Longest path from a start; starts then move up to the node that first needs them."""
+    parents, children = parents_of(nodes, edges), children_of(nodes, edges)
+    layer: dict[str, int] = {}
+    for node in topological(nodes, edges):
+        layer[node] = 1 + max((layer.get(parent, -1) for parent in parents[node]), default=-1)
+    for node in nodes:
+        if not parents[node] and children[node]:
+            layer[node] = max(0, min(layer[child] for child in children[node]) - 1)
+    return layer
+
+
+def main_line(nodes: Sequence[str], edges: Sequence[Edge], destination: str) -> list[Edge]:
+    """The longest way to a node: what a run is about, beside which all else is a siding."""
+    parents, layer = parents_of(nodes, edges), layers(nodes, edges)
+    line, node = [], destination
+    while parents.get(node) and len(line) < len(nodes):
+        parent = max(parents[node], key=lambda p: layer[p])
+        line.append((parent, node))
+        node = parent
+    return line[::-1]
+
+
+# --- left to right ----------------------------------------------------------------------------
+
+
+def columns(
+    nodes: Sequence[str], edges: Sequence[Edge], node_height: float, gap: float
+) -> Columns:
+    """Layers, an order without needless crossings, and heights that keep edges level."""
+    layer = layers(nodes, edges)
+    routes = _routes(edges, layer)
+    points = dict.fromkeys(itertools.chain(nodes, *routes.values()))
+    depth = {point: _layer_of(point, layer) for point in points}
+    ranks: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for point in points:
+        ranks[depth[point]].append(point)
+    links = [pair for route in routes.values() for pair in itertools.pairwise(route)]
+    ranks = _ordered(ranks, links)
+    tall = {point: node_height if point in layer else 0.0 for point in points}
+    y = _heights(ranks, links, tall, gap)
+    top = min((y[p] - tall[p] / 2 for p in points), default=0.0)
+    y = {point: value - top for point, value in y.items()}
+    height = max((y[p] + tall[p] / 2 for p in points), default=0.0)
+    return Columns(depth, y, routes, height)
+
+
+def _routes(edges: Sequence[Edge], layer: Mapping[str, int]) -> dict[Edge, tuple[str, ...]]:
+    routes = {}
+    for source, target in edges:
+        between = range(layer[source] + 1, layer[target])
+        waypoints = (f"{source}\0{target}\0{place}" for place in between)
+        routes[source, target] = (source, *waypoints, target)
+    return routes
+
+
+def _layer_of(point: str, layer: Mapping[str, int]) -> int:
+    return layer[point] if point in layer else int(point.rpartition("\0")[2])
+
+
+def _ordered(ranks: list[list[str]], links: Sequence[Edge]) -> list[list[str]]:
+    before, after = _neighbours(links)
+    best, fewest = ranks, _crossings(ranks, links)
+    for sweep in range(SWEEPS):
+        forward = sweep % 2 == 0
+        near = before if forward else after
+        ranks = [list(rank) for rank in ranks]
+        for rank in ranks if forward else ranks[::-1]:
+            place = {p: float(i) for r in ranks for i, p in enumerate(r)}
+            rank.sort(key=lambda p: _mean([place[n] for n in near.get(p, [])], place[p]))
+        crossings = _crossings(ranks, links)
+        if crossings < fewest:
+            best, fewest = ranks, crossings
+    return best
+
+
+def _neighbours(links: Sequence[Edge]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    before: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
+    for source, target in links:
+        before.setdefault(target, []).append(source)
+        after.setdefault(source, []).append(target)
+    return before, after
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def _crossings(ranks: list[list[str]], links: Sequence[Edge]) -> int:
+    place = {point: (i, j) for i, rank in enumerate(ranks) for j, point in enumerate(rank)}
+    count = 0
+    for (a, b), (c, d) in itertools.combinations(links, 2):
+        if place[a][0] == place[c][0]:
+            count += (place[a][1] - place[c][1]) * (place[b][1] - place[d][1]) < 0
+    return count
+
+
+def _heights(
+    ranks: list[list[str]], links: Sequence[Edge], tall: Mapping[str, float], gap: float
+) -> dict[str, float]:
+    before, after = _neighbours(links)
+    y = {p: 0.0 for rank in ranks for p in rank}
+    for rank in ranks:
+        _settle(rank, {p: 0.0 for p in rank}, y, tall, gap)
+    for sweep in range(SWEEPS):
+        for rank in ranks if sweep % 2 == 0 else ranks[::-1]:
+            wished = {
+                p: _mean([y[n] for n in (*before.get(p, []), *after.get(p, []))], y[p])
+                for p in rank
+            }
+            _settle(rank, wished, y, tall, gap)
+    return y
+
+
+def _settle(
+    rank: Sequence[str],
+    wished: Mapping[str, float],
+    y: dict[str, float],
+    tall: Mapping[str, float],
+    gap: float,
+) -> None:
+    """Put a layer as near to its wishes as order and distances allow: blocks that touch move as
+    one."""
+    offsets = [0.0]
+    for a, b in itertools.pairwise(rank):
+        offsets.append(offsets[-1] + (tall[a] + tall[b]) / 2 + gap)
+    blocks: list[list[float]] = []
+    for point, offset in zip(rank, offsets, strict=True):
+        blocks.append([wished[point] - offset])
+        while len(blocks) > 1 and _mean(blocks[-2], 0) > _mean(blocks[-1], 0):
+            last = blocks.pop()
+            blocks[-1].extend(last)
+    shifts = itertools.chain.from_iterable([_mean(b, 0)] * len(b) for b in blocks)
+    for point, offset, shift in zip(rank, offsets, shifts, strict=True):
+        y[point] = offset + shift
+
+
+# --- top to bottom ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """One node a row; each stands on a lane that stays taken until its last child."""
+
+    order: tuple[str, ...]
+    lane: dict[str, int]
+
+    @property
+    def num_lanes(self) -> int:
+        """How many lanes stand side by side."""
+        return max(self.lane.values(), default=-1) + 1
+
+
+def tracks(nodes: Sequence[str], edges: Sequence[Edge], line: Sequence[Edge]) -> Tracks:
+    """Lanes for a drawing as narrow as a phone; the main line keeps to the first."""
+    order = topological(nodes, edges)
+    row = {node: i for i, node in enumerate(order)}
+    children = children_of(nodes, edges)
+    last = {n: max((row[c] for c in children[n]), default=row[n]) for n in nodes}
+    on_line = {node for edge in line for node in edge}
+    lane: dict[str, int] = {}
+    for node in order:
+        if node in on_line:
+            lane[node] = 0
+            continue
+        taken = {lane[other] for other in lane if last[other] > row[node]} | {0}
+        taken |= {lane[p] for p, c in edges if c == node and p in lane and last[p] > row[node]}
+        lane[node] = next(i for i in itertools.count() if i not in taken)
+    return Tracks(tuple(order), lane)

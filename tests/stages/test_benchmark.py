@@ -1,0 +1,115 @@
+"""The benchmark stage: what it generates is fixed, what it measures adds up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.benchmark.config import BenchmarkConfig
+from stages.benchmark.run import run
+from tests.stages.directly import run_directly
+from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from trainyard.config import from_dict
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+
+MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=64)
+TEXTS = ("the yard", "a", "trains of words")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("run"))
+    save_gpt(folder, random_gpt(MODEL), step=50)
+    return folder
+
+
+def benchmark(checkpoint: str, out: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    options = {"num_warmups": 0, "device": "cpu"} | options
+    run_directly(BenchmarkConfig, run, load=checkpoint, output_dir=str(out), **options)
+    documents = [json.loads((out / f"{n}.json").read_text()) for n in ("generations", "timings")]
+    return documents[0], documents[1]
+
+
+def test_prompts_are_continued_and_timed(
+    checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generations, timings = benchmark(
+        checkpoint, tmp_path, prompts=list(TEXTS), num_tokens_to_generate=6, ignore_eod=True
+    )
+    assert generations["step"] == 50
+    for text, request, timing in zip(
+        TEXTS, generations["requests"], timings["requests"], strict=True
+    ):
+        assert request["prompt"] == text
+        assert len(request["prompt_tokens"]) == timing["num_input_tokens"] == len(text)
+        assert len(request["generated_tokens"]) == timing["num_output_tokens"] == 6
+        assert request["finish_reason"] == "length"
+        assert max(request["generated_tokens"]) < 257
+        assert timing["latency"] == pytest.approx(sum(timing["tpot"]))
+        assert timing["latency_per_output_token"] == pytest.approx(timing["latency"] / 6)
+        assert timing["memory_usage_GB"] > 0
+    total = sum(timing["latency"] for timing in timings["requests"])
+    assert timings["latency_per_output_token"] == pytest.approx(total / 18)
+    assert timings["tokens_per_second"] == pytest.approx(18 / timings["seconds"])
+    assert timings["kv_cache_bytes"] == 2 * 2 * 3 * 2 * (15 + 6) * 16 * 4
+    printed = capsys.readouterr().out
+    assert " \n------------- RESULT FOR PROMPT 2 --------------- \n" in printed
+    assert "output tokens / second" in printed
+
+
+def test_generations_do_not_depend_on_the_batch_or_the_repetition(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"prompts": list(TEXTS), "top_k": 0, "temperature": 0.9}
+    together, _ = benchmark(checkpoint, tmp_path / "a", **options)
+    apart, timings = benchmark(
+        checkpoint,
+        tmp_path / "b",
+        **options,
+        inference_max_requests=1,
+        inference_repeat_n=2,
+        num_warmups=1,
+    )
+    assert together == apart
+    assert len(timings["requests"]) == 6
+    assert (tmp_path / "a/generations.json").read_bytes() == (
+        tmp_path / "b/generations.json"
+    ).read_bytes()
+
+
+def test_random_prompts_hold_no_special_token(checkpoint: str, tmp_path: Path) -> None:
+    options = {"num_input_tokens": 40, "inference_max_requests": 5, "num_tokens_to_generate": 2}
+    generations, _ = benchmark(checkpoint, tmp_path, **options)
+    prompts = [request["prompt_tokens"] for request in generations["requests"]]
+    assert [len(prompt) for prompt in prompts] == [40] * 5
+    assert all(0 < token < 257 for prompt in prompts for token in prompt)
+    assert len({tuple(prompt) for prompt in prompts}) == 5
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="the model has 64 positions"):
+        benchmark(checkpoint, tmp_path / "out", prompts=["x" * 60])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "--prompts .* and --num-input-tokens .* neither was given"),
+        ({"prompts": ["a"], "num_input_tokens": 3}, "both were given"),
+        ({"prompts": ["a", ""]}, "--prompts holds an empty text"),
+        ({"num_input_tokens": 0}, "--num-input-tokens must be at least 1"),
+        ({"prompts": ["a"], "num_tokens_to_generate": 0}, "--num-tokens-to-generate"),
+        ({"prompts": ["a"], "num_warmups": -1}, "--num-warmups"),
+        ({"prompts": ["a"], "top_p": 0.9}, "--top-k 1 and --top-p 0.9"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        from_dict(BenchmarkConfig, {"load": "x", **options})

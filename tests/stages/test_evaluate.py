@@ -1,0 +1,124 @@
+"""The evaluate stage: the known line, and numbers that a forward pass confirms."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from stages.evaluate.config import EvaluateConfig
+from stages.evaluate.run import run
+from tests.stages.directly import run_directly
+from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from trainyard.artifacts import store
+from trainyard.errors import ConfigError, DataError
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+
+MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=32)
+TEXT = "The yard , which shunts 1 @,@ 234 trains , is large . \n"
+
+
+@pytest.fixture(scope="module")
+def model() -> GPTModel:
+    return random_gpt(MODEL)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model: GPTModel, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("run"))
+    save_gpt(folder, model, step=50)
+    return folder
+
+
+def evaluate(checkpoint: str, data: str, out: str, **options: Any) -> dict[str, Any]:
+    options = {"overlapping_eval": 8, "device": "cpu"} | options
+    run_directly(
+        EvaluateConfig,
+        run,
+        load=checkpoint,
+        valid_data=data,
+        task="WIKITEXT103",
+        output_dir=out,
+        **options,
+    )
+    document: dict[str, Any] = store.read_json(store.join(out, "results.json"))
+    return document
+
+
+def test_a_text_of_one_window_has_the_models_own_loss(
+    model: GPTModel, checkpoint: str, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = store.join(store_url, "held.txt")
+    store.write_bytes(data, b"the yard shunts trains")
+    results = evaluate(checkpoint, data, store.join(store_url, "out"))
+    tokens = torch.tensor([_ids("the yard shunts trains")])
+    with torch.no_grad():
+        loss = functional.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:]).item()
+    assert results["avg_loss"] == pytest.approx(loss, rel=1e-5)
+    assert results["num_tokens"] == results["num_bytes"] == 22
+    assert results["num_original_tokens"] == 4
+    assert results["token_ratio"] == 21 / 3
+    assert results["adjusted_ppl"] == pytest.approx(math.exp(min(20.0, loss * 7)), rel=1e-4)
+    assert results["detokenizer"] == "none"
+    assert results["step"] == 50
+    number = r"\d\.\d{4}E[+-]\d\d"
+    line = (
+        rf" validation results on WIKITEXT103 \| avg loss: {number} \| ppl: {number} \| "
+        rf"adjusted ppl: {number} \| token ratio: 7\.0 \|"
+    )
+    assert re.fullmatch(line, capsys.readouterr().out.rstrip("\n"))
+
+
+def _ids(text: str) -> list[int]:
+    from tokenizers import Tokenizer
+
+    from tests.trainyard.checkpoint.samples import tokenizer_files
+
+    ids: list[int] = (
+        Tokenizer.from_str(tokenizer_files()["tokenizer/tokenizer.json"].decode()).encode(text).ids
+    )
+    return ids
+
+
+def test_wikitext_is_detokenised_and_its_words_counted_before(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "wiki.test.tokens"
+    data.write_text(TEXT * 20)
+    results = evaluate(checkpoint, str(data), str(tmp_path / "a"))
+    assert results["detokenizer"] == "wikitext"
+    assert results["num_original_tokens"] == len((TEXT * 20).strip().split(" "))
+    assert results["num_bytes"] < len(TEXT * 20)
+    plain = evaluate(checkpoint, str(data), str(tmp_path / "b"), detokenizer="none")
+    assert plain["num_bytes"] == len(TEXT * 20)
+
+
+def test_results_are_the_same_twice(checkpoint: str, tmp_path: Path) -> None:
+    data = tmp_path / "held.txt"
+    data.write_text(TEXT * 5)
+    for name in ("a", "b"):
+        evaluate(checkpoint, str(data), str(tmp_path / name))
+    first, second = ((tmp_path / n / "results.json").read_bytes() for n in ("a", "b"))
+    assert first == second
+    assert str(tmp_path) not in first.decode()
+    assert set(json.loads(first)) >= {"task", "avg_loss", "ppl", "adjusted_ppl", "bits_per_byte"}
+
+
+def test_what_cannot_be_measured_is_refused(checkpoint: str, tmp_path: Path) -> None:
+    out, bad, empty = str(tmp_path / "out"), tmp_path / "bad.txt", tmp_path / "empty.txt"
+    bad.write_bytes(b"good \xff bad")
+    empty.write_bytes(b"")
+    with pytest.raises(DataError, match=r"bad\.txt: byte 5 is not UTF-8"):
+        evaluate(checkpoint, str(bad), out)
+    with pytest.raises(DataError, match=r"empty\.txt: 1 words and 0 tokens"):
+        evaluate(checkpoint, str(empty), out)
+    with pytest.raises(ConfigError, match="--seq-length 64 is longer than the 32 positions"):
+        evaluate(checkpoint, str(bad.parent / "empty.txt"), out, seq_length=64)
+    assert not Path(out).exists()

@@ -1,0 +1,146 @@
+"""The plan stage: the report that users of Megatron-LM know, and the document behind it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.plan.config import PlanConfig
+from stages.plan.run import plan, report, run
+from tests.stages.directly import run_directly
+from trainyard.config import from_dict
+from trainyard.errors import ConfigError
+
+GPT_345M: dict[str, Any] = {
+    "num_layers": 24,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "seq_length": 2048,
+    "micro_batch_size": 4,
+    "vocab_size": 50257,
+}
+MIXTRAL: dict[str, Any] = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "ffn_hidden_size": 14336,
+    "seq_length": 4096,
+    "group_query_attention": True,
+    "num_query_groups": 8,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+    "vocab_size": 32000,
+    "num_experts": 8,
+}
+
+
+def configure(base: dict[str, Any] = GPT_345M, **changes: Any) -> PlanConfig:
+    return from_dict(PlanConfig, base | changes)
+
+
+def test_the_report_equals_the_upstream_one_line_by_line() -> None:
+    upstream, blank, *ours = report(configure()).partition("\n\n")
+    assert upstream.splitlines() == [
+        "Number of parameters in transformer block in billions:  0.30",
+        "Number of parameters in embedding layers in billions: 0.05",
+        "Total number of parameters in billions: 0.35",
+        "Number of parameters in most loaded shard in billions: 0.3536",
+        "Activation memory footprint per transformer layer (precise, without SP): 272.0 MB",
+        "Theoretical memory footprints: weight and optimizer=6069.97 MB, "
+        "activation=7704.97 MB, total=13774.94 MB",
+    ]
+    assert blank
+    assert "FLOPs per token: 2.4" in ours[0]
+
+
+def test_a_pipeline_inserts_its_lines() -> None:
+    lines = report(
+        configure(
+            pipeline_model_parallel_size=4,
+            tensor_model_parallel_size=2,
+            num_layers_per_virtual_pipeline_stage=3,
+            sequence_parallel=True,
+            recompute_granularity="selective",
+            global_batch_size=64,
+        )
+    ).splitlines()
+    assert lines[4] == "Number of parameters in other shards in billions: 0.0378"
+    assert lines[5] == "Activation memory footprint per transformer layer: 136.0 MB"
+    assert lines[6] == "Memory penalty from interleaved schedule: 1.38"
+    assert lines[7] == "Number of in-flight microbatches: 6"
+
+
+def test_experts_insert_their_lines() -> None:
+    lines = report(configure(MIXTRAL)).splitlines()
+    assert lines[0] == "Number of parameters in transformer block in billions:  46.44"
+    assert lines[1] == "Number of active parameters in transformer block in billions: 12.62"
+    assert lines[4] == "Total number of active parameters in billions: 12.88"
+    assert plan(configure(MIXTRAL))["parameters"]["exact"] == 46_702_792_704
+
+
+def test_the_parts_of_memory_stand_apart_and_add_up() -> None:
+    shared = {"use_distributed_optimizer": True, "world_size": 8, "global_batch_size": 64}
+    document = plan(configure(**shared))
+    memory, shard = document["memory_bytes"], document["parameters"]["most_loaded_shard"]
+    assert memory["parameters"] == 2 * shard
+    assert memory["gradients"] == 4 * shard
+    assert memory["optimizer"] == 12 * shard / 8
+    parts = ("parameters", "gradients", "optimizer", "activations")
+    assert memory["total"] == sum(memory[part] for part in parts)
+    assert document["data_parallel_size"] == 8
+    assert document["tokens_per_iteration"] == 64 * 2048
+
+
+def test_full_recompute_has_a_number_of_its_own() -> None:
+    assert plan(configure())["activations_with_full_recompute_bytes"] is None
+    config = configure(recompute_granularity="full")
+    assert plan(config)["activations_with_full_recompute_bytes"] > 0
+    assert "Activations with full recomputation" in report(config)
+
+
+def test_the_document_is_written_where_asked(tmp_path: Path) -> None:
+    out = tmp_path / "plan"
+    metrics = run_directly(PlanConfig, run, **GPT_345M, output_dir=str(out))
+    document = json.loads((out / "plan.json").read_text())
+    assert document == plan(configure())
+    assert metrics == {"num_parameters": document["parameters"]["exact"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"global_batch_size": 6}, r"--global-batch-size \(6\) must be divisible by --micro-batch"),
+        ({"world_size": 6, "tensor_model_parallel_size": 4}, r"--world-size \(6\) must be"),
+        ({"world_size": 8, "data_parallel_size": 2}, r"x --data-parallel-size \(2\)"),
+        ({"sequence_parallel": True}, "--sequence-parallel needs --tensor-model-parallel-size"),
+        ({"vocab_size": 0}, "--vocab-size must be at least 1"),
+        ({"data_parallel_size": 0}, "--data-parallel-size must be at least 1"),
+        ({"pipeline_model_parallel_size": 7}, "--num-layers"),
+        ({"num_experts": 4, "expert_model_parallel_size": 3}, "--num-experts"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        configure(**changes)
+
+
+def test_the_command_prints_json_without_loading_torch_or_numpy() -> None:
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in GPT_345M.items()]
+    began = time.monotonic()
+    command = [sys.executable, "-X", "importtime", "-m", "stages.plan", *flags, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 5
+    assert json.loads(done.stdout) == plan(configure())
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "trainyard.models.flops" in imported
+    assert not imported & {"torch", "numpy", "tokenizers", "prefect"}

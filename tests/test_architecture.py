@@ -1,0 +1,245 @@
+"""The shape of the house: who imports whom, what stays light, what each stage's extra installs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("flows", "stages", "trainyard")
+STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/__main__.py"))
+CONFIGS = sorted(f"stages.{path.parent.name}.config" for path in ROOT.glob("stages/*/config.py"))
+
+MAX_LINES = 400
+HELP_SECONDS = 2.0
+"""Far above what it takes (less than 0.5), for a machine that does other things as well."""
+
+HEAVY = ["torch", "faiss", "prefect", "tokenizers", "numpy", "transformers", "fsspec", "yaml"]
+
+DISTRIBUTIONS = {"tomli_w": "tomli-w", "yaml": "pyyaml"}
+"""Where a module and what installs it have different names."""
+
+ELSEWHERE = [
+    ("stages.ranks", "torch"),  # only when a stage that needs torch runs as several ranks
+    ("trainyard.artifacts.remote", "botocore"),  # the extra `s3`
+]
+"""Imports inside functions that a stage reaches only with another extra installed."""
+
+
+# --- import contracts -------------------------------------------------------------------------
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+    return subprocess.run(
+        [*command, "--no-cache"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_import_contracts_hold() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module")
+def copied_house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    house = tmp_path_factory.mktemp("house")
+    shutil.copy(ROOT / "pyproject.toml", house)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, house / package, ignore=shutil.ignore_patterns("*.pyc"))
+    return house
+
+
+PLANTED = {
+    "three floors: flows > stages > trainyard": [
+        ("trainyard/artifacts/store.py", "stages.cli"),
+        ("trainyard/artifacts/store.py", "flows.recipe"),
+        ("stages/cli.py", "flows.recipe"),
+    ],
+    "the floors of the library": [
+        ("trainyard/artifacts/digest.py", "trainyard.corpus.indexed"),
+        ("trainyard/corpus/indexed.py", "trainyard.tokenizers.base"),
+        ("trainyard/models/config.py", "trainyard.checkpoint.load"),
+        ("trainyard/optim/config.py", "trainyard.models.config"),
+        ("trainyard/errors.py", "trainyard.logging"),
+    ],
+    "no stage imports another": [
+        ("stages/tokenize/run.py", "stages.merge.run"),
+        ("stages/tokenize/run.py", "stages.merge"),
+    ],
+    "the shared modules of the stages know no stage": [("stages/cli.py", "stages.tokenize.run")],
+    "only flows imports the orchestrator": [
+        ("trainyard/training/loop.py", "prefect"),
+        ("stages/tokenize/run.py", "prefect"),
+    ],
+    "flows see the options of stages, never their work": [
+        ("flows/recipe.py", "stages.tokenize.run"),
+        ("flows/recipe.py", "stages.cli"),
+    ],
+    "flows use no floor of the library above artifacts": [
+        ("flows/recipe.py", "trainyard.models.config"),
+    ],
+    "no torch below datasets, in data stages or in flows": [
+        ("trainyard/corpus/indexed.py", "torch"),
+        ("stages/tokenize/run.py", "trainyard.models.gpt"),
+        ("flows/recipe.py", "torch"),
+    ],
+    "torch enters datasets in the loader alone": [("trainyard/datasets/gpt.py", "torch")],
+    "the loader is for training alone": [
+        ("trainyard/datasets/gpt.py", "trainyard.datasets.loader"),
+    ],
+    "training does without faiss": [("trainyard/training/loop.py", "faiss")],
+    "the base of the library is the standard library": [("trainyard/config.py", "numpy")],
+    "the options of a stage are light": [
+        ("stages/tokenize/config.py", "numpy"),
+        ("stages/pretrain/config.py", "trainyard.models.gpt"),
+    ],
+    "what only tests install is imported by tests alone": [
+        ("trainyard/checkpoint/save.py", "transformers"),
+    ],
+}
+"""For each contract, imports that it is there to catch: the importing file, the imported module."""
+
+
+def test_every_contract_has_an_import_planted_against_it() -> None:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = [entry["name"] for entry in document["tool"]["importlinter"]["contracts"]]
+    assert list(PLANTED) == contracts
+
+
+@pytest.mark.parametrize(
+    ("contract", "importer", "imported"),
+    [(contract, *planted) for contract, many in PLANTED.items() for planted in many],
+)
+def test_a_wrong_import_is_caught(
+    copied_house: Path, contract: str, importer: str, imported: str
+) -> None:
+    source = copied_house / importer
+    before = source.read_text()
+    source.write_text(f"{before}\n\ndef planted() -> None:\n    import {imported}\n")
+    try:
+        done = lint(copied_house)
+    finally:
+        source.write_text(before)
+    assert done.returncode == 1, done.stdout + done.stderr
+    unwrapped = "".join(done.stdout.split())
+    assert "".join(contract.split()) + "BROKEN" in unwrapped, done.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_files_hold_a_docstring_and_nothing_else(package: str) -> None:
+    for path in ROOT.joinpath(package).rglob("__init__.py"):
+        body = ast.parse(path.read_text()).body
+        assert len(body) == 1, path
+        assert isinstance(body[0], ast.Expr), path
+        assert isinstance(body[0].value, ast.Constant), path
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_modules_is_a_package(package: str) -> None:
+    folders = {path.parent for path in ROOT.joinpath(package).rglob("*.py")}
+    assert [str(f) for f in sorted(folders) if not (f / "__init__.py").exists()] == []
+
+
+# --- what --help costs ------------------------------------------------------------------------
+
+
+def test_importing_the_options_of_all_stages_brings_in_nothing_heavy() -> None:
+    script = f"import sys, {', '.join(CONFIGS)}; print(*[m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_is_quick(stage: str) -> None:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", f"stages.{stage}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    seconds = time.perf_counter() - began
+    print(f"stages.{stage} --help: {seconds:.2f} s")
+    assert done.returncode == 0, done.stderr
+    assert f"stages.{stage}" in done.stdout
+    assert seconds < HELP_SECONDS
+
+
+# --- what is installed ------------------------------------------------------------------------
+
+
+@cache
+def project() -> dict[str, Any]:
+    document: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return document
+
+
+def names(requirements: list[str]) -> set[str]:
+    plain = {re.split(r"[^\w-]", text, maxsplit=1)[0] for text in requirements}
+    return {name.lower().replace("_", "-") for name in plain}
+
+
+@cache
+def import_graph() -> grimp.ImportGraph:
+    graph = grimp.build_graph("stages", "trainyard", include_external_packages=True, cache_dir=None)
+    for importer, imported in ELSEWHERE:
+        graph.remove_import(importer=importer, imported=imported)
+    return graph
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_extra_of_a_stage_is_what_its_code_imports(stage: str) -> None:
+    reached = import_graph().find_upstream_modules(f"stages.{stage}", as_package=True)
+    roots = {name.partition(".")[0] for name in reached} - sys.stdlib_module_names - set(PACKAGES)
+    used = {DISTRIBUTIONS.get(root, root) for root in roots}
+    extra = names(project()["optional-dependencies"][stage.replace("_", "-")])
+    silent = {"numpy"} if "torch" in used else set()  # torch complains at every start without it
+    assert (used | silent) - names(project()["dependencies"]) == extra
+
+
+def test_the_extra_all_holds_every_stage() -> None:
+    extras = project()["optional-dependencies"]
+    held = set(re.findall(r"[a-z0-9-]+", " ".join(extras["all"]))) - {"trainyard"}
+    assert held == set(extras) - {"all", "dev"}
+    assert held >= {stage.replace("_", "-") for stage in STAGES}
+
+
+def test_every_requirement_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+    extras = project()["optional-dependencies"].values()
+    required = names([*project()["dependencies"], *(text for extra in extras for text in extra)])
+    assert required - {"trainyard"} <= names(pins)
+
+
+# --- how sources look -------------------------------------------------------------------------
+
+
+def sources() -> list[Path]:
+    folders = [ROOT / name for name in (*PACKAGES, "tests")]
+    return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
+def test_sources_are_ascii() -> None:
+    texts = [*sources(), *ROOT.glob("recipes/*.toml"), *ROOT.glob("*.toml"), ROOT / "Makefile"]
+    assert [str(path) for path in texts if not path.read_bytes().isascii()] == []
+
+
+def test_no_source_outgrows_a_room() -> None:
+    long = {str(p): n for p in sources() if (n := len(p.read_text().splitlines())) > MAX_LINES}
+    assert long == {}

@@ -1,0 +1,43 @@
+"""The reader that docs/formats.md prints works as printed."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainyard.checkpoint.samples import save, some_tensors
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "formats.md"
+
+
+def test_the_printed_reader_reads_every_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (reader,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "reader.py"
+    path.write_text(reader)
+    tensors = some_tensors()
+    save(str(tmp_path / "run"), {"model.old": torch.ones(2)}, step=50)
+    save(str(tmp_path / "run"), tensors, step=100, shard_size_bytes=300)
+    (tmp_path / "run" / "iter_0000150").mkdir()
+    monkeypatch.setattr(sys, "argv", [str(path), str(tmp_path / "run" / "iter_0000050")])
+    read = runpy.run_path(str(path))["read_checkpoint"](str(tmp_path / "run"), prefix="")
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+    assert reader.count("\n") <= 40
+    assert "trainyard" not in reader
+
+
+def test_the_printed_reader_is_a_program(tmp_path: Path) -> None:
+    (reader,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    save(str(tmp_path / "run"), {"model.a": torch.ones(2, 3)})
+    done = subprocess.run(
+        [sys.executable, "-c", reader, str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert done.stdout == "model.a (2, 3) torch.float32\n", done.stderr

@@ -1,0 +1,71 @@
+"""The schedules against Megatron-LM's values, to the last digit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainyard.errors import ConfigError
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.schedule import LearningRateSchedule, WeightDecaySchedule, build_schedule
+
+
+def test_both_rates_equal_megatrons(shared: Path) -> None:
+    golden = json.loads((shared / "golden/megatron_vectors.json").read_text())
+    setup = golden["lr_setup"]
+    decay = WeightDecaySchedule(
+        start=setup["start_wd"], end=setup["end_wd"], steps=setup["wd_steps"], style=setup["wd_style"]
+    )
+    assert len(golden["lr"]) == 8
+    for kind, values in golden["lr"].items():
+        style, _, wsd_style = kind.partition(":")
+        rate = LearningRateSchedule(
+            init_lr=setup["init_lr"],
+            max_lr=setup["max_lr"],
+            min_lr=setup["min_lr"],
+            warmup_steps=setup["warmup"],
+            decay_steps=setup["decay"],
+            style=style,  # type: ignore[arg-type]
+            wsd_decay_steps=setup["wsd_decay"],
+            wsd_style=wsd_style or "linear",  # type: ignore[arg-type]
+        )
+        for step, expected in values.items():
+            assert [rate.at(int(step)), decay.at(int(step))] == expected, (kind, step)
+
+
+def test_iterations_become_samples() -> None:
+    config = OptimizerConfig(lr=1.0, lr_warmup_iters=10, lr_decay_iters=50)
+    schedule = build_schedule(config, train_iters=100, global_batch_size=8)
+    assert schedule.learning_rate.at(5 * 8) == 0.5
+    assert schedule.learning_rate.at(50 * 8) == 0.0
+    assert schedule.weight_decay.at(0) == 0.01
+
+
+def test_decay_takes_the_whole_run_unless_said() -> None:
+    schedule = build_schedule(OptimizerConfig(lr=1.0, min_lr=0.5), 100, 4)
+    assert schedule.learning_rate.at(200) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_lr": 2.0}, "--min-lr"),
+        ({"lr_warmup_iters": 3, "lr_warmup_fraction": 0.1}, "not both"),
+        ({"lr_decay_style": "WSD"}, "--lr-wsd-decay-iters"),
+        ({"lr_wsd_decay_iters": 3}, "--lr-decay-style WSD"),
+        ({"weight_decay_incr_style": "linear"}, "--start-weight-decay"),
+        ({"start_weight_decay": 0.1}, "--weight-decay-incr-style"),
+        ({"adam_beta1": 1.0}, "--adam-beta1"),
+        ({"clip_grad": -1.0}, "--clip-grad"),
+    ],
+)
+def test_rates_that_mean_nothing_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        OptimizerConfig(lr=1.0, **options)  # type: ignore[arg-type]
+
+
+def test_a_warmup_as_long_as_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--lr-warmup-iters"):
+        build_schedule(OptimizerConfig(lr=1.0, lr_warmup_iters=10), 10, 4)

@@ -1,0 +1,1 @@
+"""How the work of one model is cut over processes, and how they talk."""

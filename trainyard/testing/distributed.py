@@ -1,0 +1,132 @@
+"""Run a function on several ranks over gloo or NCCL, as a test calls a function.
+
+The ranks are forked from a server process that has imported torch once, so the first call of a test session
+costs seconds and the others tenths of one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 120.0
+
+
+def run_distributed(
+    fn: Callable[..., Any],
+    world_size: int,
+    backend: str = "gloo",
+    *args: Any,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> list[Any]:
+    """Call `fn(*args)` on every rank, the default process group being up; what each rank returned.
+
+    Raises what the first failing rank raised, with its traceback as a note; TimeoutError when the ranks
+    have not finished in time. No process outlives the call."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch.testing"])
+    with tempfile.TemporaryDirectory(prefix="trainyard-ranks-") as folder:
+        target = (inspect.getfile(fn), fn.__module__, fn.__qualname__)
+        (Path(folder) / "args").write_bytes(pickle.dumps(args))
+        ranks = [
+            context.Process(target=_rank_main, args=(target, folder, rank, world_size, backend))
+            for rank in range(world_size)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            _wait(ranks, Path(folder), timeout_seconds)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        return [pickle.loads((Path(folder) / f"{r}.result").read_bytes()) for r in range(world_size)]
+
+
+def _wait(ranks: list[BaseProcess], folder: Path, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        finished = [process.exitcode is not None for process in ranks]
+        for rank, process in enumerate(ranks):
+            if process.exitcode not in (None, 0):
+                raise _error_of(rank, int(process.exitcode or 0), folder)
+        if all(finished):
+            return
+        if time.monotonic() > deadline:
+            running = [rank for rank, done in enumerate(finished) if not done]
+            raise TimeoutError(f"ranks {running} still ran after {timeout_seconds:.0f} s")
+        time.sleep(0.01)
+
+
+def _error_of(rank: int, code: int, folder: Path) -> BaseException:
+    file = folder / f"{rank}.error"
+    if not file.exists():
+        return RuntimeError(f"rank {rank} ended with exit code {code} and left no error")
+    error, text = pickle.loads(file.read_bytes())
+    if not isinstance(error, BaseException):
+        return RuntimeError(f"rank {rank} raised {error}\n{text}")
+    error.add_note(f"raised on rank {rank}:\n{text}")
+    return error
+
+
+def _rank_main(
+    target: tuple[str, str, str], folder: str, rank: int, world_size: int, backend: str
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    here = Path(folder)
+    try:
+        store = dist.FileStore(str(here / "store"), world_size)
+        options = {"store": store, "rank": rank, "world_size": world_size}
+        dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_SECONDS), **options)
+        result = _find(*target)(*pickle.loads((here / "args").read_bytes()))
+        (here / f"{rank}.result").write_bytes(pickle.dumps(result))
+        dist.destroy_process_group()
+    except BaseException as error:
+        (here / f"{rank}.partial").write_bytes(_pickled(error))
+        (here / f"{rank}.partial").rename(here / f"{rank}.error")
+        os._exit(1)  # not through destructors that wait for ranks which will not come
+
+
+def _pickled(error: BaseException) -> bytes:
+    text = traceback.format_exc()
+    try:
+        data = pickle.dumps((error, text))
+        pickle.loads(data)  # some exceptions only fail on the way back
+    except Exception:
+        return pickle.dumps((repr(error), text))
+    return data
+
+
+def _find(file: str, module_name: str, qualname: str) -> Callable[..., Any]:
+    """The function, from a module that pytest may have imported under a name of its own."""
+    module = sys.modules.get(module_name)
+    if module is None:
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:
+            spec = importlib.util.spec_from_file_location(module_name, file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module_name] = module
+            spec.loader.exec_module(module)
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,85 @@
+"""What every step did, one JSON line each, without times: equal ledgers are equal runs.
+
+    {"step": 1, "consumed_train_samples": 8, "tokens": 1024, "global_batch_size": 8, "lm_loss": 9.1,
+     "learning_rate": 0.0, "weight_decay": 0.01, "grad_norm": 1.5, "samples": "1f0c...",
+     "validation_loss": 9.0}
+
+`tokens` and `consumed_train_samples` count from the beginning of the run. `samples` digests which samples
+the step was made of, in order. `validation_loss` is there when it was measured after that step; a line of step
+0 holds nothing else. Floats are written so that they read back to the same bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.artifacts.digest import digest_bytes
+
+FILE = "ledger.jsonl"
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step of a run."""
+
+    step: int
+    consumed_train_samples: int
+    tokens: int
+    global_batch_size: int | None = None
+    lm_loss: float | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    grad_norm: float | None = None
+    samples: str | None = None
+    validation_loss: float | None = None
+
+    def line(self) -> str:
+        """The JSON line, without what was not measured."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        known = {name: value for name, value in fields.items() if value is not None}
+        return json.dumps(known, allow_nan=False)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The lines since the last checkpoint that stays, and the digest of all of them."""
+
+    digest: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, record: StepRecord) -> None:
+        """Enter a step."""
+        line = record.line()
+        self.lines.append(line)
+        self.digest = digest_bytes(f"{self.digest}\n{line}".encode())
+
+    def text(self) -> bytes:
+        """The lines as a file."""
+        return "".join(line + "\n" for line in self.lines).encode()
+
+    def forget(self) -> None:
+        """Drop the lines, now that a checkpoint that stays holds them."""
+        self.lines = []
+
+
+def digest_samples(ids: NDArray[np.int64]) -> str:
+    """Digest of (n, 2) sample ids in the order in which a step served them; 16 digits tell runs apart."""
+    return digest_bytes(np.ascontiguousarray(ids, "<i8").tobytes())[:16]
+
+
+def parse_ledger(text: bytes) -> list[dict[str, Any]]:
+    """The steps of a ledger file."""
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def chain(lines: Iterable[str]) -> str:
+    """The digest that a ledger of these lines has."""
+    digest = ""
+    for line in lines:
+        digest = digest_bytes(f"{digest}\n{line}".encode())
+    return digest

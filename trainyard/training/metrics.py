@@ -1,0 +1,78 @@
+"""How fast a run is, and how much memory it takes. Never part of what a run makes."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+
+import torch
+
+FILE = "timings.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One step of a run, in time."""
+
+    step: int
+    ms: float
+    """Wall time of the step, loading of data included, evaluation and checkpoints not."""
+    tokens_per_second: float
+    """Over all ranks."""
+    tflops_per_gpu: float
+    """10^12 operations a second and device, by the convention of `trainyard.models.flops`."""
+    memory_bytes: int
+    """Peak so far of the first rank: allocated on its CUDA device, else resident in the process."""
+
+    def line(self) -> str:
+        """The JSON line of `timings.jsonl`."""
+        return json.dumps({name: _rounded(value) for name, value in asdict(self).items()})
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a step amounts to."""
+
+    tokens: int
+    flops: float
+    world_size: int
+
+    def timing(self, step: int, seconds: float, device: torch.device) -> StepTiming:
+        """The figures of a step that took `seconds`."""
+        return StepTiming(
+            step,
+            1000.0 * seconds,
+            self.tokens / seconds,
+            self.flops / (seconds * 1e12 * self.world_size),
+            peak_memory_bytes(device),
+        )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory this process has held so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def summary(timings: list[StepTiming]) -> dict[str, float]:
+    """Medians over the steps after the first, which warms caches up."""
+    steady = timings[1:] or timings
+    if not steady:
+        return {}
+    names = ("ms", "tokens_per_second", "tflops_per_gpu")
+    medians = {name: statistics.median(getattr(t, name) for t in steady) for name in names}
+    return {
+        "step_ms": round(medians["ms"], 3),
+        "tokens_per_second": round(medians["tokens_per_second"], 1),
+        "tflops_per_gpu": round(medians["tflops_per_gpu"], 5),
+        "peak_memory_bytes": max(t.memory_bytes for t in timings),
+    }

@@ -1,0 +1,29 @@
+"""What must survive a kill, besides tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class TrainState:
+    """How far a run has come."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    consumed_train_samples: int = 0
+    """Samples served to them: the position in the data."""
+    num_updates: int = 0
+    """Updates that the optimizer's moments hold; less than `step` after --finetune or a skipped step."""
+    ledger_digest: str = ""
+    """Digest of every ledger line so far, each chained to the one before."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fields, JSON-able."""
+        return asdict(self)
+
+    def load_state_dict(self, document: dict[str, Any]) -> None:
+        """Take the fields over from `state_dict`; other keys are passed over."""
+        for name in asdict(self):
+            setattr(self, name, type(getattr(self, name))(document[name]))
