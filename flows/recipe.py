@@ -169,7 +169,7 @@ def pretrain_jobs(recipe: Recipe) -> PretrainJobs:
         benchmark=recipe.job(
             "benchmark", {"load": resharded, "output_dir": recipe.at("benchmark")}
         ),
-        report=recipe.job("report", {"output_prefix": recipe.at("card")}),
+        report=_report(recipe, checkpoint, tokens),
     )
 
 
@@ -266,3 +266,19 @@ def _plan(recipe: Recipe, tokenizer: dict[str, Any]) -> StageJob:
 def _export(recipe: Recipe, checkpoint: str) -> StageJob:
     document = {"load_dir": checkpoint, "save_dir": recipe.at("export"), "saver": "hf"}
     return stage_job("reshard", document, f"{recipe.where} (export)", "export")
+
+
+def _report(recipe: Recipe, checkpoint: str, tokens: str) -> StageJob:
+    trained = "tokenizer_type" not in recipe.table("tokenize")
+    decided = {
+        "checkpoint": checkpoint,
+        "corpus": None if recipe.corpus else recipe.at("corpus"),
+        "tokenizer": recipe.at("tokenizer") if trained else None,
+        "tokens": tokens,
+        "plan": recipe.at("plan"),
+        "export": recipe.at("export"),
+        "evaluation": recipe.at("evaluation"),
+        "benchmark": recipe.at("benchmark"),
+        "output_prefix": recipe.at("card"),
+    }
+    return recipe.job("report", decided)

@@ -31,7 +31,9 @@ POLL_SECONDS = 0.05
 DRAIN_SECONDS = 2.0
 """How long output may still come after the job itself has ended: a grandchild may hold the pipe."""
 
-LEVEL = re.compile(r"^\d\d:\d\d:\d\d (debug|info|warning|error|critical) ")
+LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d (debug|info|warning|error|critical) +(.*)$", re.DOTALL)
+"""What trainyard/logging.py writes; the run's logger has a clock and a level of its own."""
+
 LINE_END = re.compile(r"\r\n|\n|\r")
 
 
@@ -144,7 +146,8 @@ class ProcessJobRun(JobRun[Outcome]):
             async for line in _lines(stream):
                 with contextlib.suppress(OSError):  # a full disk must not stop the reading
                     file.write(line + "\n")
-                self._log.log(_level(line), "%s", line, extra={JOB: self.spec.name})
+                level, text = _parse(line)
+                self._log.log(level, "%s", text, extra={JOB: self.spec.name})
 
 
 def _is_alive(group: int) -> bool:
@@ -189,7 +192,9 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
         yield rest
 
 
-def _level(line: str) -> int:
-    """The level that a stage's own log line carries; everything else is information."""
-    found = LEVEL.match(line)
-    return logging.getLevelNamesMapping()[found[1].upper()] if found else logging.INFO
+def _parse(line: str) -> tuple[int, str]:
+    """The level and the text of a stage's own log line; any other line is information."""
+    found = LOG_LINE.match(line)
+    if found is None:
+        return logging.INFO, line
+    return logging.getLevelNamesMapping()[found[1].upper()], found[2]

@@ -1,7 +1,7 @@
 """Where the nodes of a small acyclic graph go. Pure functions of names and edges.
 
 `columns` draws from left to right in layers (Sugiyama: layers by longest path, order by barycentre,
-places by averaging); `tracks` draws from top to bottom, one node a row, as a history of commits."""
+places by averaging); `tracks` draws from top to bottom, one node a row, with what skips rows on lanes beside them."""
 
 from __future__ import annotations
 
@@ -197,31 +197,44 @@ def _settle(
 
 
 @dataclass(frozen=True, slots=True)
+class Bus:
+    """What leaves one node for rows further down, on a lane beside the nodes."""
+
+    source: str
+    targets: tuple[str, ...]
+    lane: int
+    """0 is the lane next to the nodes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tracks:
-    """One node a row; each stands on a lane that stays taken until its last child."""
+    """One node a row, all in a column."""
 
     order: tuple[str, ...]
-    lane: dict[str, int]
+    straight: tuple[Edge, ...]
+    """Edges from one row to the next."""
+    buses: tuple[Bus, ...]
 
     @property
     def num_lanes(self) -> int:
-        """How many lanes stand side by side."""
-        return max(self.lane.values(), default=-1) + 1
+        """How many lanes stand beside the column."""
+        return max((bus.lane for bus in self.buses), default=-1) + 1
 
 
-def tracks(nodes: Sequence[str], edges: Sequence[Edge], line: Sequence[Edge]) -> Tracks:
-    """Lanes for a drawing as narrow as a phone; the main line keeps to the first."""
+def tracks(nodes: Sequence[str], edges: Sequence[Edge]) -> Tracks:
+    """A drawing as narrow as a phone; short buses keep next to the nodes."""
     order = topological(nodes, edges)
     row = {node: i for i, node in enumerate(order)}
-    children = children_of(nodes, edges)
-    last = {n: max((row[c] for c in children[n]), default=row[n]) for n in nodes}
-    on_line = {node for edge in line for node in edge}
-    lane: dict[str, int] = {}
-    for node in order:
-        if node in on_line:
-            lane[node] = 0
-            continue
-        taken = {lane[other] for other in lane if last[other] > row[node]} | {0}
-        taken |= {lane[p] for p, c in edges if c == node and p in lane and last[p] > row[node]}
-        lane[node] = next(i for i in itertools.count() if i not in taken)
-    return Tracks(tuple(order), lane)
+    straight = tuple(e for e in edges if row[e[1]] == row[e[0]] + 1)
+    children = children_of(nodes, [e for e in edges if e not in straight])
+    spans = {n: (row[n], max(row[c] for c in found)) for n, found in children.items() if found}
+    taken: list[list[tuple[int, int]]] = []
+    buses = []
+    for node, (top, bottom) in sorted(spans.items(), key=lambda s: (s[1][1] - s[1][0], s[1])):
+        free = (i for i, t in enumerate(taken) if all(bottom <= a or b <= top for a, b in t))
+        lane = next(free, len(taken))
+        if lane == len(taken):
+            taken.append([])
+        taken[lane].append((top, bottom))
+        buses.append(Bus(node, tuple(sorted(children[node], key=row.__getitem__)), lane))
+    return Tracks(tuple(order), straight, tuple(buses))

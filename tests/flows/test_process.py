@@ -130,7 +130,12 @@ print("12:00:01 error   loop: gave up", file=sys.stderr)
 print("plain")
 """
     run(tmp_path, code)
-    assert [level for _, level, _ in records] == [logging.WARNING, logging.ERROR, logging.INFO]
+    assert [(level, text) for _, level, text in records] == [
+        (logging.WARNING, "loop: grad norm is 1e9"),
+        (logging.ERROR, "loop: gave up"),
+        (logging.INFO, "plain"),
+    ]
+    assert (tmp_path / "log.txt").read_text().startswith("12:00:00 warning loop")
 
 
 def test_long_lines_progress_bars_and_broken_text_are_read(

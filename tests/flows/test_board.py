@@ -1,0 +1,37 @@
+"""The table that Prefect's pages show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.board import link_to, metrics_text, stage_table
+from flows.stage_task import Summary
+
+
+def test_the_table_has_a_row_for_each_stage() -> None:
+    ran = Summary(
+        job="merge",
+        stage="merge",
+        reused=False,
+        reason="input a|b changed\nhere",
+        seconds=1.26,
+        output_digest="0123456789abcdef0123",
+        metrics={"tokens": 1234567},
+    )
+    reused = Summary(job="plan", stage="plan", reused=True, reason="", seconds=0.3)
+    rows = stage_table([ran, reused]).splitlines()[2:]
+    assert rows == [
+        "| `merge` | done | 1.3 | `0123456789abcdef` | tokens 1,234,567 "
+        "| input a\\|b changed here |",
+        "| `plan` | reused | 0.3 |  |  |  |",
+    ]
+
+
+def test_metrics_are_numbers_and_few() -> None:
+    metrics = {"loss": 3.14159, "name": "x", "ok": True, "n": 5, "big": 12345.6, "b": 1, "c": 2}
+    assert metrics_text(metrics) == "loss 3.142, n 5, big 12,345.6, b 1"
+
+
+def test_a_link_is_one_that_a_browser_opens(tmp_path: Path) -> None:
+    assert link_to("s3://yard/card.html") == "s3://yard/card.html"
+    assert link_to(str(tmp_path / "card.html")).startswith("file:///")

@@ -1,0 +1,37 @@
+"""What a callback may hear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainyard.training.ledger import Ledger, StepRecord
+from trainyard.training.metrics import StepTiming
+from trainyard.training.state import TrainState
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """A step that is over, or, with step 0, the measurement before the first."""
+
+    record: StepRecord
+    timing: StepTiming | None
+    """None for step 0."""
+    state: TrainState
+    ledger: Ledger
+    is_last: bool
+    """The last step of the run."""
+    is_stopping: bool
+    """The loop ends after this step, though the run may not be finished."""
+
+
+class Callback:
+    """Heard on every rank; only what it does with a group is done by all."""
+
+    def begin(self, state: TrainState) -> None:
+        """The loop is about to begin, after `state.step` steps."""
+
+    def after_step(self, event: StepEvent) -> None:
+        """A step is over."""
+
+    def end(self) -> None:
+        """The loop has ended without an error."""

@@ -1,0 +1,118 @@
+"""When a step is saved, and which saved steps stay.
+
+Steps at --save-interval and the last one stay. One saved because the run was asked to stop is only there to
+continue from: when the next that stays is published it goes, so that a run that was stopped ends with the
+same files as one that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainyard.artifacts import store
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.save import save_step
+from trainyard.checkpoint.steps import step_folder
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.step import Trainee
+
+STAYS = "stays"
+"""Key of state.json: false for a step that only serves to continue from."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where the steps of a run go, and what each carries beside tensors and state."""
+
+    url: str
+    lineage: str
+    stage_name: str
+    documents: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, bytes]
+
+
+class Checkpointing(Callback):
+    """Saves on all ranks together."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        trainee: Trainee,
+        interval: int | None,
+        *,
+        facts: Mapping[str, Any],
+        passing: tuple[int, ...] = (),
+        before_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """facts: what else `state.json` says. passing: steps that are there and do not stay.
+
+        before_first: called on rank 0 before the first save."""
+        self._folder = folder
+        self._trainee = trainee
+        self._interval = interval
+        self._facts = facts
+        self._passing = list(passing)
+        self._before_first: Callable[[], None] | None = before_first
+
+    def after_step(self, event: StepEvent) -> None:
+        """Save if it is time to."""
+        at_interval = self._interval is not None and event.record.step % self._interval == 0
+        stays = event.record.step > 0 and (event.is_last or at_interval)
+        if stays or event.is_stopping:
+            self._save(event, stays)
+
+    def _save(self, event: StepEvent, stays: bool) -> None:
+        groups = self._trainee.groups
+        if groups.rank == 0 and self._before_first is not None:
+            self._before_first()
+        self._before_first = None
+        save_step(
+            self._folder.url,
+            event.state.step,
+            training_tensors(self._trainee),
+            state={**self._facts, **event.state.state_dict(), STAYS: stays},
+            documents=self._folder.documents,
+            files={**self._folder.files, LEDGER: event.ledger.text()},
+            lineage=self._folder.lineage,
+            stage_name=self._folder.stage_name,
+            group=groups.dp,
+            rank=groups.rank,
+            world_size=groups.dims.world_size,
+        )
+        if not stays:
+            self._passing.append(event.state.step)
+            return
+        event.ledger.forget()
+        if groups.rank == 0:
+            for step in self._passing:
+                if step != event.state.step:
+                    remove_step(self._folder.url, step)
+        self._passing = []
+
+
+def training_tensors(trainee: Trainee) -> dict[str, Tensor]:
+    """Weights and optimizer state by the names that a checkpoint knows them by."""
+    return {**model_tensors(trainee.model), **optimizer_tensors(trainee)}
+
+
+def model_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """`model.NAME` of every weight."""
+    return {f"model.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def optimizer_tensors(trainee: Trainee) -> dict[str, Tensor]:
+    """`optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME` of every trained weight."""
+    return {f"optimizer.{name}": t for name, t in trainee.optimizer.state_tensors().items()}
+
+
+def remove_step(root_url: str, step: int) -> None:
+    """Remove a step; its manifest first, so that it is never there in part."""
+    url = join(root_url, step_folder(step))
+    store.delete(join(url, MANIFEST))
+    store.delete_tree(url)
