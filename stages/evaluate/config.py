@@ -16,7 +16,7 @@ class EvaluateConfig:
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
-    valid_data: str
+    valid_data: str = location()
     """Text file to evaluate on, a path or URL."""
     evaluation: EvaluationConfig
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
@@ -24,10 +24,13 @@ class EvaluateConfig:
     output_dir: str | None = location(None)
     """Folder or URL for results.json; unset: print only."""
 
-    def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The checkpoint and the text.
+    def __post_init__(self) -> None:
+        """Settle the detokeniser, so that it counts as an option and the place does not."""
+        settled = self.evaluation.for_file(self.valid_data)
+        object.__setattr__(self, "evaluation", settled)
 
-        The text's name counts as an option as well, since it may choose the detokeniser."""
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """The checkpoint and the text."""
         return {"load": (self.load,), "valid_data": (self.valid_data,)}
 
     def output(self) -> Output | None:

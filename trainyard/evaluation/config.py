@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainyard.errors import ConfigError
@@ -31,6 +31,15 @@ class EvaluationConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+    def for_file(self, path: str) -> EvaluationConfig:
+        """The same with `auto` settled: "wiki" in the file's name or its folder's decides.
+
+        Upstream looks at the whole path, where a user called wikitor would count."""
+        if self.detokenizer != "auto":
+            return self
+        near = "/".join(path.split("/")[-2:])
+        return replace(self, detokenizer="wikitext" if "wiki" in near else "none")
 
     def window(self, trained_length: int, num_positions: int) -> int:
         """Tokens of a window, given or the model's; refused if the model has no such positions."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainyard.evaluation.config import EvaluationConfig
 from trainyard.evaluation.perplexity import check_text, summary, total_loss
-from trainyard.evaluation.wikitext import detokenizer_for
+from trainyard.evaluation.wikitext import DETOKENIZERS
 from trainyard.models.gpt import GPTModel
 from trainyard.progress import Progress
 from trainyard.tokenizers.base import Tokenizer
@@ -36,8 +36,8 @@ def wikitext103(
 ) -> dict[str, Any]:
     """Perplexity of a whole file in overlapping windows; see perplexity.py."""
     length = config.window(model.config.seq_length, model.config.positions)
-    detokenizer, detokenize = detokenizer_for(config.detokenizer, path)
-    plain = detokenize(text)
+    detokenizer = config.for_file(path).detokenizer
+    plain = DETOKENIZERS[detokenizer](text)
     tokens = tokenizer.encode(plain)
     num_words = check_text(text, len(tokens), path)
     with progress_of(len(tokens) - 1) as progress:

@@ -65,13 +65,3 @@ def unchanged(text: str) -> str:
 
 
 DETOKENIZERS: dict[str, Detokenizer] = {"wikitext": detokenize_wikitext, "none": unchanged}
-
-
-def detokenizer_for(choice: str, path: str) -> tuple[str, Detokenizer]:
-    """Name and function; `auto` looks for "wiki" in the file's name and its folder's.
-
-    Upstream looks at the whole path, where a user called wikitor would count."""
-    if choice == "auto":
-        near = "/".join(path.split("/")[-2:])
-        choice = "wikitext" if "wiki" in near else "none"
-    return choice, DETOKENIZERS[choice]

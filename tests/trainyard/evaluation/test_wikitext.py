@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.evaluation.wikitext import detokenize_wikitext, detokenizer_for
+from trainyard.evaluation.config import EvaluationConfig
+from trainyard.evaluation.wikitext import DETOKENIZERS, detokenize_wikitext
 
 
 @pytest.mark.parametrize(
@@ -33,12 +34,15 @@ def test_each_rule_gives_what_people_write(tokenised: str, plain: str) -> None:
 
 
 def test_the_detokeniser_is_chosen_by_name_or_by_hand() -> None:
+    config = EvaluationConfig(task="WIKITEXT103")
     for path in ("/data/wikitext-103/valid.txt", "wiki.test.tokens", "s3://b/x/wiki.txt"):
-        assert detokenizer_for("auto", path)[0] == "wikitext"
+        assert config.for_file(path).detokenizer == "wikitext"
     for path in ("s3://bucket/heldout.txt", "/home/wikitor/corpus/heldout.txt"):
-        assert detokenizer_for("auto", path)[0] == "none"
-    assert detokenizer_for("none", "wiki.txt")[1]("a , b") == "a , b"
-    assert detokenizer_for("wikitext", "plain.txt")[1]("a , b") == "a, b"
+        assert config.for_file(path).detokenizer == "none"
+    by_hand = EvaluationConfig(task="WIKITEXT103", detokenizer="none")
+    assert by_hand.for_file("wiki.txt") == by_hand
+    assert DETOKENIZERS["none"]("a , b") == "a , b"
+    assert DETOKENIZERS["wikitext"]("a , b") == "a, b"
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

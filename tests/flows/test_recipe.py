@@ -1,0 +1,237 @@
+"""A recipe becomes the jobs of a flow, every one validated before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.job import CONFIGS, read_job
+from flows.recipe import (
+    PretrainJobs,
+    parse_recipe,
+    part_names,
+    pretrain_jobs,
+    read_recipe,
+    yard_root,
+)
+from trainyard.errors import ArtifactError, ConfigError
+
+from .processes import ROOT
+
+TINY = """
+[collect]
+num_shards = 3
+[train_tokenizer]
+vocab_size = 500
+[tokenize]
+append_eod = true
+[plan]
+[pretrain]
+num_layers = 2
+hidden_size = 32
+num_attention_heads = 2
+seq_length = 32
+micro_batch_size = 2
+global_batch_size = 4
+train_iters = 5
+lr = 1e-3
+[reshard]
+num_shards = 2
+[evaluate]
+task = "WIKITEXT103"
+[benchmark]
+prompts = ["The"]
+"""
+
+
+def jobs(text: str = TINY, yard: str = "/y") -> PretrainJobs:
+    return pretrain_jobs(parse_recipe(text, "recipes/tiny.toml", yard))
+
+
+def without(table: str) -> str:
+    """The tiny recipe without one of its tables."""
+    head, _, rest = TINY.partition(f"[{table}]")
+    return head + "[" + rest.partition("[")[2] if "[" in rest else head
+
+
+# --- what follows from a recipe -----------------------------------------------------------------
+
+
+def test_every_recipe_in_the_repository_is_valid() -> None:
+    recipes = sorted((ROOT / "recipes").glob("*.toml"))
+    assert recipes
+    for recipe in recipes:
+        assert pretrain_jobs(read_recipe(str(recipe))).all()
+
+
+def test_jobs_come_in_the_order_in_which_they_run() -> None:
+    names = [job.name for job in jobs().all()]
+    shards = [f"tokenize-train-0000{n}" for n in range(3)]
+    before = ["plan", "collect", "train_tokenizer", *shards, "merge", "pretrain"]
+    assert names == [*before, "export", "reshard", "evaluate", "benchmark", "report"]
+
+
+def test_each_output_is_somebodys_input() -> None:
+    every = jobs()
+    written = {str(job.output.url) for job in every.all() if job.output}
+    assert every.merge.document["input"] == "/y/tiny/tokens/parts"
+    assert every.pretrain.document["data_path"] == [every.merge.output and every.merge.output.url]
+    assert every.pretrain.document["tokenizer_model"] in written
+    assert every.reshard.document["load_dir"] in written
+    assert every.evaluate.document["load"] in written
+    assert every.benchmark.document["load"] in written
+    for name in ("checkpoint", "tokens", "plan", "export", "evaluation", "benchmark"):
+        assert every.report.document[name] in written
+    assert len(written) == len(every.all()), "two jobs write to the same place"
+
+
+def test_the_root_is_yard_and_the_recipes_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("YARD", raising=False)
+    assert yard_root() == "yard"
+    monkeypatch.setenv("YARD", "s3://bucket/yard/")
+    assert yard_root() == "s3://bucket/yard"
+    recipe = parse_recipe(TINY, "a/b/tiny.toml")
+    assert recipe.root == "s3://bucket/yard/tiny"
+    assert pretrain_jobs(recipe).merge.document["input"] == "s3://bucket/yard/tiny/tokens/parts"
+    assert parse_recipe(TINY, "tiny.toml", "given").root == "given/tiny"
+
+
+def test_the_plan_is_of_the_model_that_is_trained() -> None:
+    plan = jobs().plan.document
+    assert (plan["hidden_size"], plan["vocab_size"], plan["global_batch_size"]) == (32, 500, 4)
+    assert "train_iters" not in plan
+
+
+def test_a_table_that_needs_nothing_may_be_left_out() -> None:
+    assert jobs(without("plan")).plan == jobs().plan
+    assert jobs(without("reshard")).reshard.document["save_dir"] == "/y/tiny/resharded"
+
+
+# --- one's own corpus and tokenizer -------------------------------------------------------------
+
+
+def own(folder: Path, *names: str, evaluation: str = 'evaluation_data = "held.txt"') -> str:
+    for name in names:
+        (folder / name).write_text('{"text": "one"}\n')
+    return f'corpus = ["{folder}/*.jsonl"]\n{evaluation}\n{without("collect")}'
+
+
+def test_a_corpus_of_ones_own_is_tokenized_file_by_file(tmp_path: Path) -> None:
+    every = jobs(own(tmp_path, "b.jsonl", "a.jsonl"))
+    assert every.collect is None
+    assert [job.name for job in every.tokenize] == ["tokenize-a", "tokenize-b"]
+    assert every.tokenize[0].document["input"] == [f"{tmp_path}/a.jsonl"]
+    assert every.evaluate.document["valid_data"] == "held.txt"
+    assert every.report.document["corpus"] is None
+
+
+def test_one_more_file_leaves_the_others_parts_alone(tmp_path: Path) -> None:
+    before = jobs(own(tmp_path, "b.jsonl", "c.jsonl")).tokenize
+    after = jobs(own(tmp_path, "a.jsonl")).tokenize
+    assert set(map(str, before)) < set(map(str, after))
+
+
+def test_files_of_one_name_keep_apart() -> None:
+    names = part_names(["x/a.jsonl", "y/a.jsonl", "y/b b.json.gz", "s3://k/.txt"])
+    assert len(set(names)) == 4
+    assert names[2:] == ["b-b", "part"]
+    assert all(name.startswith("a-") for name in names[:2])
+
+
+def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no file matches"):
+        jobs(own(tmp_path))
+
+
+def test_a_corpus_of_ones_own_needs_a_text_to_evaluate_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="add evaluation_data"):
+        jobs(own(tmp_path, "a.jsonl", evaluation=""))
+
+
+def test_a_corpus_of_ones_own_and_collect_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no \[collect\]"):
+        jobs(own(tmp_path, "a.jsonl") + "[collect]\n")
+
+
+def test_a_tokenizer_of_ones_own_is_not_trained() -> None:
+    kind = 'tokenizer_type = "GPT2BPETokenizer"\nvocab_file = "v.json"\nmerge_file = "m.txt"'
+    text = without("train_tokenizer").replace("append_eod = true", f"append_eod = true\n{kind}")
+    with pytest.raises(ConfigError, match="vocab_size is needed"):
+        jobs(text)
+    every = jobs(text.replace("[plan]", "[plan]\nvocab_size = 50257"))
+    assert every.train_tokenizer is None
+    assert every.tokenize[0].document["vocab_file"] == "v.json"
+    assert every.pretrain.document["merge_file"] == "m.txt"
+    with pytest.raises(ConfigError, match="there is none to train"):
+        jobs(text + "[train_tokenizer]\n")
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[pretain]", r"tiny.toml: unknown table 'pretain'; did you mean 'pretrain'\?"),
+        ('corups = "x"', r"unknown key 'corups'; did you mean 'corpus'\?"),
+        ("[weather]", "unknown table 'weather'; known: corpus, evaluation_data"),
+        ('corpus = "x.jsonl"', "corpus must be a list of files"),
+        ("corpus = [3]", "corpus must be text in quotes, got 3"),
+        ("evaluation_data = true", "evaluation_data must be text in quotes"),
+        ("pretrain = 3", r"pretrain must be a table, \[pretrain\], got 3"),
+        ("[pretrain", "not well-formed TOML"),
+    ],
+)
+def test_what_is_not_a_recipe_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        jobs(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "message"),
+    [
+        ("num_layers", "num_layer", r"\[pretrain\]: unknown key 'num_layer'; did you mean 'num_l"),
+        ("append_eod", "apend_eod", r"\[tokenize\]: unknown key 'apend_eod'"),
+        ("vocab_size = 500", "vocab_size = 5", r"\[train_tokenizer\]: --vocab-size must be at"),
+        ("hidden_size = 32", 'hidden_size = "32"', r"\[pretrain\]: hidden_size must be a whole"),
+        ("hidden_size = 32", "hidden_size = 31", "--hidden-size .31. must be divisible by"),
+        ("num_shards = 2", "num_shards = 0", r"\[reshard\]: --num-shards must be at least 1"),
+        ('task = "WIKITEXT103"', "", r"\[evaluate\]: task is required"),
+        ('prompts = ["The"]', "", r"\[benchmark\]: give either --prompts"),
+    ],
+)
+def test_every_stage_is_validated_before_any_work(written: str, instead: str, message: str) -> None:
+    assert written in TINY
+    with pytest.raises(ConfigError, match=message):
+        jobs(TINY.replace(written, instead, 1))
+
+
+def test_places_are_not_for_recipes() -> None:
+    with pytest.raises(ConfigError, match=r"\[reshard\]: save_dir is decided by the flow"):
+        jobs(TINY.replace("[reshard]", '[reshard]\nsave_dir = "elsewhere"'))
+
+
+def test_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"recipe .*none.toml cannot be read"):
+        read_recipe(str(tmp_path / "none.toml"))
+
+
+# --- one stage ----------------------------------------------------------------------------------
+
+
+def test_every_stage_of_the_repository_can_be_started() -> None:
+    stages = {path.parent.name for path in (ROOT / "stages").glob("*/config.py")}
+    assert stages == set(CONFIGS)
+
+
+def test_a_job_from_a_document(tmp_path: Path) -> None:
+    document = tmp_path / "merge.toml"
+    document.write_text('input = "parts"\noutput_prefix = "all/tokens"\n')
+    job = read_job("merge", str(document))
+    assert (job.name, job.output and job.output.url) == ("merge", "all/tokens")
+    with pytest.raises(ConfigError, match="there is no stage 'merg'; did you mean 'merge'"):
+        read_job("merg", str(document))
+    document.write_text('inputs = "parts"\n')
+    with pytest.raises(ConfigError, match="unknown key 'inputs'; did you mean 'input'"):
+        read_job("merge", str(document))

@@ -1,0 +1,116 @@
+"""The task: a real stage is started, its manifest read back, its failure carried on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.logging import disable_run_logger
+from prefect.states import Completed, Failed
+
+from flows import stage_task
+from flows.job import StageJob, stage_job
+from flows.launch.outcome import Kind, StageError, classify
+from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
+from trainyard.artifacts.output import Output
+
+from .processes import ROOT
+
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 32}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(ROOT)  # a checkout need not be installed
+    return Place(run_folder=str(tmp_path / "runs"))
+
+
+def plan(folder: Path, **options: Any) -> StageJob:
+    document = {**MODEL, "vocab_size": 300, "world_size": None, "output_dir": str(folder)}
+    return stage_job("plan", {**document, **options}, "test")
+
+
+def run(job: StageJob, place: Place) -> Summary:
+    with disable_run_logger():
+        return asyncio.run(run_stage_task.fn(job, place))
+
+
+def attempts(place: Place, job: str) -> list[Path]:
+    return sorted(Path(place.run_folder, job).iterdir())
+
+
+def test_a_stage_runs_is_reused_and_says_why_it_runs_again(tmp_path: Path, place: Place) -> None:
+    first = run(plan(tmp_path / "plan"), place)
+    assert (first.reused, first.reason) == (False, "there is no manifest yet")
+    assert first.metrics["num_parameters"] > 0
+
+    second = run(plan(tmp_path / "plan"), place)
+    assert (second.reused, second.output_digest) == (True, first.output_digest)
+
+    third = run(plan(tmp_path / "plan", vocab_size=400), place)
+    assert not third.reused
+    assert "--vocab-size changed (300 -> 400)" in third.reason
+
+
+def test_each_attempt_has_a_folder_with_its_document_and_log(tmp_path: Path, place: Place) -> None:
+    summary = run(plan(tmp_path / "plan"), place)
+    (folder,) = attempts(place, "plan")
+    document = tomllib.loads((folder / "config.toml").read_text())
+    assert document == {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan")}
+    assert Path(summary.log) == folder / "log.txt"
+    assert "plan" in (folder / "log.txt").read_text()
+
+
+def test_old_run_folders_go(tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_task, "KEPT_ATTEMPTS", 2)
+    for name in ("20200101-000000-a", "20200101-000000-b", "20200101-000000-c"):
+        Path(place.run_folder, "plan", name).mkdir(parents=True)
+    run(plan(tmp_path / "plan"), place)
+    kept = [folder.name for folder in attempts(place, "plan")]
+    assert len(kept) == 2
+    assert kept[0] == "20200101-000000-c"
+
+
+def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: Place) -> None:
+    document = {"input": str(tmp_path / "nothing"), "output_prefix": str(tmp_path / "out")}
+    with pytest.raises(StageError, match="nothing") as caught:
+        run(stage_job("merge", document, "test", "merge-again"), place)
+    assert caught.value.exit_status in (1, 2)
+    assert caught.value.outcome.name == "merge-again"
+    assert "nothing" in Path(caught.value.log).read_text()
+
+
+def test_a_stage_that_ends_well_without_a_manifest_is_a_defect(
+    tmp_path: Path, place: Place
+) -> None:
+    job = StageJob(stage="plan", document={}, output=Output.directory(str(tmp_path / "plan")))
+    always_well = Path(tmp_path, "python")
+    always_well.write_text("#!/bin/sh\nexit 0\n")
+    always_well.chmod(0o755)
+    with pytest.raises(StageError, match="is not there") as caught:
+        run(job, Place(run_folder=place.run_folder, python=str(always_well)))
+    assert caught.value.outcome.kind is Kind.DEFECT
+
+
+@pytest.mark.parametrize(
+    ("code", "again"), [(1, False), (2, False), (3, True), (70, False), (143, False), (-9, True)]
+)
+def test_only_infrastructure_is_tried_again(code: int, again: bool) -> None:
+    state = Failed(data=StageError(classify("job", code, None)))
+    assert asyncio.run(worth_retrying(None, None, state)) is again  # type: ignore[arg-type]
+
+
+def test_our_own_errors_are_not_tried_again() -> None:
+    assert not asyncio.run(worth_retrying(None, None, Failed(data=KeyError("x"))))  # type: ignore[arg-type]
+    assert not asyncio.run(worth_retrying(None, None, Completed(data=1)))  # type: ignore[arg-type]
+
+
+def test_the_task_is_named_as_the_job_and_stores_nothing() -> None:
+    assert run_stage_task.task_run_name == "{job.name}"
+    assert run_stage_task.retries == 2
+    assert run_stage_task.persist_result is False
+    assert Place(run_folder="x").python == sys.executable
