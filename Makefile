@@ -37,9 +37,9 @@ install: $(STAMP) ## Make .venv with all that quickstart, tests and checks need
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "trainyard needs Python 3.11 or newer; '$(PYTHON)' is" \
-	    "$$($(PYTHON) --version 2>&1 | head -n 1). Name another: make install PYTHON=python3.12" >&2; \
-	    exit 2; }
+	  { echo "trainyard needs Python 3.11 or newer, which '$(PYTHON)' is not:" \
+	    "$$($(PYTHON) --version 2>&1 | tail -n 1)"; \
+	    echo "Name another one: make install PYTHON=python3.12"; exit 2; } >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	@echo "installing into $(VENV): one to two minutes, more where pip must fetch CUDA libraries"
 	@# A new pip first: it looks at the 170 pins twice as fast as the one that Python 3.11 brings.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from flows.job import read_job
 from flows.program import Flow, fail, run_program
-from flows.recipe import pretrain_jobs, read_recipe, yard_root
+from flows.pretrain_jobs import pretrain_jobs
+from flows.recipe import read_recipe, yard_root
 from trainyard.artifacts.urls import is_local
 from trainyard.errors import TrainyardError
 

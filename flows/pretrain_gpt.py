@@ -16,7 +16,8 @@ from typing import Any
 from prefect import flow
 
 from flows.line import Line
-from flows.recipe import pretrain_jobs, read_recipe
+from flows.pretrain_jobs import pretrain_jobs
+from flows.recipe import read_recipe
 
 
 @flow(name="pretrain-gpt", flow_run_name="{recipe}", persist_result=False)

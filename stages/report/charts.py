@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stages.report.formats import DOT, is_number, whole
+from stages.report.formats import DOT, MINUS, is_number, scaled, whole
 from stages.report.markup import Markup, el, join
 
 Point = tuple[float, float]
@@ -83,17 +83,35 @@ def nice_step(span: float, count: int) -> float:
 
 
 def value_scale(values: Sequence[float], count: int = 4, zero: bool = False) -> Scale:
-    """An axis that holds all values and ends on ticks."""
+    """An axis that holds all values with a little room, and ticks at round values."""
     low, high = min(values), max(values)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         room = abs(high) * 0.1 or 1.0
-        low, high = (low, high + room) if zero and low == 0.0 else (low - room, high + room)
-    step = nice_step(high - low, count)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = tuple(i * step for i in range(first, last + 1))
-    return Scale(ticks[0], ticks[-1], ticks)
+        low, high = low - room, high + room
+    room = 0.06 * (high - low)
+    low = low if zero and low == 0.0 else low - room
+    high = high if zero and high == 0.0 else high + room
+    return Scale(low, high, _ticks(low, high, nice_step(high - low, count)))
+
+
+def _ticks(low: float, high: float, step: float) -> tuple[float, ...]:
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(i * step for i in range(first, last + 1))
+
+
+def tick_labels(ticks: Sequence[float], value_format: Callable[[float], str]) -> list[str]:
+    """The ticks with no more decimals than tell them apart; the format's own for small values."""
+    if any(0 < abs(tick) < 0.01 for tick in ticks):
+        return [value_format(tick) for tick in ticks]
+    for digits in range(4):
+        labels = [f"{tick:.{digits}f}".replace("-", MINUS) for tick in ticks]
+        if all(abs(float(f"{tick:.{digits}f}") - tick) < 1e-9 for tick in ticks):
+            break
+    if any(abs(tick) >= 10000 for tick in ticks):
+        return [scaled(tick).replace(".00", "").replace(".0", "") for tick in ticks]
+    return labels
 
 
 def step_scale(values: Sequence[float], count: int = 5) -> Scale:
@@ -101,9 +119,7 @@ def step_scale(values: Sequence[float], count: int = 5) -> Scale:
     low, high = min(values), max(values)
     if low == high:
         return Scale(low - 1, high + 1, (low,))
-    step = max(1.0, nice_step(high - low, count))
-    ticks = (i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1))
-    return Scale(low, high, tuple(ticks))
+    return Scale(low, high, _ticks(low, high, max(1.0, nice_step(high - low, count))))
 
 
 # --- drawing ----------------------------------------------------------------------------------
@@ -127,12 +143,11 @@ def line_chart(
         return Markup("")
     x = step_scale([p[0] for s in series for p in s.points])
     y = value_scale([p[1] for s in series for p in s.points], zero=zero)
-    tick_format = value_format if _apart(y.ticks, value_format) else (lambda v: f"{v:.4g}")
     described = f"{title} by step. " + " ".join(_described(s, value_format) for s in series)
     picture = el(
         "svg",
         el("title", described, id=f"{ident}-title"),
-        _grid(x, y, tick_format),
+        _grid(x, y, value_format),
         el(
             "svg",
             *[_curve(s, x, y) for s in series],
@@ -156,11 +171,6 @@ def line_chart(
     return el("figure", caption, plot, _table(series, value_format), class_=f"chart {css}".strip())
 
 
-def _apart(ticks: Sequence[float], value_format: Callable[[float], str]) -> bool:
-    """True when the format tells the ticks from each other."""
-    return len({value_format(tick) for tick in ticks}) == len(ticks)
-
-
 def _described(series: Series, value_format: Callable[[float], str]) -> str:
     (first_x, first_y), (last_x, last_y) = series.points[0], series.points[-1]
     if len(series.points) == 1:
@@ -175,13 +185,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
 
 
-def _grid(x: Scale, y: Scale, tick_format: Callable[[float], str]) -> Markup:
-    parts: list[Markup] = []
-    for tick in y.ticks:
+def _grid(x: Scale, y: Scale, value_format: Callable[[float], str]) -> Markup:
+    parts = [el("line", x1="0", x2="100%", y1="100%", y2="100%", class_="base")]
+    for tick, label in zip(y.ticks, tick_labels(y.ticks, value_format), strict=True):
         at = _percent(1 - y.at(tick))
-        css = "base" if tick == y.low else "rule"
-        parts.append(el("line", x1="0", x2="100%", y1=at, y2=at, class_=css))
-        parts.append(el("text", tick_format(tick), x="0", dx="-8", y=at, dy="4", class_="ytick"))
+        if tick > y.low:
+            parts.append(el("line", x1="0", x2="100%", y1=at, y2=at))
+        parts.append(el("text", label, x="0", dx="-8", y=at, dy="4", class_="ytick"))
     for tick in x.ticks:
         place = x.at(tick)
         anchor = "end" if place > 0.97 else "start" if place < 0.02 else "middle"

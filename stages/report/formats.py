@@ -99,3 +99,8 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(shown(item) for item in value) or "none"
     return str(value) if str(value) else "empty"
+
+
+def bounded_exp(loss: float) -> float:
+    """exp, which a loss beyond 20 would only blow up."""
+    return math.exp(min(loss, 20.0))

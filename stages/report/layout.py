@@ -12,6 +12,8 @@ from dataclasses import dataclass
 Edge = tuple[str, str]
 
 SWEEPS = 12
+HEAVY = 1e6
+"""Weight of what stays where it is while others make room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,13 @@ def main_line(nodes: Sequence[str], edges: Sequence[Edge], destination: str) -> 
 
 
 def columns(
-    nodes: Sequence[str], edges: Sequence[Edge], node_height: float, gap: float
+    nodes: Sequence[str],
+    edges: Sequence[Edge],
+    line: Sequence[Edge],
+    node_height: float,
+    gap: float,
 ) -> Columns:
-    """Layers, an order without needless crossings, and heights that keep edges level."""
+    """Layers, an order without needless crossings, and heights that keep the main line straight."""
     layer = layers(nodes, edges)
     routes = _routes(edges, layer)
     points = dict.fromkeys(itertools.chain(nodes, *routes.values()))
@@ -95,7 +101,10 @@ def columns(
     links = [pair for route in routes.values() for pair in itertools.pairwise(route)]
     ranks = _ordered(ranks, links)
     tall = {point: node_height if point in layer else 0.0 for point in points}
-    y = _heights(ranks, links, tall, gap)
+    weight = dict.fromkeys(points, 1.0) | {node: HEAVY for edge in line for node in edge}
+    y = _heights(ranks, links, tall, gap, weight)
+    for route in routes.values():
+        _straighten(route[1:-1], ranks, y, tall, gap)
     top = min((y[p] - tall[p] / 2 for p in points), default=0.0)
     y = {point: value - top for point, value in y.items()}
     height = max((y[p] + tall[p] / 2 for p in points), default=0.0)
@@ -154,43 +163,71 @@ def _crossings(ranks: list[list[str]], links: Sequence[Edge]) -> int:
 
 
 def _heights(
-    ranks: list[list[str]], links: Sequence[Edge], tall: Mapping[str, float], gap: float
+    ranks: list[list[str]],
+    links: Sequence[Edge],
+    tall: Mapping[str, float],
+    gap: float,
+    weight: Mapping[str, float],
 ) -> dict[str, float]:
+    """Middles of all points: those of great weight at 0, the others near what they are linked to."""
     before, after = _neighbours(links)
     y = {p: 0.0 for rank in ranks for p in rank}
-    for rank in ranks:
-        _settle(rank, {p: 0.0 for p in rank}, y, tall, gap)
     for sweep in range(SWEEPS):
         for rank in ranks if sweep % 2 == 0 else ranks[::-1]:
             wished = {
-                p: _mean([y[n] for n in (*before.get(p, []), *after.get(p, []))], y[p])
+                p: 0.0
+                if weight[p] == HEAVY
+                else _mean([y[n] for n in (*before.get(p, []), *after.get(p, []))], y[p])
                 for p in rank
             }
-            _settle(rank, wished, y, tall, gap)
+            y |= _settled(rank, wished, tall, gap, weight)
     return y
 
 
-def _settle(
+def _settled(
     rank: Sequence[str],
     wished: Mapping[str, float],
+    tall: Mapping[str, float],
+    gap: float,
+    weight: Mapping[str, float],
+) -> dict[str, float]:
+    """A layer as near to its wishes as order and distances allow; points that touch move as one."""
+    offset = 0.0
+    offsets = {}
+    for before, point in zip([None, *rank], rank, strict=False):
+        offset += (tall[before] + tall[point]) / 2 + gap if before is not None else 0.0
+        offsets[point] = offset
+    blocks: list[list[str]] = []
+
+    def shift(block: Sequence[str]) -> float:
+        wish = sum(weight[p] * (wished[p] - offsets[p]) for p in block)
+        return wish / sum(weight[p] for p in block)
+
+    for point in rank:
+        blocks.append([point])
+        while len(blocks) > 1 and shift(blocks[-2]) > shift(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1].extend(last)
+    return {point: offsets[point] + shift(block) for block in blocks for point in block}
+
+
+def _straighten(
+    waypoints: Sequence[str],
+    ranks: list[list[str]],
     y: dict[str, float],
     tall: Mapping[str, float],
     gap: float,
 ) -> None:
-    """Put a layer as near to its wishes as order and distances allow: blocks that touch move as
-    one."""
-    offsets = [0.0]
-    for a, b in itertools.pairwise(rank):
-        offsets.append(offsets[-1] + (tall[a] + tall[b]) / 2 + gap)
-    blocks: list[list[float]] = []
-    for point, offset in zip(rank, offsets, strict=True):
-        blocks.append([wished[point] - offset])
-        while len(blocks) > 1 and _mean(blocks[-2], 0) > _mean(blocks[-1], 0):
-            last = blocks.pop()
-            blocks[-1].extend(last)
-    shifts = itertools.chain.from_iterable([_mean(b, 0)] * len(b) for b in blocks)
-    for point, offset, shift in zip(rank, offsets, shifts, strict=True):
-        y[point] = offset + shift
+    """Move the waypoints of an edge to the outermost of them, if there is room all the way."""
+    if len(waypoints) < 2:
+        return
+    outermost = max((y[p] for p in waypoints), key=abs)
+    moved = y | dict.fromkeys(waypoints, outermost)
+    for rank in ranks:
+        for above, below in itertools.pairwise(rank):
+            if moved[below] - moved[above] < (tall[above] + tall[below]) / 2 + gap - 0.01:
+                return
+    y.update(moved)
 
 
 # --- top to bottom ----------------------------------------------------------------------------

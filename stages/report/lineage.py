@@ -15,9 +15,9 @@ from stages.report.layout import Bus, Edge, columns, main_line, tracks
 from stages.report.markup import Markup, el
 
 WIDTH = 1040.0
-NODE_WIDTH = 134.0
+NODE_WIDTH = 142.0
 NODE_HEIGHT = 68.0
-GAP = 22.0
+GAP = 20.0
 MARGIN = 3.0
 DIGEST_CHARS = 10
 
@@ -90,11 +90,12 @@ def wide(
 ) -> Markup:
     """From left to right."""
     keys = [artifact.key for artifact in shown]
-    plan = columns(keys, edges, NODE_HEIGHT, GAP)
+    line = main_line(keys, edges, destination)
+    plan = columns(keys, edges, line, NODE_HEIGHT, GAP)
     pitch = (WIDTH - NODE_WIDTH) / max(plan.num_layers - 1, 1)
     pitch = max(min(pitch, 1.9 * NODE_WIDTH), NODE_WIDTH + 24)
     width = NODE_WIDTH + pitch * (plan.num_layers - 1)
-    main = set(main_line(keys, edges, destination))
+    main = set(line)
     rails = [
         _rail(plan.routes[edge], plan.layer, plan.y, pitch, edge in main)
         for edge in sorted(edges, key=lambda e: e in main)

@@ -35,7 +35,7 @@ def join(parts: Iterable[Child], between: str = "") -> Markup:
     return Markup(between.join(escape(part) for part in parts))
 
 
-def el(name: str, *children: Child, **attributes: Child | bool) -> Markup:
+def el(name: str, /, *children: Child, **attributes: Child | bool) -> Markup:
     """An element. `class_` is class, `stroke_width` is stroke-width; None and False leave out."""
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID and not children:

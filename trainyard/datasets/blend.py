@@ -1,11 +1,13 @@
 """Which dataset each sample of a blend comes from.
 
-Greedy, as Megatron-LM: sample i goes to the dataset that lags furthest behind its share of the i samples
-so far; the first one wins a tie. Pure functions of weights and sizes, bit-equal to that rule.
+Greedy, as Megatron-LM: sample i goes to the dataset that lags furthest behind its share of the i
+samples so far; the first one wins a tie. Pure functions of weights and sizes, bit-equal to that
+rule.
 
-The rule looks sequential, yet forgets: two runs of it that start from different counts soon agree. So the
-samples are cut into lanes that all walk at once from guessed counts; where a lane ends is where the next one
-must begin, and lanes that guessed wrong walk again. When no guess was wrong, the result is the rule's."""
+The rule looks sequential, yet forgets: two runs of it that start from different counts soon agree.
+So the samples are cut into lanes that all walk at once from guessed counts; where a lane ends is
+where the next one must begin, and lanes that guessed wrong walk again. When no guess was wrong, the
+result is the rule's."""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def blend(weights: list[float], num_samples: int) -> tuple[NDArray[np.int16], ND
 
 
 def blend_exhaustive(sizes: list[int]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """The same, serving every sample of every dataset once, each dataset in proportion to its size."""
+    """The same, serving every sample of every dataset once, each dataset in proportion to its
+    size."""
     limits = np.asarray(sizes, np.float64)
     chosen = _assign(normalise(limits.tolist()), sum(sizes), limits)
     return chosen, rank_within(chosen, len(sizes))
@@ -48,7 +51,8 @@ def normalise(weights: list[float]) -> NDArray[np.float64]:
         raise ConfigError(
             f"--data-path weights must be numbers of at least 0, not all 0, got {weights}"
         )
-    return values / values.sum()
+    shares: NDArray[np.float64] = values / values.sum()
+    return shares
 
 
 def rank_within(chosen: NDArray[np.int16], num_datasets: int) -> NDArray[np.int64]:

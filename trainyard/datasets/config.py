@@ -27,7 +27,8 @@ class DataConfig:
     """Token files and how samples are drawn from them."""
 
     data_path: tuple[str, ...] = location(())
-    """Prefixes of .bin/.idx pairs, cut by --split: PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX ..."""
+    """Prefixes of .bin/.idx pairs, cut by --split: PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX
+    ..."""
     train_data_path: tuple[str, ...] = location(())
     """Prefixes for training alone, in place of --data-path."""
     valid_data_path: tuple[str, ...] = location(())
@@ -89,9 +90,12 @@ class DataConfig:
         return parse_split(self.split)[SPLIT_NAMES.index(split)]
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Every prefix as an input of its own; its weight is part of the name, so that it counts."""
+        """Every prefix as an input of its own; its weight is part of the name, so that it
+        counts."""
         named: dict[str, tuple[str, ...]] = {}
-        for kind, paths in zip(("data", "train", "valid", "test"), self._paths().items(), strict=True):
+        for kind, paths in zip(
+            ("data", "train", "valid", "test"), self._paths().items(), strict=True
+        ):
             for number, source in enumerate(parse_blend(paths[1], paths[0])):
                 weight = "" if source.weight is None else f" (weight {source.weight!r})"
                 named[f"{kind}_{number}{weight}"] = (source.prefix,)
@@ -123,8 +127,8 @@ def parse_blend(paths: tuple[str, ...], flag: str) -> list[Source]:
         sources = [Source(path, None) for path in paths]
     elif len(paths) % 2 or None in weights:
         raise ConfigError(
-            f"{flag} {' '.join(paths)}: give every prefix a weight (WEIGHT PREFIX WEIGHT PREFIX ...) "
-            "or none of them"
+            f"{flag} {' '.join(paths)}: give every prefix a weight (WEIGHT PREFIX WEIGHT PREFIX "
+            "...) or none of them"
         )
     else:
         sources = [Source(p, w) for w, p in zip(weights, paths[1::2], strict=True)]

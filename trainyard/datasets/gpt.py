@@ -1,7 +1,7 @@
 """GPT samples: s tokens and the token after each of them, over the documents of a split.
 
-The items are those of Megatron-LM. Numpy only; a dataset is read-only and indexes whole runs, so where to go
-on after a restart is a number of samples and nothing else."""
+The items are those of Megatron-LM. Numpy only; a dataset is read-only and indexes whole runs, so
+where to go on after a restart is a number of samples and nothing else."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ class GPTDataset:
             piece = self.indexed.get(document, offset, length)
             text[filled : filled + len(piece)] = piece
             filled, offset = filled + len(piece), 0
-        if text[:filled].view(np.uint64).max() >= self.form.vocab_size:  # a negative id is a huge one
+        if (
+            text[:filled].view(np.uint64).max() >= self.form.vocab_size
+        ):  # a negative id is a huge one
             self._refuse_token(text[:filled], first, last)
         text[filled:] = self.form.pad
         return text
@@ -111,9 +113,9 @@ class GPTDataset:
         documents = self.indices.document_index[first : last + 1].tolist()
         wrong = text.view(np.uint64) >= self.form.vocab_size
         raise DataError(
-            f"{self.indexed.prefix}: token {text[wrong][0]} in one of the sequences {documents[:8]} is "
-            f"outside the vocabulary of {self.form.vocab_size}; were these files made with another "
-            "tokenizer?"
+            f"{self.indexed.prefix}: token {text[wrong][0]} in one of the sequences "
+            f"{documents[:8]} is outside the vocabulary of {self.form.vocab_size}; were these "
+            "files made with another tokenizer?"
         )
 
 
@@ -134,7 +136,8 @@ class BlendedDataset:
         return len(self.dataset_index)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.datasets[self.dataset_index[index]][int(self.dataset_sample_index[index])]
+        source = self.datasets[int(self.dataset_index[index])]
+        return source[int(self.dataset_sample_index[index])]
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): the source's number, and the sample's number in it."""
@@ -152,14 +155,17 @@ def build_sample(
     positions: NDArray[np.int64],
     ones: NDArray[np.float32],
 ) -> Sample:
-    """text: (s + 1,). Tokens are text[:-1], labels text[1:]; padding and, if asked, the token after an
-    end of document do not count in the loss."""
+    """text: (s + 1,). Tokens are text[:-1], labels text[1:]; padding and, if asked, the token after
+    an end of document do not count in the loss."""
     tokens, labels, loss_mask = text[:-1], text[1:], ones
     if form.eod_mask_loss:
         loss_mask = (tokens != form.eod).astype(np.float32)
     if form.pad != NO_PAD or text[-1] == NO_PAD:
         loss_mask = loss_mask * (labels != form.pad)
-        tokens, labels = np.where(tokens == form.pad, 0, tokens), np.where(labels == form.pad, 0, labels)
+        tokens, labels = (
+            np.where(tokens == form.pad, 0, tokens),
+            np.where(labels == form.pad, 0, labels),
+        )
     if form.reset_position_ids:
         positions = positions_in_documents(tokens, form.eod)
     return {
@@ -222,8 +228,8 @@ def _blend_by_size(
     sizes = [len(dataset) for dataset in datasets]
     if size > sum(sizes):
         raise ConfigError(
-            f"--data-path without weights is one epoch, {sum(sizes)} {split} samples, and {size} are "
-            "wanted; give weights, or train for less"
+            f"--data-path without weights is one epoch, {sum(sizes)} {split} samples, and {size} "
+            "are wanted; give weights, or train for less"
         )
     if size == sum(sizes):
         return BlendedDataset(datasets, *blend_exhaustive(sizes))
@@ -261,9 +267,9 @@ def _build_source(
         )
     if num_tokens < form.seq_length + 1:
         raise ConfigError(
-            f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one sample of "
-            f"--seq-length {form.seq_length} and the token after it; shorten that, enlarge the split "
-            f"(--split {data.split!r}), or add documents"
+            f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
+            f"sample of --seq-length {form.seq_length} and the token after it; shorten that, "
+            f"enlarge the split (--split {data.split!r}), or add documents"
         )
     dataset = GPTDataset(file, documents, size, form)
     log.info(
@@ -275,5 +281,5 @@ def _build_source(
 
 def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
     """The ids between two fractions of the documents."""
-    first, last = (int(round(bound * float(num_documents))) for bound in bounds)
+    first, last = (round(bound * float(num_documents)) for bound in bounds)
     return np.arange(first, last, dtype=np.int32)

@@ -61,7 +61,7 @@ def build_loader(
     """Micro-batches of one rank, from the sample after `consumed` on."""
     loader: DataLoader[Any] = DataLoader(
         dataset,  # type: ignore[arg-type]  # torch asks for its own base class, but needs two methods
-        batch_sampler=_RankBatches(data, shape, consumed, dp_rank),  # type: ignore[arg-type]
+        batch_sampler=_RankBatches(data, shape, consumed, dp_rank),
         num_workers=data.num_workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),

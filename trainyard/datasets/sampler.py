@@ -1,7 +1,8 @@
 """Which samples go to which rank in which micro-batch.
 
-A sampler yields (dp, micro batch size) arrays of sample indices, a row for each data-parallel rank, from any
-number of consumed samples on. It sees all ranks, so that the ledger can tell what a step was made of."""
+A sampler yields (dp, micro batch size) arrays of sample indices, a row for each data-parallel rank,
+from any number of consumed samples on. It sees all ranks, so that the ledger can tell what a step
+was made of."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def cyclic(
 ) -> Iterator[NDArray[np.int64]]:
     """Shuffled anew each epoch, without an end.
 
-    data_sharding: each rank owns a contiguous share and shuffles that; otherwise all shuffle together."""
+    data_sharding: each rank owns a contiguous share and shuffles that; otherwise all shuffle
+    together."""
     per_epoch = shape.num_samples // shape.per_step * shape.per_step
     while True:
         epoch, done = divmod(consumed, per_epoch)

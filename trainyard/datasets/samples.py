@@ -1,10 +1,11 @@
 """Which tokens make up each training sample.
 
-Three indices over a set of documents: their order over all epochs, where each sample begins, and the order
-of the samples. Pure functions of (lengths, sequence length, seed, number of samples) that give bit for bit
-what Megatron-LM gives; knows nothing of files or torch.
+Three indices over a set of documents: their order over all epochs, where each sample begins, and
+the order of the samples. Pure functions of (lengths, sequence length, seed, number of samples) that
+give bit for bit what Megatron-LM gives; knows nothing of files or torch.
 
-T tokens an epoch, E epochs, s sequence length, e 1 if a sample draws one token more than s (its last label)."""
+T tokens an epoch, E epochs, s sequence length, e 1 if a sample draws one token more than s (its
+last label)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEPARATE_LAST_EPOCH_BELOW = 0.80
-"""Share of an epoch below which the last one is shuffled apart, lest few samples spread it over the run."""
+"""Share of an epoch below which the last one is shuffled apart, lest few samples spread it over the
+run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ def build_sample_indices(
     return SampleIndices(document_index, sample_index, shuffle_index)
 
 
-def count_epochs(tokens_per_epoch: int, seq_length: int, num_samples: int | None, extra: int) -> int:
+def count_epochs(
+    tokens_per_epoch: int, seq_length: int, num_samples: int | None, extra: int
+) -> int:
     """Epochs that it takes to draw `num_samples`, at least one."""
     if num_samples is None:
         return 1
@@ -77,7 +81,8 @@ def last_epoch_apart(
 def shuffle_documents(
     documents: NDArray[np.int32], num_epochs: int, last_apart: bool, random: np.random.RandomState
 ) -> NDArray[np.int32]:
-    """The documents of all epochs in one shuffled order; the last epoch behind the others if apart."""
+    """The documents of all epochs in one shuffled order; the last epoch behind the others if
+    apart."""
     blocks = [num_epochs - 1, 1] if last_apart and num_epochs > 1 else [num_epochs]
     shuffled = []
     for epochs in blocks:
@@ -96,8 +101,8 @@ def locate_samples(
 ) -> NDArray[Any]:
     """(n + 1, 2) where each sample begins; each takes s + e tokens, the next begins e tokens back.
 
-    A bound lies one token, less `extra`, behind the last token of the sample before it; so without the
-    extra token it can lie at the very end of a document."""
+    A bound lies one token, less `extra`, behind the last token of the sample before it; so without
+    the extra token it can lie at the very end of a document."""
     lengths = sequence_lengths[document_index]
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
@@ -117,7 +122,8 @@ def locate_samples(
 def shuffle_samples(
     num_samples: int, apart: int | None, random: np.random.RandomState
 ) -> NDArray[Any]:
-    """A permutation of the samples; those of a last epoch that stands apart stay behind the others."""
+    """A permutation of the samples; those of a last epoch that stands apart stay behind the
+    others."""
     dtype = np.uint32 if num_samples < np.iinfo(np.uint32).max - 1 else np.int64
     index = np.arange(num_samples, dtype=dtype)
     bound = num_samples if apart is None else apart

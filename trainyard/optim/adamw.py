@@ -36,7 +36,8 @@ class AdamW:
 
     @property
     def grads(self) -> list[Tensor]:
-        """The gradient of every parameter, in order; zeros where the last step did not reach one."""
+        """The gradient of every parameter, in order; zeros where the last step did not reach
+        one."""
         return [_gradient(parameter) for parameter in self.parameters.values()]
 
     def step(self, learning_rate: float, weight_decay: float) -> None:
@@ -60,6 +61,10 @@ class AdamW:
         """Continue from what `state_tensors` and `num_updates` were."""
         for name, live in self.state_tensors().items():
             live.copy_(tensors[name])
+        self.set_num_updates(num_updates)
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """How many updates the moments hold, when those were filled in place."""
         for parameter in self.parameters.values():
             self._optimizer.state[parameter]["step"].fill_(float(num_updates))
         self.num_updates = num_updates

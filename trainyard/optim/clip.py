@@ -14,10 +14,11 @@ EPSILON = 1e-6
 def global_norm(grads: Sequence[Tensor]) -> Tensor:
     """The L2 norm over all tensors together, fp32, on their device.
 
-    Tensor by tensor, then over tensors: independent of how gradients lie in buckets. Data-parallel ranks
-    hold the same gradients, so they get the same bits."""
+    Tensor by tensor, then over tensors: independent of how gradients lie in buckets. Data-parallel
+    ranks hold the same gradients, so they get the same bits."""
     norms = torch._foreach_norm(list(grads), 2.0, dtype=torch.float32)
-    return torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
+    return total
 
 
 def clip_to_norm(grads: Sequence[Tensor], norm: float, bound: float) -> None:

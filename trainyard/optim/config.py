@@ -86,19 +86,21 @@ class OptimizerConfig:
         if self.lr_warmup_iters:
             raise ConfigError("give --lr-warmup-fraction or --lr-warmup-iters, not both")
         if not 0.0 <= self.lr_warmup_fraction < 1.0:
-            raise ConfigError(f"--lr-warmup-fraction must be in [0, 1), got {self.lr_warmup_fraction}")
+            raise ConfigError(
+                f"--lr-warmup-fraction must be in [0, 1), got {self.lr_warmup_fraction}"
+            )
 
     def _check_weight_decay(self) -> None:
         ends = (self.start_weight_decay, self.end_weight_decay)
         if self.weight_decay_incr_style == "constant" and ends != (None, None):
             raise ConfigError(
-                "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or "
-                "cosine; with constant, give --weight-decay"
+                "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style "
+                "linear or cosine; with constant, give --weight-decay"
             )
         if self.weight_decay_incr_style != "constant" and None in ends:
             raise ConfigError(
-                f"--weight-decay-incr-style {self.weight_decay_incr_style} needs --start-weight-decay "
-                "and --end-weight-decay"
+                f"--weight-decay-incr-style {self.weight_decay_incr_style} needs "
+                "--start-weight-decay and --end-weight-decay"
             )
         for name in ("weight_decay", "start_weight_decay", "end_weight_decay"):
             value = getattr(self, name)

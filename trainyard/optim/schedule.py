@@ -1,7 +1,7 @@
 """Learning rate and weight decay at each point of a run, equal to Megatron-LM's to the last digit.
 
-A step here is a sample, not an iteration: a run of a growing batch size follows the same curve. Pure
-arithmetic in the standard library, in the order that gives the same floats."""
+A step here is a sample, not an iteration: a run of a growing batch size follows the same curve.
+Pure arithmetic in the standard library, in the order that gives the same floats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LearningRateSchedule:
         if n > self.decay_steps:
             return self.min_lr
         if self.style == "inverse-square-root":
-            rate = self.max_lr * max(self.warmup_steps, 1) ** 0.5 / max(n, 1) ** 0.5
+            rate: float = self.max_lr * max(self.warmup_steps, 1) ** 0.5 / max(n, 1) ** 0.5
             return max(self.min_lr, rate)
         return self.min_lr + self._coefficient(n) * (self.max_lr - self.min_lr)
 
@@ -102,8 +102,8 @@ def build_schedule(config: OptimizerConfig, train_iters: int, global_batch_size:
     wsd_iters = config.lr_wsd_decay_iters or 0
     if wsd_iters > decay_iters:
         raise ConfigError(
-            f"--lr-wsd-decay-iters ({wsd_iters}) must be at most --lr-decay-iters ({decay_iters}; all "
-            "of --train-iters unless given)"
+            f"--lr-wsd-decay-iters ({wsd_iters}) must be at most --lr-decay-iters ({decay_iters}; "
+            "all of --train-iters unless given)"
         )
     constant = config.weight_decay
     start, end = config.start_weight_decay, config.end_weight_decay

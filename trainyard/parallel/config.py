@@ -1,4 +1,5 @@
-"""Degrees of parallelism and the means of communication, under Megatron-LM's names. Standard library only."""
+"""Degrees of parallelism and the means of communication, under Megatron-LM's names. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -35,12 +36,13 @@ class ParallelConfig:
         ):
             if getattr(self, name) != 1:
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)}: only data parallelism is there, "
-                    "this one not yet; leave it at 1"
+                    f"--{name.replace('_', '-')} {getattr(self, name)}: only data parallelism is "
+                    "there, this one not yet; leave it at 1"
                 )
         if self.nproc_per_node < 1:
             raise ConfigError(f"--nproc-per-node must be at least 1, got {self.nproc_per_node}")
         if self.distributed_timeout_minutes <= 0:
             raise ConfigError(
-                f"--distributed-timeout-minutes must be above 0, got {self.distributed_timeout_minutes}"
+                "--distributed-timeout-minutes must be above 0, got "
+                f"{self.distributed_timeout_minutes}"
             )

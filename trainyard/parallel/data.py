@@ -1,7 +1,8 @@
 """Data parallelism: the same weights everywhere, gradients averaged in flat buckets.
 
-The gradient of each parameter is a view into a bucket, so that one collective serves many parameters. The
-order of buckets and of what they hold follows the model alone: two runs average alike, bit for bit."""
+The gradient of each parameter is a view into a bucket, so that one collective serves many
+parameters. The order of buckets and of what they hold follows the model alone: two runs average
+alike, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ BUCKET_SIZE = 40_000_000
 """Numbers in a bucket: enough to fill the network, few enough to overlap one with the next."""
 
 ALIGNMENT = 32
-"""Numbers that each gradient begins at a multiple of: 128 bytes of fp32, for vector units and NCCL."""
+"""Numbers that each gradient begins at a multiple of: 128 bytes of fp32, for vector units and
+NCCL."""
 
 
 class GradientBuckets:
@@ -46,13 +48,15 @@ class GradientBuckets:
                 parameter.grad = None
 
     def reduce(self, average: bool = True) -> None:
-        """Average (or add up) the gradients over the group; afterwards all ranks hold the same bits."""
+        """Average (or add up) the gradients over the group; afterwards all ranks hold the same
+        bits."""
         if self._group is None:
             return
         world_size = dist.get_world_size(self._group)
         with reported():
             works = [
-                dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets
+                dist.all_reduce(bucket, group=self._group, async_op=True)
+                for bucket in self._buckets
             ]
             for work in works:
                 assert work is not None
@@ -101,6 +105,6 @@ def _flat_gradients(members: list[nn.Parameter]) -> Tensor:
     """One flat tensor that holds the gradients of all members."""
     sizes = [-(-member.numel() // ALIGNMENT) * ALIGNMENT for member in members]
     flat = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
-    for member, piece in zip(members, flat.split(sizes), strict=True):
+    for member, piece in zip(members, torch.split(flat, sizes), strict=True):
         member.grad = piece[: member.numel()].view_as(member)
     return flat

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,12 @@ def rank_of_environment() -> tuple[int, int, int, int]:
     """(rank, ranks, local rank, local ranks) that a launcher set, or one process alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     rank, world, local_rank, local_world = (os.environ.get(name) for name in names)
-    return int(rank or 0), int(world or 1), int(local_rank or rank or 0), int(local_world or world or 1)
+    return (
+        int(rank or 0),
+        int(world or 1),
+        int(local_rank or rank or 0),
+        int(local_world or world or 1),
+    )
 
 
 def resolve_device(option: str, local_rank: int) -> torch.device:
@@ -50,8 +56,8 @@ def resolve_device(option: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if not available:
         raise ConfigError(
-            "--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build "
-            "of torch"
+            "--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA "
+            "build of torch"
         )
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
@@ -61,6 +67,19 @@ def resolve_device(option: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+T = TypeVar("T")
+
+
+def broadcast_object(value: T, group: ProcessGroup | None) -> T:
+    """What the first rank of the group passes, on all of them."""
+    if group is None:
+        return value
+    box: list[Any] = [value]
+    dist.broadcast_object_list(box, group_src=0, group=group)
+    received: T = box[0]
+    return received
 
 
 @contextmanager

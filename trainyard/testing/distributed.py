@@ -1,7 +1,7 @@
 """Run a function on several ranks over gloo or NCCL, as a test calls a function.
 
-The ranks are forked from a server process that has imported torch once, so the first call of a test session
-costs seconds and the others tenths of one."""
+The ranks are forked from a server process that has imported torch once, so the first call of a test
+session costs seconds and the others tenths of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,8 +33,8 @@ def run_distributed(
 ) -> list[Any]:
     """Call `fn(*args)` on every rank, the default process group being up; what each rank returned.
 
-    Raises what the first failing rank raised, with its traceback as a note; TimeoutError when the ranks
-    have not finished in time. No process outlives the call."""
+    Raises what the first failing rank raised, with its traceback as a note; TimeoutError when the
+    ranks have not finished in time. No process outlives the call."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torch.testing"])
     with tempfile.TemporaryDirectory(prefix="trainyard-ranks-") as folder:
@@ -52,10 +52,12 @@ def run_distributed(
             for process in ranks:
                 process.kill()
                 process.join()
-        return [pickle.loads((Path(folder) / f"{r}.result").read_bytes()) for r in range(world_size)]
+        return [
+            pickle.loads((Path(folder) / f"{r}.result").read_bytes()) for r in range(world_size)
+        ]
 
 
-def _wait(ranks: list[BaseProcess], folder: Path, timeout_seconds: float) -> None:
+def _wait(ranks: Sequence[BaseProcess], folder: Path, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
         finished = [process.exitcode is not None for process in ranks]
@@ -91,9 +93,13 @@ def _rank_main(
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     here = Path(folder)
     try:
-        store = dist.FileStore(str(here / "store"), world_size)
-        options = {"store": store, "rank": rank, "world_size": world_size}
-        dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_SECONDS), **options)
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{here / 'store'}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=TIMEOUT_SECONDS),
+        )
         result = _find(*target)(*pickle.loads((here / "args").read_bytes()))
         (here / f"{rank}.result").write_bytes(pickle.dumps(result))
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """How far two results may differ that should be the same, by what separates them.
 
-Each is keyword arguments of torch.testing.assert_close. Where nothing but the number of processes, a restart
-or a file lies between two results, the tolerance is none: compare with torch.equal."""
+Each is keyword arguments of torch.testing.assert_close. Where nothing but the number of processes,
+a restart or a file lies between two results, the tolerance is none: compare with torch.equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The length, batch and rhythm of a training run, under Megatron-LM's names. Standard library only."""
+"""The length, batch and rhythm of a training run, under Megatron-LM's names. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class TrainingConfig:
     deterministic_mode: bool = False
     """On CUDA, only operations that give the same bits every time; on CPUs that is always so."""
     num_threads: int | None = execution(None)
-    """CPU threads of a rank; unset: OMP_NUM_THREADS, else the cores divided by the ranks of a machine.
-    Sums are grouped by thread, so another number changes the last digits."""
+    """CPU threads of a rank; unset: OMP_NUM_THREADS, else the cores divided by the ranks of a
+    machine. Sums are grouped by thread, so another number changes the last digits."""
     log_interval: int = execution(100)
     """Steps between two lines on the console."""
     log_throughput: bool = execution(False)
@@ -65,7 +66,9 @@ class TrainingConfig:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
         if self.eval_at_start and not self.eval_iters:
-            raise ConfigError("--eval-at-start measures nothing with --eval-iters 0; give one of them up")
+            raise ConfigError(
+                "--eval-at-start measures nothing with --eval-iters 0; give one of them up"
+            )
 
     def evaluation_steps(self) -> list[int]:
         """The steps after which the validation loss is measured; the last step is one of them."""

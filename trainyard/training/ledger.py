@@ -4,9 +4,10 @@
      "learning_rate": 0.0, "weight_decay": 0.01, "grad_norm": 1.5, "samples": "1f0c...",
      "validation_loss": 9.0}
 
-`tokens` and `consumed_train_samples` count from the beginning of the run. `samples` digests which samples
-the step was made of, in order. `validation_loss` is there when it was measured after that step; a line of step
-0 holds nothing else. Floats are written so that they read back to the same bits."""
+`tokens` and `consumed_train_samples` count from the beginning of the run. `samples` digests which
+samples the step was made of, in order. `validation_loss` is there when it was measured after that
+step; a line of step 0 holds nothing else. Floats are written so that they read back to the same
+bits."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class Ledger:
 
 
 def digest_samples(ids: NDArray[np.int64]) -> str:
-    """Digest of (n, 2) sample ids in the order in which a step served them; 16 digits tell runs apart."""
+    """Digest of (n, 2) sample ids in the order in which a step served them; 16 digits tell runs
+    apart."""
     return digest_bytes(np.ascontiguousarray(ids, "<i8").tobytes())[:16]
 
 

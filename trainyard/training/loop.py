@@ -1,4 +1,5 @@
-"""The loop: steps, the ledger, measurements of the validation loss, and what callbacks make of them.
+"""The loop: steps, the ledger, measurements of the validation loss, and what callbacks make of
+them.
 
 Knows no files and no command line; it ends when the steps are done, or when it is asked to."""
 

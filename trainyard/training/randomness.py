@@ -1,8 +1,9 @@
 """What dropout draws, as a function of where in the run it is drawn.
 
-The generators are seeded anew for every micro-batch, from the run's seed, the step, and the place of the
-micro-batch in the global batch. So there is no state of a generator to save: a resumed run draws what an
-undisturbed one would, and so does one that cuts the same batch over another number of ranks."""
+The generators are seeded anew for every micro-batch, from the run's seed, the step, and the place
+of the micro-batch in the global batch. So there is no state of a generator to save: a resumed run
+draws what an undisturbed one would, and so does one that cuts the same batch over another number of
+ranks."""
 
 from __future__ import annotations
 
@@ -36,5 +37,6 @@ def use_deterministic_algorithms() -> None:
     """Let torch refuse operations on CUDA whose bits change from run to run."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it hides bugs and costs time
+    # Filling fresh memory would only hide bugs, and costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)

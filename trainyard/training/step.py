@@ -1,7 +1,8 @@
 """One optimizer step, and one measurement of the validation loss.
 
-The loss of a step is Megatron-LM's: the mean over the tokens of each micro-batch, then over micro-batches
-and ranks; with `per_token`, the mean over all tokens of the step. What is reported is always the latter."""
+The loss of a step is Megatron-LM's: the mean over the tokens of each micro-batch, then over
+micro-batches and ranks; with `per_token`, the mean over all tokens of the step. What is reported is
+always the latter."""
 
 from __future__ import annotations
 
@@ -115,17 +116,15 @@ class Trainee:
     def _backward(self, batch: Batch, totals: Tensor) -> None:
         """Add one micro-batch to the gradients, and its loss and tokens to the totals."""
         loss, num_tokens = masked_sum(self._forward(batch), batch["loss_mask"])
-        if self._per_token:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            share = num_tokens.clamp(min=1.0) * self.batch_size.num_microbatches
-            (loss / share).backward()
+        share = num_tokens.clamp(min=1.0) * self.batch_size.num_microbatches
+        torch.autograd.backward(loss if self._per_token else loss / share)
         totals[0] += loss.detach()
         totals[1] += num_tokens
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], num_microbatches: int) -> float:
-        """The mean loss over all tokens of the next micro-batches, over all ranks; draws nothing."""
+        """The mean loss over all tokens of the next micro-batches, over all ranks; draws
+        nothing."""
         self.model.eval()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         for _ in range(num_microbatches):
@@ -151,7 +150,7 @@ def _check_finite(number: int, loss: float, norm: float) -> None:
     if math.isfinite(loss) and math.isfinite(norm):
         return
     raise DataError(
-        f"step {number}: loss {loss}, gradient norm {norm}: training has diverged and the step was not "
-        "taken; lower --lr, lengthen --lr-warmup-iters or lower --clip-grad, and continue from the last "
-        "checkpoint or start again"
+        f"step {number}: loss {loss}, gradient norm {norm}: training has diverged and the step was "
+        "not taken; lower --lr, lengthen --lr-warmup-iters or lower --clip-grad, and continue "
+        "from the last checkpoint or start again"
     )

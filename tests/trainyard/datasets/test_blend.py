@@ -64,7 +64,9 @@ def test_many_lanes_equal_one_sample_at_a_time(weights: list[float]) -> None:
 @pytest.mark.parametrize("sizes", [[4000], [3000, 1], [1, 3000], [1500, 900, 700, 33], [0, 2000]])
 def test_exhaustive_equals_one_sample_at_a_time(sizes: list[int]) -> None:
     index, _ = blend_exhaustive(sizes)
-    assert index.tolist() == greedy([float(s) for s in sizes], [float(s) for s in sizes], sum(sizes))
+    assert index.tolist() == greedy(
+        [float(s) for s in sizes], [float(s) for s in sizes], sum(sizes)
+    )
     assert np.bincount(index, minlength=len(sizes)).tolist() == sizes
 
 

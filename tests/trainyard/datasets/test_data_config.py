@@ -23,7 +23,10 @@ def test_a_split_that_means_nothing_is_refused(split: str) -> None:
 def test_a_blend_has_weights_for_all_or_none() -> None:
     assert parse_blend(("a",), "--data-path") == [Source("a", None)]
     assert parse_blend(("a", "b"), "--data-path") == [Source("a", None), Source("b", None)]
-    assert parse_blend(("2", "a", "1e-1", "b"), "--data-path") == [Source("a", 2.0), Source("b", 0.1)]
+    assert parse_blend(("2", "a", "1e-1", "b"), "--data-path") == [
+        Source("a", 2.0),
+        Source("b", 0.1),
+    ]
     for paths in [("1", "a", "b"), ("1", "a", "b", "c"), ("1", "2")]:
         with pytest.raises(ConfigError, match="--data-path"):
             parse_blend(paths, "--data-path")

@@ -118,7 +118,7 @@ def test_prefixes_without_weights_are_one_epoch(tmp_path: Path) -> None:
 
 def test_an_empty_or_too_small_split_is_refused_in_words(tmp_path: Path) -> None:
     data = DataConfig(data_path=(write_pair(tmp_path / "t", [100] * 9 + [10]),))
-    with pytest.raises(ConfigError, match="the valid split .* holds none of the 10 documents"):
+    with pytest.raises(ConfigError, match=r"the valid split .* holds none of the 10 documents"):
         build_gpt_datasets(data, FORM, (10, 10, 0))
     data = DataConfig(data_path=data.data_path, split="9,1,0")
     with pytest.raises(ConfigError, match="10 tokens in 1 documents, less than one sample"):
@@ -133,6 +133,5 @@ def test_a_token_outside_the_vocabulary_is_refused_by_name(tmp_path: Path) -> No
     form = SampleFormat(seq_length=16, seed=1, vocab_size=100, eod=99)
     train, _, _ = build_gpt_datasets(DataConfig(data_path=(prefix,), split="1"), form, (30, 0, 0))
     assert train is not None
-    with pytest.raises(DataError, match="t: token [0-9]{3} in .* outside the vocabulary of 100"):
-        for i in range(len(train)):
-            train[i]
+    with pytest.raises(DataError, match=r"t: token [0-9]{3} in .* outside the vocabulary of 100"):
+        [train[i] for i in range(len(train))]

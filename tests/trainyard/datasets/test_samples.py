@@ -14,7 +14,9 @@ from trainyard.datasets.samples import build_sample_indices, locate_samples
 
 @pytest.fixture
 def golden(shared: Path) -> dict[str, Any]:
-    vectors: dict[str, Any] = json.loads((shared / "golden/megatron_vectors.json").read_text())["gpt"]
+    vectors: dict[str, Any] = json.loads((shared / "golden/megatron_vectors.json").read_text())[
+        "gpt"
+    ]
     return vectors
 
 

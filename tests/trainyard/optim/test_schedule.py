@@ -16,7 +16,10 @@ def test_both_rates_equal_megatrons(shared: Path) -> None:
     golden = json.loads((shared / "golden/megatron_vectors.json").read_text())
     setup = golden["lr_setup"]
     decay = WeightDecaySchedule(
-        start=setup["start_wd"], end=setup["end_wd"], steps=setup["wd_steps"], style=setup["wd_style"]
+        start=setup["start_wd"],
+        end=setup["end_wd"],
+        steps=setup["wd_steps"],
+        style=setup["wd_style"],
     )
     assert len(golden["lr"]) == 8
     for kind, values in golden["lr"].items():

@@ -59,7 +59,11 @@ def test_the_error_of_a_rank_reaches_the_test() -> None:
 
 def test_buckets_hold_every_parameter_once_last_first() -> None:
     parameters = [nn.Parameter(torch.empty(n)) for n in (5, 50, 3, 4)]
-    assert [[p.numel() for p in bucket] for bucket in partition(parameters, 10)] == [[4, 3], [50], [5]]
+    assert [[p.numel() for p in bucket] for bucket in partition(parameters, 10)] == [
+        [4, 3],
+        [50],
+        [5],
+    ]
 
 
 def test_what_is_not_there_yet_is_refused_in_words() -> None:

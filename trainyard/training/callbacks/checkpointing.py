@@ -1,8 +1,8 @@
 """When a step is saved, and which saved steps stay.
 
-Steps at --save-interval and the last one stay. One saved because the run was asked to stop is only there to
-continue from: when the next that stays is published it goes, so that a run that was stopped ends with the
-same files as one that was not."""
+Steps at --save-interval and the last one stay. One saved because the run was asked to stop is only
+there to continue from: when the next that stays is published it goes, so that a run that was
+stopped ends with the same files as one that was not."""
 
 from __future__ import annotations
 

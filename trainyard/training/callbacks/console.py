@@ -18,7 +18,8 @@ def _print(line: str) -> None:
 
 
 class Console(Callback):
-    """One line every `interval` steps, the loss averaged over them, and one for each measurement."""
+    """One line every `interval` steps, the loss averaged over them, and one for each
+    measurement."""
 
     def __init__(
         self,
@@ -51,7 +52,9 @@ class Console(Callback):
                 self._write(line)
 
 
-def training_line(events: list[StepEvent], train_iters: int, show_throughput: bool, now: str) -> str:
+def training_line(
+    events: list[StepEvent], train_iters: int, show_throughput: bool, now: str
+) -> str:
     """Megatron-LM's line: fields, names and order; time and loss are means over the events."""
     last = events[-1].record
     timings = [event.timing for event in events if event.timing is not None]

@@ -9,7 +9,8 @@ from trainyard.training.metrics import StepTiming
 
 
 class Timings(Callback):
-    """Collects the timing of every step; `keep(step, lines)` gets those since the last time it was called."""
+    """Collects the timing of every step; `keep(step, lines)` gets those since the last time it was
+    called."""
 
     def __init__(self, interval: int, keep: Callable[[int, list[str]], None]) -> None:
         self.timings: list[StepTiming] = []

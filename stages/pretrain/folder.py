@@ -1,0 +1,93 @@
+"""The run folder of a pretraining: which of its steps are ours, making room, and listing it at the
+end."""
+
+from __future__ import annotations
+
+import logging
+
+from stages.context import StageRun
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.metrics import FILE as TIMINGS
+from trainyard.training.resume import (
+    FoundSteps,
+    announce,
+    find_own_steps,
+    records_of_step,
+    remove_all_but,
+    whole_ledger,
+)
+
+log = logging.getLogger(__name__)
+
+SUPERSEDED = "superseded"
+"""Work unit: the steps that a finished run of the same options left, when they are made anew."""
+
+
+class RunKeeper:
+    """Keeps the folder of one run in order; on rank 0 alone."""
+
+    def __init__(self, stage: StageRun) -> None:
+        assert stage.output is not None
+        self._stage = stage
+        self._url = stage.output.url
+        self._anew = self._is_made_anew()
+        found = find_own_steps(self._url, stage.lineage)
+        self.found = FoundSteps(foreign=_all(found)) if self._anew else found
+        if not self._anew:
+            announce(found, self._url)
+
+    def _is_made_anew(self) -> bool:
+        """A finished run is made again whole (--force, other code); an unfinished one is continued.
+
+        Steps removed by hand do not make a run unfinished work of another kind: it continues from
+        what is left."""
+        pending = self._stage.work.published(SUPERSEDED)
+        if pending is not None:
+            return bool(pending["steps"])
+        assert self._stage.output is not None
+        finished = read_manifest(self._stage.output.manifest_url)
+        if finished is None or finished[0].lineage != self._stage.lineage:
+            return False
+        sizes = store.list_files(self._url)
+        return all(sizes.get(file.path) == file.size_bytes for file in finished[0].files)
+
+    def make_room(self) -> None:
+        """Before the first save: other runs' steps and torn ones go, the old manifest stops being
+        one.
+
+        Killed in between and run again, a run that is made anew still is."""
+        if self._anew:
+            self._stage.work.publish(SUPERSEDED, {"steps": list(self.found.foreign)})
+        remove_all_but(self._url, self.found.staying + self.found.passing)
+        if self._anew:
+            self._stage.work.publish(SUPERSEDED, {"steps": []})
+        self._stage.begin_replacing()
+
+    def keep_timings(self, step: int, lines: list[str]) -> None:
+        """Timings up to a step, kept over kills."""
+        with self._stage.work.open(f"timings-{step:07d}.jsonl") as file:
+            file.write("".join(line + "\n" for line in lines).encode())
+
+    def finish(self) -> bytes:
+        """List every step that stays, write the whole ledger and the timings; returns the
+        ledger."""
+        found = find_own_steps(self._url, self._stage.lineage)
+        remove_all_but(self._url, found.staying)
+        for step in found.staying:
+            for record in records_of_step(self._url, step):
+                self._stage.record(record)
+        ledger = whole_ledger(self._url, found.staying)
+        self._stage.write_bytes(LEDGER, ledger)
+        self._stage.write_bytes(TIMINGS, self._timings(), volatile=True)
+        return ledger
+
+    def _timings(self) -> bytes:
+        root = store.parent(self._stage.work.url(TIMINGS))
+        names = [name for name in store.list_files(root) if name.startswith("timings-")]
+        return b"".join(store.read_bytes(self._stage.work.url(name)) for name in sorted(names))
+
+
+def _all(found: FoundSteps) -> tuple[int, ...]:
+    return tuple(sorted(found.staying + found.passing + found.foreign))

@@ -1,0 +1,284 @@
+"""Build what the options name, find out where to begin, train, and list what was written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from stages.context import StageRun
+from stages.pretrain.config import PretrainConfig
+from stages.pretrain.folder import RunKeeper
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.config import digest_relevant, to_dict
+from trainyard.datasets.gpt import NO_PAD, SampleFormat
+from trainyard.errors import ConfigError, Stopped
+from trainyard.models.flops import flops_per_iteration
+from trainyard.models.gpt import GPTModel
+from trainyard.models.init import init_parameters
+from trainyard.optim.adamw import AdamW
+from trainyard.optim.groups import group_parameters
+from trainyard.optim.schedule import Schedule, build_schedule
+from trainyard.parallel.groups import (
+    ProcessGroups,
+    broadcast_object,
+    process_groups,
+    rank_of_environment,
+    resolve_device,
+)
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.tokenizers.registry import build_tokenizer
+from trainyard.training.batch_size import BatchSize, constant_batch_size
+from trainyard.training.callbacks.base import Callback
+from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
+from trainyard.training.callbacks.console import Console
+from trainyard.training.callbacks.timings import Timings
+from trainyard.training.data import RunData, build_run_data
+from trainyard.training.ledger import Ledger, parse_ledger
+from trainyard.training.loop import Outcome, TrainLoop
+from trainyard.training.metrics import Workload, summary
+from trainyard.training.randomness import seed_process, use_deterministic_algorithms
+from trainyard.training.resume import FoundSteps, restore_training, restore_weights, resume
+from trainyard.training.state import TrainState
+from trainyard.training.step import GPTForward, Trainee
+
+log = logging.getLogger(__name__)
+
+
+def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
+    """Train this rank's share; returns metrics."""
+    _, _, local_rank, local_ranks = rank_of_environment()
+    device = resolve_device(config.training.device, local_rank)
+    _prepare_torch(config, local_ranks)
+    with process_groups(config.parallel, device) as groups:
+        return _Pretraining(config, stage, groups, device).run()
+
+
+def _prepare_torch(config: PretrainConfig, local_ranks: int) -> None:
+    threads = config.training.num_threads
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // local_ranks)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    seed_process(config.training.seed)
+    if config.training.deterministic_mode:
+        use_deterministic_algorithms()
+
+
+class _Pretraining:
+    """One run on one rank."""
+
+    def __init__(
+        self, config: PretrainConfig, stage: StageRun, groups: ProcessGroups, device: torch.device
+    ) -> None:
+        self.config, self.stage, self.groups, self.device = config, stage, groups, device
+        training = config.training
+        self.batch_size = constant_batch_size(
+            training.global_batch_size, training.micro_batch_size, groups.dims.dp
+        )
+        self.schedule: Schedule = build_schedule(
+            config.optimizer, training.train_iters, self.batch_size.global_batch_size
+        )
+        self.tokenizer: Tokenizer = build_tokenizer(config.tokenizer)
+        self.vocab_size = config.model.padded_vocab_size(self.tokenizer.vocab_size)
+        self.data = self._build_data()
+        self.keeper = RunKeeper(stage) if groups.rank == 0 else None
+        # One rank looks: on a store that lags, two could see different steps.
+        self.found = broadcast_object(self.keeper.found if self.keeper else FoundSteps(), groups.dp)
+
+    def run(self) -> dict[str, Any]:
+        """Train from where the run is to its end, and list its files."""
+        trainee = self._build_trainee()
+        state, ledger = self._begin(trainee)
+        training, keeper = self.config.training, self.keeper
+        timings = Timings(
+            training.save_interval or training.train_iters, keeper.keep_timings if keeper else _drop
+        )
+        callbacks: list[Callback] = [timings, self._checkpointing(trainee)]
+        if keeper is not None:
+            show = training.log_throughput
+            callbacks.insert(0, Console(training.train_iters, training.log_interval, show))
+        loop = TrainLoop(
+            trainee,
+            self.schedule,
+            self.data,
+            training,
+            self._workload(),
+            callbacks=callbacks,
+            state=state,
+            ledger=ledger,
+            stop_requested=lambda: self.stage.stop_requested,
+        )
+        self.stage.defer_signals()
+        outcome = loop.run()
+        if outcome != "finished":
+            self._stop(outcome, loop.state)
+        lines = parse_ledger(keeper.finish()) if keeper is not None else []
+        return {
+            "parameters": sum(p.numel() for p in trainee.model.parameters()),
+            **_losses(lines),
+            **summary(timings.timings),
+            "device": self._device_name(),
+            "ranks": self.groups.dims.world_size,
+            "threads": torch.get_num_threads(),
+        }
+
+    # --- building ---------------------------------------------------------------------------
+
+    def _build_data(self) -> RunData:
+        data, tokenizer = self.config.data, self.tokenizer
+        ambiguous = tokenizer.pad is None or tokenizer.pad == tokenizer.eod
+        form = SampleFormat(
+            seq_length=self.config.model.seq_length,
+            seed=self.config.training.seed,
+            vocab_size=tokenizer.vocab_size,
+            eod=tokenizer.eod,
+            pad=NO_PAD if ambiguous or tokenizer.pad is None else tokenizer.pad,
+            reset_position_ids=data.reset_position_ids,
+            eod_mask_loss=data.eod_mask_loss,
+        )
+        return build_run_data(
+            data, self.config.training, form, self.batch_size, self.groups.dp_rank
+        )
+
+    def _build_trainee(self) -> Trainee:
+        config = self.config
+        with self.device:
+            model = GPTModel(config.model, self.vocab_size)
+        optimizer = AdamW(group_parameters(model.named_parameters()), config.optimizer)
+        data = config.data
+        return Trainee(
+            model,
+            GPTForward(
+                model, self.tokenizer.eod, data.reset_position_ids, data.reset_attention_mask
+            ),
+            optimizer,
+            self.groups,
+            self.batch_size,
+            seed=config.training.seed,
+            clip_grad=config.optimizer.clip_grad,
+            per_token=config.training.calculate_per_token_loss,
+        )
+
+    def _workload(self) -> Workload:
+        size = self.batch_size.global_batch_size
+        flops = flops_per_iteration(self.config.model, self.vocab_size, size)
+        tokens = size * self.config.model.seq_length
+        return Workload(tokens, flops, self.groups.dims.world_size)
+
+    # --- where to begin ---------------------------------------------------------------------
+
+    def _begin(self, trainee: Trainee) -> tuple[TrainState, Ledger]:
+        step = self.found.latest
+        if step is not None:
+            return resume(self.config.save, step, trainee)
+        load = self.config.foreign_load()
+        if load is None:
+            assert isinstance(trainee.model, GPTModel)
+            init_parameters(trainee.model, self.config.training.seed)
+            self._log_start(trainee, "initial weights from --seed")
+            return TrainState(), Ledger()
+        state = TrainState()
+        with open_checkpoint(load, "--load") as checkpoint:
+            if self.config.finetune:
+                restore_weights(checkpoint, trainee)
+            else:
+                state = restore_training(checkpoint, trainee)
+            self._log_start(trainee, f"step {checkpoint.step} of {checkpoint.url}")
+        if state.step >= self.config.training.train_iters:
+            raise ConfigError(
+                f"--load {load} is at step {state.step} and --train-iters is "
+                f"{self.config.training.train_iters}: nothing is left to train; raise it, or use "
+                "--finetune"
+            )
+        return state, Ledger(state.ledger_digest)
+
+    def _log_start(self, trainee: Trainee, origin: str) -> None:
+        if self.groups.rank == 0:
+            count = sum(p.numel() for p in trainee.model.parameters())
+            log.info(
+                "training parameters=%d device=%s ranks=%d threads=%d from %s",
+                *(count, self._device_name(), self.groups.dims.world_size),
+                *(torch.get_num_threads(), origin),
+            )
+
+    def _device_name(self) -> str:
+        cuda = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if cuda else "cpu"
+
+    # --- where to end -----------------------------------------------------------------------
+
+    def _checkpointing(self, trainee: Trainee) -> Checkpointing:
+        folder = RunFolder(
+            url=self.config.save,
+            lineage=self.stage.lineage,
+            stage_name=self.stage.name,
+            documents={"config.json": self._config_document()},
+            files={f"tokenizer/{name}": data for name, data in self.tokenizer.files().items()},
+        )
+        return Checkpointing(
+            folder,
+            trainee,
+            self.config.training.save_interval,
+            facts=_facts(self.config, self.batch_size, self.schedule),
+            passing=self.found.passing,
+            before_first=self.keeper.make_room if self.keeper else _nothing,
+        )
+
+    def _config_document(self) -> dict[str, Any]:
+        inputs = {name: found.digest for name, found in self.stage.inputs.items()}
+        return {
+            "model": to_dict(self.config.model),
+            "vocab_size": self.tokenizer.vocab_size,
+            "padded_vocab_size": self.vocab_size,
+            "run": digest_relevant(self.config),  # without paths: the same wherever it was made
+            "inputs": inputs,
+        }
+
+    def _stop(self, outcome: Outcome, state: TrainState) -> None:
+        why = "asked to stop" if outcome == "stopped" else "--exit-interval"
+        if self.groups.rank == 0:
+            log.warning("saved step %d (%s); the same command continues from it", state.step, why)
+        if self.stage.stop_requested:
+            self.stage.stop()
+        raise Stopped(signal.SIGTERM)
+
+
+def _nothing() -> None:
+    """What ranks other than the first do to the run folder."""
+
+
+def _drop(step: int, lines: list[str]) -> None:
+    """What they do with their timings."""
+
+
+def _facts(config: PretrainConfig, batch_size: BatchSize, schedule: Schedule) -> dict[str, Any]:
+    """What `state.json` says of the run beside how far it is."""
+    return {
+        "seed": config.training.seed,
+        "global_batch_size": batch_size.global_batch_size,
+        "seq_length": config.model.seq_length,
+        "schedule": {
+            "learning_rate": asdict(schedule.learning_rate),
+            "weight_decay": asdict(schedule.weight_decay),
+        },
+        "rng": {"kind": "seeded for every micro-batch from seed, step and its place in the batch"},
+    }
+
+
+def _losses(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """First and last losses of the whole run."""
+    trained = [line for line in lines if "lm_loss" in line]
+    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    metrics: dict[str, Any] = {}
+    if trained:
+        metrics["steps"] = trained[-1]["step"]
+        metrics["tokens"] = trained[-1]["tokens"]
+        metrics["lm_loss"] = trained[-1]["lm_loss"]
+    if measured:
+        metrics["validation_loss_first"], metrics["validation_loss"] = measured[0], measured[-1]
+    return metrics

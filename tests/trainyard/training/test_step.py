@@ -1,0 +1,114 @@
+"""A step does not depend on how its batch is cut, and its loss is Megatron-LM's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainyard.training.small import TRAINING, Counting, build_trainee
+from trainyard.datasets.loader import Batch, collate
+from trainyard.errors import ConfigError, DataError
+from trainyard.parallel.dims import ParallelDims
+from trainyard.parallel.groups import ProcessGroups
+from trainyard.testing.distributed import run_distributed
+from trainyard.testing.tolerances import FP32_SUM_ORDER
+from trainyard.training.batch_size import constant_batch_size
+from trainyard.training.config import TrainingConfig
+from trainyard.training.randomness import microbatch_seed
+from trainyard.training.step import StepResult
+
+
+def batches_of(indices: list[int], micro_batch_size: int) -> Iterator[Batch]:
+    data = Counting()
+    for first in range(0, len(indices), micro_batch_size):
+        yield collate([data[i] for i in indices[first : first + micro_batch_size]])
+
+
+def one_step(
+    training: TrainingConfig, dropout: float = 0.0, groups: ProcessGroups | None = None
+) -> tuple[StepResult, list[torch.Tensor]]:
+    trainee = build_trainee(training, dropout, groups or ProcessGroups(ParallelDims(), 0))
+    dp, rank, size = trainee.groups.dims.dp, trainee.groups.rank, training.micro_batch_size
+    place = range(rank * size, 8, size * dp)
+    own = list(itertools.chain(*([*range(first, first + size)] for first in place)))
+    result = trainee.step(1, batches_of(own, size), 0.01, 0.1)
+    return result, [p.detach() for p in trainee.model.parameters()]
+
+
+def test_per_token_loss_does_not_depend_on_micro_batches() -> None:
+    whole = replace(TRAINING, micro_batch_size=8, calculate_per_token_loss=True)
+    expected, parameters = one_step(whole)
+    result, accumulated = one_step(replace(whole, micro_batch_size=2))
+    assert result.lm_loss == pytest.approx(expected.lm_loss, rel=1e-6)
+    assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    for a, b in zip(accumulated, parameters, strict=True):
+        torch.testing.assert_close(a, b, **FP32_SUM_ORDER)
+
+
+def test_the_gradient_is_the_mean_over_micro_batches_of_their_means() -> None:
+    trainee = build_trainee(replace(TRAINING, micro_batch_size=4))
+    model, losses = trainee.model, []
+    for batch in batches_of(list(range(8)), 4):
+        loss = model.loss(batch["tokens"], batch["labels"])  # type: ignore[operator]
+        losses.append((loss * batch["loss_mask"]).sum() / batch["loss_mask"].sum())
+    (sum(losses) / 2).backward()  # type: ignore[union-attr]
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    expected = torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))
+    result = trainee.step(1, batches_of(list(range(8)), 4), 0.0, 0.0)
+    assert result.grad_norm == pytest.approx(float(expected), rel=1e-5)
+
+
+def on_two_ranks(training: TrainingConfig, dropout: float) -> tuple[StepResult, list[torch.Tensor]]:
+    groups = ProcessGroups(ParallelDims(dp=2), dist.get_rank(), dist.group.WORLD)
+    return one_step(training, dropout, groups)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("per_token", [False, True])
+def test_two_ranks_take_the_step_of_one_dropout_included(per_token: bool) -> None:
+    training = replace(TRAINING, calculate_per_token_loss=per_token)
+    expected, parameters = one_step(training, dropout=0.2)
+    (first, a), (second, b) = run_distributed(on_two_ranks, 2, "gloo", training, 0.2)
+    assert first == second, "ranks disagree on loss or norm"
+    assert first.lm_loss == pytest.approx(expected.lm_loss, rel=1e-6)
+    assert first.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    for one, other, reference in zip(a, b, parameters, strict=True):
+        assert torch.equal(one, other), "ranks hold different parameters"
+        torch.testing.assert_close(one, reference, **FP32_SUM_ORDER)
+
+
+def test_evaluation_draws_nothing_and_changes_nothing() -> None:
+    trainee = build_trainee(dropout=0.5)
+    before = torch.get_rng_state()
+    losses = {trainee.evaluate(batches_of(list(range(8)), 2), 4) for _ in range(2)}
+    assert len(losses) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+    larger = trainee.evaluate(batches_of(list(range(8)), 8), 1)
+    assert larger == pytest.approx(losses.pop(), rel=1e-6)
+
+
+def test_dropout_depends_on_the_place_of_a_micro_batch_alone() -> None:
+    seeds = {microbatch_seed(1, step, place) for step in range(50) for place in range(50)}
+    assert len(seeds) == 2500
+    assert microbatch_seed(1, 2, 3) == microbatch_seed(1, 2, 3) != microbatch_seed(2, 2, 3)
+
+
+def test_divergence_is_told_in_words_before_the_update() -> None:
+    trainee = build_trainee()
+    with torch.no_grad():
+        next(trainee.model.parameters())[3] = float("inf")
+    with pytest.raises(DataError, match="step 7: loss nan.*lower --lr"):
+        trainee.step(7, batches_of(list(range(8)), 2), 0.01, 0.1)
+    assert trainee.optimizer.num_updates == 0
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_those_that_do() -> None:
+    assert constant_batch_size(None, 4, 2).num_microbatches == 1
+    assert constant_batch_size(24, 4, 2).num_microbatches == 3
+    with pytest.raises(ConfigError, match=r"--global-batch-size \(20\).*= 8; near it: 16 or 24"):
+        constant_batch_size(20, 4, 2)

@@ -1,0 +1,139 @@
+"""Where a run begins: at the highest step of its own that is published, at another run's, or at
+step 0.
+
+A step belongs to a run when its lineage (configuration and inputs) is the run's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.load import Checkpoint, find_steps, open_checkpoint, restore
+from trainyard.checkpoint.steps import STATE, step_folder, step_of
+from trainyard.errors import ConfigError
+from trainyard.training.callbacks.checkpointing import (
+    STAYS,
+    model_tensors,
+    optimizer_tensors,
+    remove_step,
+)
+from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.ledger import Ledger
+from trainyard.training.state import TrainState
+from trainyard.training.step import Trainee
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSteps:
+    """The published steps of a run folder."""
+
+    staying: tuple[int, ...] = ()
+    """Steps of this run that stay."""
+    passing: tuple[int, ...] = ()
+    """Steps of this run that only serve to continue from."""
+    foreign: tuple[int, ...] = ()
+    """Steps of other configurations or inputs."""
+
+    @property
+    def latest(self) -> int | None:
+        """The step to continue from."""
+        return max(self.staying + self.passing, default=None)
+
+
+def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
+    """What a run folder holds, seen from the run of this lineage."""
+    own = find_steps(root_url, lineage)
+    states = {step: store.read_json(join(root_url, step_folder(step), STATE)) for step in own}
+    staying = tuple(step for step in own if states[step][STAYS])
+    passing = tuple(step for step in own if not states[step][STAYS])
+    return FoundSteps(staying, passing, tuple(sorted(set(find_steps(root_url)) - set(own))))
+
+
+def announce(found: FoundSteps, root_url: str) -> None:
+    """Say what is continued, and what is passed over and why."""
+    if found.foreign:
+        log.info(
+            "passing over step %s in %s: of other options or inputs; removed at the first "
+            "checkpoint",
+            *(_listed(found.foreign), root_url),
+        )
+    if found.latest is not None:
+        log.info("continuing from step %d in %s", found.latest, root_url)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    first = ", ".join(str(step) for step in steps[:5])
+    return first + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+
+
+def restore_weights(checkpoint: Checkpoint, trainee: Trainee) -> None:
+    """The weights of a checkpoint, and nothing else of it."""
+    restore(checkpoint, model_tensors(trainee.model), "model.")
+
+
+def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
+    """Weights, optimizer and position of a checkpoint."""
+    restore_weights(checkpoint, trainee)
+    restore(checkpoint, optimizer_tensors(trainee), "optimizer.")
+    state = TrainState()
+    state.load_state_dict(checkpoint.state)
+    trainee.optimizer.set_num_updates(state.num_updates)
+    return state
+
+
+def resume(root_url: str, step: int, trainee: Trainee) -> tuple[TrainState, Ledger]:
+    """Continue this run at one of its steps."""
+    with open_checkpoint(join(root_url, step_folder(step))) as checkpoint:
+        state = restore_training(checkpoint, trainee)
+        ledger = Ledger(state.ledger_digest)
+        if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
+            ledger.lines = store.read_bytes(join(checkpoint.url, LEDGER)).decode().splitlines()
+        _check_batch_size(checkpoint, trainee.batch_size.global_batch_size)
+    return state, ledger
+
+
+def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
+    before = checkpoint.state["global_batch_size"]
+    if before != global_batch_size:
+        raise ConfigError(
+            f"--global-batch-size was {before} up to step {checkpoint.step} of this run and is "
+            f"{global_batch_size} now, as it follows from the number of ranks; give "
+            "--global-batch-size"
+        )
+
+
+# --- a finished run ---------------------------------------------------------------------------
+
+
+def whole_ledger(root_url: str, steps: Sequence[int]) -> bytes:
+    """The ledgers of the steps that stay, joined: the whole run."""
+    return b"".join(store.read_bytes(join(root_url, step_folder(step), LEDGER)) for step in steps)
+
+
+def records_of_step(root_url: str, step: int) -> list[FileRecord]:
+    """Every file of a published step relative to the run folder, its own manifest (volatile)
+    included."""
+    folder = step_folder(step)
+    url = join(root_url, folder, MANIFEST)
+    found = read_manifest(url)
+    assert found is not None, url
+    data = store.read_bytes(url)
+    own = FileRecord(MANIFEST, len(data), digest_bytes(data), volatile=True)
+    return [replace(record, path=f"{folder}/{record.path}") for record in (*found[0].files, own)]
+
+
+def remove_all_but(root_url: str, steps: Sequence[int]) -> None:
+    """Remove every step folder, published or torn, that is not one of these."""
+    names = {name.split("/")[0] for name in store.list_files(root_url) if "/" in name}
+    found = (step_of(name) for name in sorted(names))
+    for step in [step for step in found if step is not None and step not in steps]:
+        remove_step(root_url, step)
