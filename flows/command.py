@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.job import read_job
-from flows.program import Flow, fail, run_program
 from flows.pretrain_jobs import pretrain_jobs
+from flows.program import Flow, fail, run_program
 from flows.recipe import read_recipe, yard_root
 from trainyard.artifacts.urls import is_local
 from trainyard.errors import TrainyardError

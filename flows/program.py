@@ -75,7 +75,7 @@ def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, An
     except (TerminationSignal, asyncio.CancelledError):
         return _stopped(signal.SIGTERM), None
     except Exception as error:
-        if isinstance(error, PrefectException) or type(error).__module__.startswith("httpx"):
+        if isinstance(error, PrefectException) or _is_of_network(error):
             url = os.environ["PREFECT_API_URL"]
             return fail(InfrastructureError(f"Prefect's API at {url}: {error}")), None
         traceback.print_exception(error)
@@ -92,6 +92,15 @@ def _drain() -> None:
 
     APILogWorker.drain_all(timeout=DRAIN_SECONDS)
     EventsWorker.drain_all(timeout=DRAIN_SECONDS)
+
+
+def _is_of_network(error: BaseException | None) -> bool:
+    """True when Prefect's client could not talk to its server, however it put that."""
+    while error is not None:
+        if type(error).__module__.partition(".")[0] in ("httpx", "httpcore"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _stopped(number: signal.Signals) -> int:

@@ -39,6 +39,11 @@ class PretrainConfig:
         if self.finetune and self.load is None:
             raise ConfigError("--finetune takes weights from --load, which is not given")
 
+    @property
+    def nproc_per_node(self) -> int:
+        """Ranks that the command line starts."""
+        return self.parallel.nproc_per_node
+
     def foreign_load(self) -> str | None:
         """The checkpoint of another run; --load that names --save only asks for what is done
         anyway."""

@@ -79,7 +79,7 @@ def nice_step(span: float, count: int) -> float:
     """The 1, 2 or 5 times a power of ten that cuts a span in about `count`."""
     raw = span / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= raw * 0.999)
+    return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= raw * 0.75)
 
 
 def value_scale(values: Sequence[float], count: int = 4, zero: bool = False) -> Scale:
@@ -196,9 +196,7 @@ def _grid(x: Scale, y: Scale, value_format: Callable[[float], str]) -> Markup:
         place = x.at(tick)
         anchor = "end" if place > 0.97 else "start" if place < 0.02 else "middle"
         label = ("step " if tick == x.ticks[0] else "") + whole(tick)
-        parts.append(
-            el("text", label, x=_percent(place), y="100%", dy="18", text_anchor=anchor)
-        )
+        parts.append(el("text", label, x=_percent(place), y="100%", dy="18", text_anchor=anchor))
     return el("g", *parts, class_="axis")
 
 

@@ -19,17 +19,30 @@ class Artifact:
     num_files: int = 0
     count: int = 1
     """Artifacts that this one stands for, when many alike are shown as one."""
+    alias: str = ""
+    """What it is called where its stage would not tell it from another."""
     seconds: float | None = None
     started: str = ""
     code: dict[str, str] = field(default_factory=dict)
-    python: str = ""
+    run: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """What it is called in the picture."""
-        return self.stage.replace("_", " ") if self.stage else "source"
+        return self.alias or self.stage.replace("_", " ") or "source"
+
+    @property
+    def label(self) -> str:
+        """The name, and of how many."""
+        return f"{self.name} \u00d7{self.count}" if self.count > 1 else self.name
+
+    @property
+    def long_label(self) -> str:
+        """The stage in front of an alias."""
+        stage = self.stage.replace("_", " ")
+        return f"{stage}, {self.label}" if stage and self.alias else self.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +54,6 @@ class Lineage:
     """(from, to), by key."""
     destination: str
     """Key of the checkpoint, the end of the main line."""
-
-    def of_stage(self, stage: str) -> Artifact | None:
-        """The first artifact that a stage made."""
-        return next((a for a in self.artifacts if a.stage == stage), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +67,10 @@ class Option:
 
     @property
     def differs(self) -> bool:
-        """True for a value that someone chose."""
-        return not self.has_default or self.value != self.default
+        """True for a value that someone chose; an option left off or empty was not."""
+        if self.has_default:
+            return bool(self.value != self.default)
+        return self.value not in (None, False, "", [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +88,11 @@ class Step:
 
     step: int
     tokens: int | None = None
-    samples: int | None = None
     loss: float | None = None
     validation_loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
     tokens_per_second: float | None = None
-    milliseconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,8 @@ class Card:
     steps: tuple[Step, ...] = ()
     options: tuple[Option, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    measured: dict[str, float] = field(default_factory=dict)
+    """Step time, throughput and memory of the training."""
     num_parameters: int | None = None
     plan: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None

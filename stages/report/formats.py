@@ -30,7 +30,7 @@ def scaled(value: float) -> str:
         if abs(value) >= limit:
             divisor = 1e3 if unit == "k" else limit
             return f"{three(value / divisor)}{NARROW}{unit}"
-    return whole(value) if float(value).is_integer() else three(value)
+    return whole(value) if abs(value) >= 1000 or float(value).is_integer() else three(value)
 
 
 def three(value: float) -> str:

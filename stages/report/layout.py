@@ -1,7 +1,8 @@
 """Where the nodes of a small acyclic graph go. Pure functions of names and edges.
 
-`columns` draws from left to right in layers (Sugiyama: layers by longest path, order by barycentre,
-places by averaging); `tracks` draws from top to bottom, one node a row, with what skips rows on lanes beside them."""
+`columns` draws from left to right in layers (Sugiyama: layers by longest path, order by
+barycentre, places by averaging); `tracks` draws from top to bottom, one node a row, with what
+skips rows on lanes beside them."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def layers(nodes: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
 def main_line(nodes: Sequence[str], edges: Sequence[Edge], destination: str) -> list[Edge]:
     """The longest way to a node: what a run is about, beside which all else is a siding."""
     parents, layer = parents_of(nodes, edges), layers(nodes, edges)
-    line, node = [], destination
+    line: list[Edge] = []
+    node = destination
     while parents.get(node) and len(line) < len(nodes):
         parent = max(parents[node], key=lambda p: layer[p])
         line.append((parent, node))
@@ -169,7 +171,7 @@ def _heights(
     gap: float,
     weight: Mapping[str, float],
 ) -> dict[str, float]:
-    """Middles of all points: those of great weight at 0, the others near what they are linked to."""
+    """Middles of all points: the heavy ones at 0, the others near what they are linked to."""
     before, after = _neighbours(links)
     y = {p: 0.0 for rank in ranks for p in rank}
     for sweep in range(SWEEPS):

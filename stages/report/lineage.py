@@ -14,7 +14,7 @@ from stages.report.formats import DOT
 from stages.report.layout import Bus, Edge, columns, main_line, tracks
 from stages.report.markup import Markup, el
 
-WIDTH = 1040.0
+WIDTH = 1146.0
 NODE_WIDTH = 142.0
 NODE_HEIGHT = 68.0
 GAP = 20.0
@@ -53,14 +53,9 @@ def detail(artifact: Artifact) -> str:
     return f" {DOT} ".join(parts)
 
 
-def label(artifact: Artifact) -> str:
-    """The stage, and how many of its artifacts."""
-    return artifact.name + (f" {formats.TIMES}{artifact.count}" if artifact.count > 1 else "")
-
-
 def tooltip(artifact: Artifact) -> str:
     """Everything about a node in a few lines."""
-    lines = [label(artifact), artifact.digest, detail(artifact), artifact.key]
+    lines = [artifact.long_label, artifact.digest, detail(artifact), artifact.key]
     return "\n".join(line for line in lines if line)
 
 
@@ -78,8 +73,8 @@ def picture(lineage: Lineage) -> Markup:
 
 
 def _sentence(artifact: Artifact, lineage: Lineage, known: dict[str, Artifact]) -> str:
-    came = [label(known[source]) for source, target in lineage.edges if target == artifact.key]
-    return f"{label(artifact)}{' from ' + ' and '.join(came) if came else ''}."
+    came = [known[source].label for source, target in lineage.edges if target == artifact.key]
+    return f"{artifact.label}{' from ' + ' and '.join(came) if came else ''}."
 
 
 # --- wide -------------------------------------------------------------------------------------
@@ -145,7 +140,7 @@ def _node(artifact: Artifact, x: float, y: float, is_destination: bool) -> Marku
         el("title", tooltip(artifact)),
         el("rect", width=NODE_WIDTH, height=NODE_HEIGHT, rx=9, class_="box"),
         el("circle", cx=14, cy=18, r=4, class_="mark"),
-        el("text", label(artifact), x=25, y=22.5, class_="name"),
+        el("text", artifact.label, x=25, y=22.5, class_="name"),
         el("text", digest_text(artifact), x=12, y=41, class_="digest"),
         el("text", detail(artifact), x=12, y=57, class_="detail"),
         transform=f"translate({x:.1f} {y:.1f})",
@@ -210,4 +205,4 @@ def _item(artifact: Artifact) -> Markup:
         f" {DOT} " + detail(artifact) if detail(artifact) else None,
         class_="detail",
     )
-    return el("li", el("span", label(artifact), class_="name"), about)
+    return el("li", el("span", artifact.label, class_="name"), about)

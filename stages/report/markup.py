@@ -1,4 +1,5 @@
-"""Elements of HTML and SVG as text. Whatever is not Markup is escaped: by construction, not by care."""
+"""Elements of HTML and SVG as text. Whatever is not Markup is escaped: by
+construction, not by care."""
 
 from __future__ import annotations
 

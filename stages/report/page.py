@@ -3,15 +3,19 @@ to say."""
 
 from __future__ import annotations
 
+import re
+
 from stages.report import formats, lineage, tables
 from stages.report.charts import Series, finite, line_chart
 from stages.report.facts import Card, Sample
 from stages.report.formats import ARROW, DOT, NARROW
 from stages.report.markup import Markup, el, join
 from stages.report.style import STYLE
+from stages.report.tables import section
 from trainyard.version import VERSION
 
 MAX_SAMPLE_CHARS = 4000
+END_TOKEN = re.compile(r"(<\|[a-z_]+\|>|</s>)\s*\Z")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Nothing may be fetched, whatever a prompt or a title holds."""
 
@@ -39,12 +43,6 @@ def render(card: Card) -> str:
         footer(card),
     )
     return "<!doctype html>\n" + el("html", head, el("body", main), lang="en") + "\n"
-
-
-def section(title: str, lead: str, *content: Markup) -> Markup:
-    """A heading, a line that says what is seen, and the thing itself."""
-    line = el("p", lead, class_="lead") if lead else None
-    return el("section", el("h2", title), line, *content)
 
 
 # --- head -------------------------------------------------------------------------------------
@@ -190,7 +188,10 @@ def _sampling(card: Card) -> str:
 
 
 def _sample(sample: Sample) -> Markup:
-    text, rest = sample.continuation[:MAX_SAMPLE_CHARS], len(sample.continuation) - MAX_SAMPLE_CHARS
+    whole = sample.continuation
+    if sample.finish_reason == "stop":
+        whole = END_TOKEN.sub("", whole)  # said in words instead
+    text, rest = whole[:MAX_SAMPLE_CHARS], len(whole) - MAX_SAMPLE_CHARS
     end = f" ... {formats.whole(rest)} more characters" if rest > 0 else ""
     if not end and sample.finish_reason == "stop":
         end = f"{NARROW}end of document"

@@ -30,7 +30,7 @@ body {
     Arial, sans-serif;
   font-variant-numeric: tabular-nums;
 }
-main { max-width: 1088px; margin: 0 auto; padding: 40px 24px 64px; }
+main { max-width: 1200px; margin: 0 auto; padding: 40px 24px 64px; }
 code, .digest, .mono {
   font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: .9em;
@@ -106,6 +106,7 @@ td:last-child, th:last-child { padding-right: 0; }
 table.numbers { width: auto; min-width: 220px; }
 table.numbers th, table.numbers td { text-align: right; padding: 3px 0 3px 26px; font-size: 13px; }
 table.numbers th:first-child, table.numbers td:first-child { padding-left: 0; text-align: left; }
+table.artifacts td { white-space: nowrap; padding-right: 20px; }
 table.facts td { text-align: right; font-weight: 550; white-space: nowrap; }
 table.facts.words td { white-space: normal; overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 36px 48px; align-items: start; }
@@ -153,13 +154,15 @@ table.time td.share { white-space: nowrap; width: 1%; text-align: right; color: 
 .options { columns: 3 260px; column-gap: 40px; }
 .options div { break-inside: avoid; display: flex; gap: 12px; justify-content: space-between;
   align-items: baseline; padding: 5px 0; border-bottom: 1px solid var(--line); font-size: 14px; }
-.options dt { color: var(--soft); } .options dt code { font-size: .93em; }
+.options dt { color: var(--soft); flex: none; max-width: 82%; overflow-wrap: anywhere; }
+.options dt code { font-size: .93em; }
 .options dd { margin: 0; font-weight: 600; text-align: right; overflow-wrap: anywhere; }
 .options dd small { font-weight: 400; color: var(--soft); font-size: 13px; }
 .options.quiet dd { font-weight: 400; }
 .more-options { margin-top: 16px; }
 .more-options > .options, .more-options > .scroll, .more-options > h3 { margin-top: 12px; }
 .gap { margin-top: 36px; }
+.block + .block { margin-top: 32px; }
 footer { margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line);
   color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 
@@ -190,7 +193,8 @@ footer { margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line);
   .stats > div:nth-child(odd):not(:first-child) { border-left: 1px solid var(--line);
     padding-left: 16px; }
   .stats > div { padding: 12px 12px 13px 0; }
-  .stats dd:not(.more) { font-size: 20px; } .stats > div:first-child dd:not(.more) { font-size: 24px; }
+  .stats dd:not(.more) { font-size: 20px; }
+  .stats > div:first-child dd:not(.more) { font-size: 24px; }
   .chart.big .plot { height: 240px; }
   .sample { padding: 13px 14px 15px; }
   table.time td.bars { width: 40%; }

@@ -20,9 +20,7 @@ def section(title: str, lead: str, *content: Markup) -> Markup:
 
 def facts(rows: list[tuple[Child, Child]], css: str = "") -> Markup:
     """Names and values, one a row; rows without a value are left out."""
-    body = [
-        el("tr", el("th", name, scope="row"), el("td", value)) for name, value in rows if value
-    ]
+    body = [el("tr", el("th", name, scope="row"), el("td", value)) for name, value in rows if value]
     return el("table", el("tbody", *body), class_=f"facts {css}".strip())
 
 
@@ -53,7 +51,9 @@ def evaluation(card: Card) -> Markup:
     if not results:
         return Markup("")
     rows: list[tuple[Child, Child]] = [
-        (label, form(results[key])) for key, label, form in EVALUATION if is_number(results.get(key))
+        (label, form(results[key]))
+        for key, label, form in EVALUATION
+        if is_number(results.get(key))
     ]
     known = {key for key, _, _ in EVALUATION} | {"format_version", "task", "step"}
     rest = [(key, formats.shown(value)) for key, value in results.items() if key not in known]
@@ -87,7 +87,9 @@ def benchmark(card: Card) -> Markup:
     requests = timings.get("requests") or []
     fold = _fold(f"{len(requests)} requests", _requests(requests)) if requests else None
     device = timings.get("device", "")
-    where = f" on {'the ' if device == 'cpu' else ''}{device.upper() if device == 'cpu' else device}"
+    where = (
+        f" on {'the ' if device == 'cpu' else ''}{device.upper() if device == 'cpu' else device}"
+    )
     return el("div", el("h3", "Generation" + (where if device else "")), facts(rows), fold)
 
 
@@ -138,7 +140,7 @@ def _time_row(artifact: Artifact, longest: float, total: float) -> Markup:
     )
     return el(
         "tr",
-        el("th", lineage.label(artifact), scope="row"),
+        el("th", artifact.long_label, scope="row"),
         el("td", bar, class_="bars"),
         el("td", formats.duration(seconds), class_="amount"),
         el("td", _share(seconds / total), class_="share"),
@@ -165,9 +167,9 @@ def what_was_run(card: Card) -> Markup:
     others = [a for a in card.lineage.artifacts if a.config and a.key != card.lineage.destination]
     if others:
         parts.append(_other_stages(others))
-    sides = [side for side in (foreseen(card), environment(card)) if side]
+    sides = [side for side in (foreseen(card), found(card)) if side]
     if sides:
-        parts.append(el("div", *sides, class_="pair gap"))
+        parts.append(el("div", *[el("div", side) for side in sides], class_="pair gap"))
     if not parts:
         return Markup("")
     lead = "Options of the training run that have no default or differ from it." if changed else ""
@@ -188,7 +190,7 @@ def _other_stages(artifacts: list[Artifact]) -> Markup:
     blocks = []
     for artifact in artifacts:
         options = [Option(name=key, value=value) for key, value in artifact.config.items()]
-        blocks += [el("h3", lineage.label(artifact)), _options(options, "quiet")]
+        blocks += [el("h3", artifact.long_label), _options(options, "quiet")]
     summary = el("summary", "options of the other stages")
     return el("details", summary, *blocks, class_="more-options")
 
@@ -225,12 +227,31 @@ def foreseen(card: Card) -> Markup:
     return el("div", el("h3", "Foreseen"), facts(rows), el("p", note, class_="under"))
 
 
+def found(card: Card) -> Markup:
+    """What the training came to, and where."""
+    return join([part for part in (measured(card), environment(card)) if part])
+
+
+def measured(card: Card) -> Markup:
+    """Beside what was foreseen."""
+    rows: list[tuple[Child, Child]] = []
+    for key, label, form in (
+        ("step_ms", "time of a step", lambda value: milliseconds(value / 1e3)),
+        ("tokens_per_second", "tokens per second", formats.scaled),
+        ("tflops_per_gpu", "TFLOP/s of each device", three),
+        ("peak_memory_bytes", "peak memory of a process", formats.size),
+    ):
+        if is_number(card.measured.get(key)):
+            rows.append((label, form(card.measured[key])))
+    return el("div", el("h3", "Measured"), facts(rows), class_="block") if rows else Markup("")
+
+
 def environment(card: Card) -> Markup:
-    """Versions and machines."""
+    """Versions and machine."""
     if not card.environment:
         return Markup("")
     rows: list[tuple[Child, Child]] = list(card.environment)
-    return el("div", el("h3", "Environment"), facts(rows, "words"))
+    return el("div", el("h3", "Environment"), facts(rows, "words"), class_="block")
 
 
 # --- artifacts --------------------------------------------------------------------------------
@@ -243,7 +264,7 @@ def artifacts(line: Lineage) -> Markup:
     for artifact in line.artifacts:
         seconds, num_bytes = artifact.seconds, artifact.size_bytes
         values = (
-            lineage.label(artifact),
+            artifact.long_label,
             el("span", artifact.digest, class_="digest"),
             formats.size(num_bytes) if num_bytes is not None else "",
             str(artifact.num_files or ""),
@@ -253,5 +274,5 @@ def artifacts(line: Lineage) -> Markup:
         )
         rows.append(el("tr", *[el("td", value) for value in values]))
     names = el("tr", *[el("th", name, scope="col") for name in head])
-    table = el("table", el("thead", names), el("tbody", *rows))
+    table = el("table", el("thead", names), el("tbody", *rows), class_="artifacts")
     return _fold(f"all {len(rows)} artifacts, with whole digests", join([table]))

@@ -16,7 +16,7 @@ from trainyard.testing.kill import Zygote
 def zygote() -> Iterator[Zygote]:
     modules = ("collect", "train_tokenizer", "tokenize", "merge", "plan", "report")
     modules += ("pretrain", "reshard", "evaluate", "benchmark")
-    with Zygote(*(f"stages.{name}.run" for name in modules)) as process:
+    with Zygote("s3fs", *(f"stages.{name}.run" for name in modules)) as process:
         yield process
 
 

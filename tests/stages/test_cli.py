@@ -55,6 +55,9 @@ class Toy:
         document: dict[str, object] = json.loads((self.run_dir / str(self.runs) / name).read_text())
         return document
 
+    def has_finished_a_unit(self) -> bool:
+        return any(Path(self.output, ".work").glob("*/0.unit.json"))
+
     def manifest(self) -> Manifest:
         found = read_manifest(store.join(self.output, "manifest.json"))
         assert found is not None
@@ -153,13 +156,12 @@ def test_debug_shows_the_traceback(toy: Toy) -> None:
 def test_a_signal_stops_promptly_and_keeps_finished_units(
     toy: Toy, number: signal.Signals, status: int
 ) -> None:
-    process = toy.start("--seconds", "0.4")
-    work = Path(toy.output, ".work")
-    _until(lambda: any(work.glob("*/0.unit.json")))
+    process = toy.start("--gate", "/never")
+    _until(toy.has_finished_a_unit)
     sent = time.monotonic()
     process.send_signal(number)
     assert process.wait(timeout=10) == status
-    assert time.monotonic() - sent < 2
+    assert time.monotonic() - sent < 5
     assert not store.exists(store.join(toy.output, "manifest.json"))
     assert not store.exists(store.join(toy.output, ".claim.json"))
     toy()
@@ -167,12 +169,18 @@ def test_a_signal_stops_promptly_and_keeps_finished_units(
     assert done_before >= 1
 
 
-def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy) -> None:
-    first = toy.start("--seconds", "0.3")
-    _until(lambda: Path(toy.output, ".claim.json").exists())
+def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    first = toy.start("--gate", str(gate))
+    _until(toy.has_finished_a_unit)
     assert "another run is writing" in toy("--claim-wait-seconds", "0", expect=3)
-    assert "another run finished it" in toy("--claim-wait-seconds", "30")
-    assert first.wait(timeout=10) == 0
+    second = toy.start("--claim-wait-seconds", "60")
+    assert second.stderr is not None
+    while "waiting for" not in second.stderr.readline():
+        pass
+    gate.touch()
+    assert "another run finished it" in second.communicate(timeout=60)[1]
+    assert first.wait(timeout=60) == 0
     first.communicate()
 
 
@@ -185,11 +193,11 @@ def test_a_stage_stops_when_whoever_started_it_dies(toy: Toy) -> None:
         "print(p.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    command = [sys.executable, "-c", script, *toy.command("--seconds", "30")]
+    command = [sys.executable, "-c", script, *toy.command("--gate", "/never")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         child = int(starter.stdout.readline())
-        _until(lambda: Path(toy.output, ".claim.json").exists())
+        _until(toy.has_finished_a_unit)
         starter.kill()
     _until(lambda: not _alive(child))
     assert not Path(toy.output, ".claim.json").exists()
@@ -211,9 +219,9 @@ def test_files_of_an_earlier_version_go_and_files_of_others_stay(toy: Toy) -> No
 
 def _until(condition: object) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited 20 s in vain"
+        assert time.monotonic() < deadline, "waited a minute in vain"
         time.sleep(0.02)
 
 

@@ -267,7 +267,7 @@ def test_a_killed_worker_is_an_infrastructure_error(tmp_path: Path) -> None:
 
 def _spawned(parent: int) -> list[int]:
     listed = subprocess.run(
-        ["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True
+        ["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True
     ).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
     return [int(pid) for pid, ppid, args in rows if int(ppid) == parent and "spawn_main" in args]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stages.cli import stage_main
@@ -26,6 +27,8 @@ class ToyConfig:
     """Appended to every line."""
     seconds: float = execution(0.0)
     """How long each line takes."""
+    gate: str = execution("")
+    """After the first line, wait until this file exists."""
     fail: str = execution("")
     """How to fail."""
 
@@ -60,6 +63,8 @@ def run(config: ToyConfig, stage: StageRun) -> dict[str, Any]:
         with stage.work.open(f"{number}.txt") as part:
             part.write((line.upper() + config.suffix + "\n").encode())
         stage.work.publish(str(number), {"characters": len(line)})
+        while config.gate and not Path(config.gate).exists():
+            time.sleep(0.02)
     with stage.open("upper.txt") as file:
         for number in range(len(lines)):
             file.write(store.read_bytes(stage.work.url(f"{number}.txt")))

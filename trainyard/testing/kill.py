@@ -62,7 +62,9 @@ class Zygote:
         request["environment"] = dict(os.environ)
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        reply = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        assert line, f"the zygote is gone, exit status {self._process.poll()}"
+        reply = json.loads(line)
         return int(reply["status"]), int(reply["operations"]), str(reply["log"])
 
 

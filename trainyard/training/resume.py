@@ -86,7 +86,7 @@ def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
     restore(checkpoint, optimizer_tensors(trainee), "optimizer.")
     state = TrainState()
     state.load_state_dict(checkpoint.state)
-    trainee.optimizer.set_num_updates(state.num_updates)
+    trainee.optimizer.num_updates = state.num_updates
     return state
 
 

@@ -47,16 +47,23 @@ class Counting:
     """Samples that count upwards from a number of their own; some labels do not count."""
 
     def __len__(self) -> int:
-        return 64
+        return 512
 
     def __getitem__(self, index: int) -> Sample:
         text = (index * 7 + np.arange(LENGTH + 1)) % VOCAB
         mask = np.ones(LENGTH, np.float32)
         mask[: index % 5] = 0.0
         positions = np.arange(LENGTH)
-        return {"tokens": text[:-1], "labels": text[1:], "loss_mask": mask, "position_ids": positions}
+        return {
+            "tokens": text[:-1],
+            "labels": text[1:],
+            "loss_mask": mask,
+            "position_ids": positions,
+        }
 
-    def ids(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def ids(
+        self, indices: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.stack([np.zeros_like(indices), indices], axis=1)
 
 
@@ -102,7 +109,9 @@ def build_loop(
     data = RunData(
         DataConfig(data_path=("none",)), Counting(), Counting(), size, trainee.groups.dp_rank
     )
-    schedule = build_schedule(OptimizerConfig(lr=0.01), 6, size.global_batch_size)
+    schedule = build_schedule(
+        OptimizerConfig(lr=0.01), training.train_iters, size.global_batch_size
+    )
     workload = Workload(size.global_batch_size * LENGTH, 1e6, trainee.groups.dims.world_size)
     return TrainLoop(
         trainee,

@@ -47,9 +47,7 @@ def test_it_learns() -> None:
     training = replace(TRAINING, train_iters=40, eval_interval=40, eval_at_start=True)
     trainee = build_trainee(training)
     collector = Collector([])
-    loop = build_loop(trainee, training, [collector])
-    loop._data.train.__class__.__len__ = lambda self: 400  # type: ignore[method-assign]
-    loop.run()
+    build_loop(trainee, training, [collector]).run()
     first, last = (collector.events[i].record.validation_loss or 0.0 for i in (0, -1))
     assert last < first - 0.5
 
@@ -73,7 +71,7 @@ def test_a_run_cut_in_two_is_the_whole_run() -> None:
     assert rest.run() == "finished"
 
     assert rest.ledger.text() == collector.events[-1].ledger.text()
-    assert rest.ledger.digest == loop.ledger.digest or rest.ledger.digest == chain(rest.ledger.lines)
+    assert rest.ledger.digest == chain(rest.ledger.lines)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, continued.model.state_dict()[name]), name
 
@@ -116,7 +114,9 @@ def test_the_console_line_has_megatrons_fields_in_order() -> None:
         "number of nan iterations",
     ]
     assert "iteration        2/       6 |" in steps[0]
-    assert any(line.startswith(" validation loss at iteration 3 | lm loss value: ") for line in lines)
+    assert any(
+        line.startswith(" validation loss at iteration 3 | lm loss value: ") for line in lines
+    )
 
 
 def test_figures_of_a_step_follow_from_its_time() -> None:

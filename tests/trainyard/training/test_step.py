@@ -37,16 +37,17 @@ def one_step(
     place = range(rank * size, 8, size * dp)
     own = list(itertools.chain(*([*range(first, first + size)] for first in place)))
     result = trainee.step(1, batches_of(own, size), 0.01, 0.1)
-    return result, [p.detach() for p in trainee.model.parameters()]
+    # A tenth of the gradient, clipped; the parameters themselves amplify what is next to zero.
+    return result, list(trainee.optimizer.state_tensors().values())
 
 
 def test_per_token_loss_does_not_depend_on_micro_batches() -> None:
     whole = replace(TRAINING, micro_batch_size=8, calculate_per_token_loss=True)
-    expected, parameters = one_step(whole)
+    expected, moments = one_step(whole)
     result, accumulated = one_step(replace(whole, micro_batch_size=2))
     assert result.lm_loss == pytest.approx(expected.lm_loss, rel=1e-6)
     assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-    for a, b in zip(accumulated, parameters, strict=True):
+    for a, b in zip(accumulated, moments, strict=True):
         torch.testing.assert_close(a, b, **FP32_SUM_ORDER)
 
 
@@ -72,13 +73,13 @@ def on_two_ranks(training: TrainingConfig, dropout: float) -> tuple[StepResult, 
 @pytest.mark.parametrize("per_token", [False, True])
 def test_two_ranks_take_the_step_of_one_dropout_included(per_token: bool) -> None:
     training = replace(TRAINING, calculate_per_token_loss=per_token)
-    expected, parameters = one_step(training, dropout=0.2)
+    expected, moments = one_step(training, dropout=0.2)
     (first, a), (second, b) = run_distributed(on_two_ranks, 2, "gloo", training, 0.2)
     assert first == second, "ranks disagree on loss or norm"
     assert first.lm_loss == pytest.approx(expected.lm_loss, rel=1e-6)
     assert first.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-    for one, other, reference in zip(a, b, parameters, strict=True):
-        assert torch.equal(one, other), "ranks hold different parameters"
+    for one, other, reference in zip(a, b, moments, strict=True):
+        assert torch.equal(one, other), "ranks hold different moments"
         torch.testing.assert_close(one, reference, **FP32_SUM_ORDER)
 
 
@@ -102,7 +103,7 @@ def test_divergence_is_told_in_words_before_the_update() -> None:
     trainee = build_trainee()
     with torch.no_grad():
         next(trainee.model.parameters())[3] = float("inf")
-    with pytest.raises(DataError, match="step 7: loss nan.*lower --lr"):
+    with pytest.raises(DataError, match=r"step 7: loss nan.*lower --lr"):
         trainee.step(7, batches_of(list(range(8)), 2), 0.01, 0.1)
     assert trainee.optimizer.num_updates == 0
 

@@ -1,0 +1,212 @@
+"""Everything on the card, read from the artifacts of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from stages.report.ancestry import Ancestry
+from stages.report.config import ARTIFACTS, ReportConfig
+from stages.report.facts import Artifact, Card, Option, Sample, Step
+from stages.report.formats import is_number
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.urls import basename, join
+from trainyard.config import from_dict, leaves
+from trainyard.datasets.config import DataConfig
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.config import GPTConfig
+from trainyard.optim.config import OptimizerConfig
+from trainyard.parallel.config import ParallelConfig
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.training.config import TrainingConfig
+
+COMPONENTS = (
+    GPTConfig,
+    TokenizerConfig,
+    DataConfig,
+    OptimizerConfig,
+    TrainingConfig,
+    ParallelConfig,
+)
+"""What a training run is configured by; their defaults tell which options someone chose."""
+
+LEDGER = "ledger.jsonl"
+TIMINGS = "timings.jsonl"
+
+
+def gather(config: ReportConfig) -> Card:
+    """Read the artifacts; one that was not named is simply not on the card.
+
+    Raises ArtifactError for one that was named and does not hold what it should."""
+    ancestry = Ancestry()
+    keys = {name: ancestry.add(url) for name, url in _named(config).items()}
+    checkpoint = ancestry.manifests.get(keys["checkpoint"])
+    if checkpoint is None:
+        raise ArtifactError(
+            f"{config.checkpoint}: no manifest.json, so the training has not finished; "
+            f"rerun that stage"
+        )
+    lineage = ancestry.lineage(keys["checkpoint"])
+    trained = next(a for a in lineage.artifacts if a.key == keys["checkpoint"])
+    generations = _document(keys.get("benchmark"), "generations.json")
+    return Card(
+        title=title(config),
+        lineage=lineage,
+        steps=steps_of(keys["checkpoint"], checkpoint),
+        options=options_of(checkpoint.config),
+        environment=environment(trained),
+        measured=measured(trained),
+        num_parameters=num_parameters(keys["checkpoint"], checkpoint),
+        plan=_document(keys.get("plan"), "plan.json"),
+        evaluation=_document(keys.get("evaluation"), "results.json"),
+        timings=_volatile(keys.get("benchmark"), ancestry, "timings.json"),
+        sampling=dict((generations or {}).get("sampling") or {}),
+        samples=samples_of(generations, config.num_samples),
+    )
+
+
+def _named(config: ReportConfig) -> dict[str, str]:
+    named = {name: getattr(config, name) for name in ARTIFACTS}
+    return {name: url for name, url in named.items() if url is not None}
+
+
+def title(config: ReportConfig) -> str:
+    """As given, else the folder that holds the card."""
+    output = config.output()
+    assert output is not None
+    return config.title or basename(output.folder_url.rstrip("/")) or "run"
+
+
+def _document(key: str | None, name: str) -> dict[str, Any] | None:
+    if key is None:
+        return None
+    document = store.read_json(join(key, name))
+    if not isinstance(document, dict):
+        raise ArtifactError(f"{join(key, name)}: not a JSON object; rerun the stage that wrote it")
+    return document
+
+
+def _volatile(key: str | None, ancestry: Ancestry, name: str) -> dict[str, Any] | None:
+    manifest = ancestry.manifests.get(key or "")
+    return _document(key, name) if manifest is not None and manifest.record(name) else None
+
+
+# --- training ---------------------------------------------------------------------------------
+
+
+def steps_of(key: str, manifest: Manifest) -> tuple[Step, ...]:
+    """The ledger, joined with the timings of the steps that have any."""
+    if manifest.record(LEDGER) is None:
+        return ()
+    timed = manifest.record(TIMINGS) is not None
+    timings = {line.get("step"): line for line in _lines(join(key, TIMINGS))} if timed else {}
+    return tuple(
+        _step(line, timings.get(line.get("step"), {})) for line in _lines(join(key, LEDGER))
+    )
+
+
+def _lines(url: str) -> list[dict[str, Any]]:
+    lines = []
+    for number, line in enumerate(store.read_bytes(url).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+            found["step"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"{url}: line {number} is not a step: {error!r}") from error
+        lines.append(found)
+    return lines
+
+
+def _step(line: dict[str, Any], timing: dict[str, Any]) -> Step:
+    return Step(
+        step=int(line["step"]),
+        tokens=_whole(line.get("tokens")),
+        loss=_number(line.get("lm_loss")),
+        validation_loss=_number(line.get("validation_loss")),
+        learning_rate=_number(line.get("learning_rate")),
+        grad_norm=_number(line.get("grad_norm")),
+        tokens_per_second=_number(timing.get("tokens_per_second")),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if is_number(value) else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if is_number(value) else None
+
+
+def num_parameters(key: str, manifest: Manifest) -> int | None:
+    """From the configuration that the last step carries."""
+    configs = [f.path for f in manifest.files if basename(f.path) == "config.json"]
+    if not configs:
+        return None
+    document = store.read_json(join(key, max(configs)))
+    try:
+        model = from_dict(GPTConfig, document["model"], join(key, max(configs)))
+        return model.num_params(int(document["padded_vocab_size"]))
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None  # a model of another kind
+
+
+def options_of(config: dict[str, Any]) -> tuple[Option, ...]:
+    """The options of the run in their own order, each with its default where it has one."""
+    defaults: dict[str, Any] = {}
+    for component in COMPONENTS:
+        for name, _, field in leaves(component):
+            defaults[name] = field.default
+    return tuple(_option(name, value, defaults) for name, value in config.items())
+
+
+def _option(name: str, value: Any, defaults: dict[str, Any]) -> Option:
+    default = defaults.get(name)
+    known = name in defaults and isinstance(default, str | int | float | tuple | None)
+    plain = list(default) if isinstance(default, tuple) else default
+    return Option(name=name, value=value, default=plain, has_default=known)
+
+
+# --- where and how fast -----------------------------------------------------------------------
+
+
+def environment(trained: Artifact) -> tuple[tuple[str, str], ...]:
+    """Versions and machine of the training run, as far as they were noted."""
+    device, ranks = trained.metrics.get("device"), trained.metrics.get("ranks")
+    threads = trained.metrics.get("threads")
+    rows = [
+        ("trainyard", trained.code.get("version")),
+        ("code", (trained.code.get("digest") or "")[:12]),
+        ("Python", trained.run.get("python")),
+        ("PyTorch", trained.run.get("torch") or trained.metrics.get("torch")),
+        ("device", "CPU" if device == "cpu" else device),
+        ("processes", ranks),
+        ("threads of each", threads),
+        ("machine", trained.run.get("platform")),
+    ]
+    return tuple((name, str(value)) for name, value in rows if value)
+
+
+def measured(trained: Artifact) -> dict[str, float]:
+    """What a step of training took."""
+    names = ("step_ms", "tokens_per_second", "tflops_per_gpu", "peak_memory_bytes")
+    return {name: trained.metrics[name] for name in names if is_number(trained.metrics.get(name))}
+
+
+# --- generations ------------------------------------------------------------------------------
+
+
+def samples_of(generations: dict[str, Any] | None, count: int) -> tuple[Sample, ...]:
+    """The first generations."""
+    requests: Sequence[dict[str, Any]] = (generations or {}).get("requests") or ()
+    return tuple(
+        Sample(
+            prompt=str(request.get("prompt", "")),
+            continuation=str(request.get("generated_output", "")),
+            finish_reason=str(request.get("finish_reason", "")),
+        )
+        for request in requests[:count]
+    )

@@ -1,0 +1,25 @@
+"""Gather, draw, write: the page, and the facts in it that never change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stages.context import StageRun
+from stages.report.collect import gather
+from stages.report.config import ReportConfig
+from stages.report.page import render
+from stages.report.summary import summarize, training
+
+PAGE = ".html"
+SUMMARY = ".summary.json"
+
+
+def run(config: ReportConfig, stage: StageRun) -> dict[str, Any]:
+    """Write the card; returns what it is headed by."""
+    card = gather(config)
+    digests = {name: found.digest for name, found in stage.inputs.items()}
+    stage.write_json(SUMMARY, summarize(card, digests, config.title))
+    stage.write_text(PAGE, render(card), volatile=True)
+    assert stage.output is not None
+    print(stage.output.file_url(PAGE))
+    return {"parameters": card.num_parameters, **training(card)}

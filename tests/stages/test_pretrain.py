@@ -1,0 +1,286 @@
+"""Pretraining as a stage: what it writes, that it continues bit for bit, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.pretrain.config import PretrainConfig
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.config import from_dict, leaves
+from trainyard.errors import ConfigError
+from trainyard.testing.kill import Zygote
+from trainyard.training.ledger import parse_ledger
+
+OPTIONS = {
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "seq_length": 16,
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 1001,
+    "micro_batch_size": 2,
+    "global_batch_size": 4,
+    "train_iters": 8,
+    "save_interval": 3,
+    "eval_interval": 4,
+    "eval_iters": 1,
+    "lr": 0.01,
+    "split": "90,10,0",
+    "num_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("stages.pretrain.run") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
+    for ending in (".bin", ".idx"):
+        os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
+    return prefix
+
+
+def arguments(tokens: str, save: Path, **options: Any) -> list[str]:
+    flags = ["--data-path", tokens, "--save", str(save)]
+    for name, value in {**OPTIONS, **options}.items():
+        flag = "--" + name.replace("_", "-")
+        flags += [flag] if value is True else [flag, str(value)]
+    return flags
+
+
+def manifest(folder: Path) -> Manifest:
+    found = read_manifest(str(folder / "manifest.json"))
+    assert found is not None, f"{folder} has no manifest"
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, eval_at_start=True))
+    assert status == 0, log
+    assert " iteration        8/       8 | consumed samples:           32 | " in log
+    assert "threads=1" in log
+    return folder
+
+
+def test_a_run_folder_holds_steps_ledger_and_timings(whole: Path) -> None:
+    assert find_steps(str(whole)) == [3, 6, 8]
+    lines = parse_ledger((whole / "ledger.jsonl").read_bytes())
+    assert [line["step"] for line in lines] == list(range(9))
+    assert [line["step"] for line in lines if "validation_loss" in line] == [0, 4, 8]
+    volatile = {file.path for file in manifest(whole).files if file.volatile}
+    assert "timings.jsonl" in volatile
+    timings = [json.loads(line) for line in (whole / "timings.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in timings] == list(range(1, 9))
+    assert manifest(whole).metrics["validation_loss_first"] == lines[0]["validation_loss"]
+    listed = {file.path for file in manifest(whole).files} | {"manifest.json"}
+    assert {str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file()} == listed
+
+
+def test_a_step_carries_configuration_and_tokenizer_without_paths(whole: Path) -> None:
+    with open_checkpoint(str(whole)) as checkpoint:
+        assert checkpoint.step == 8
+        assert checkpoint.config["model"]["num_layers"] == 2
+        assert checkpoint.config["vocab_size"] == 1001
+        assert checkpoint.config["padded_vocab_size"] == 1024
+        assert checkpoint.config["run"]["train_iters"] == 8
+        assert str(whole.parent) not in json.dumps(checkpoint.config)
+        assert (whole / "iter_0000008/tokenizer/trainyard_tokenizer.json").exists()
+
+
+def test_a_run_stopped_and_continued_ends_as_the_whole_run(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    first = arguments(tokens, folder, eval_at_start=True, exit_interval=5)
+    status, _, log = zygote.run("stages.pretrain", first)
+    assert status == 128 + signal.SIGTERM, log
+    assert not (folder / "manifest.json").exists()
+    assert find_steps(str(folder)) == [3, 5]
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, eval_at_start=True))
+    assert status == 0, log
+    assert "continuing from step 5" in log
+    assert find_steps(str(folder)) == [3, 6, 8]
+    assert (folder / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
+    assert manifest(folder).output_digest == manifest(whole).output_digest
+
+
+def test_execution_options_change_nothing_and_a_finished_run_is_not_run_again(
+    zygote: Zygote, tokens: str, whole: Path
+) -> None:
+    again = arguments(tokens, whole, eval_at_start=True, log_interval=1, log_throughput=True)
+    status, _, log = zygote.run("stages.pretrain", again)
+    assert status == 0, log
+    assert "nothing to do" in log
+
+
+def test_forced_it_is_trained_anew_to_the_same_result(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    short = arguments(tokens, tmp_path / "run", train_iters=3, eval_iters=0)
+    assert zygote.run("stages.pretrain", short)[0] == 0
+    digest = manifest(tmp_path / "run").output_digest
+    status, _, log = zygote.run("stages.pretrain", [*short, "--force"])
+    assert status == 0, log
+    assert "from initial weights" in log
+    assert manifest(tmp_path / "run").output_digest == digest
+
+
+def test_steps_of_other_options_are_passed_over_and_go_at_the_first_save(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    stop = {"eval_iters": 0, "train_iters": 6, "exit_interval": 4}
+    assert zygote.run("stages.pretrain", arguments(tokens, folder, **stop))[0] == 143
+    assert find_steps(str(folder)) == [3, 4]
+    other = arguments(tokens, folder, eval_iters=0, train_iters=2, seed=7)
+    status, _, log = zygote.run("stages.pretrain", other)
+    assert status == 0, log
+    assert "passing over step 3, 4" in log
+    assert find_steps(str(folder)) == [2]
+
+
+def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    load = {"load": str(whole / "iter_0000003"), "lr_decay_iters": 8}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **load))
+    assert status == 0, log
+    lines = parse_ledger((tmp_path / "on/ledger.jsonl").read_bytes())
+    expected = parse_ledger((whole / "ledger.jsonl").read_bytes())
+    assert [line["lm_loss"] for line in lines] == [line["lm_loss"] for line in expected[4:]]
+
+    tune = {"load": str(whole), "finetune": True, "train_iters": 2, "eval_iters": 0, "lr": 1e-4}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "tune", **tune))
+    assert status == 0, log
+    lines = parse_ledger((tmp_path / "tune/ledger.jsonl").read_bytes())
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["lm_loss"] < expected[1]["lm_loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ({"load": "{tmp}/nowhere"}, (1, 2), "nowhere"),
+        ({"load": "{whole}", "train_iters": 4}, (2,), "nothing is left to train"),
+        ({"load": "{whole}", "hidden_size": 32, "train_iters": 9}, (1,), "of another shape"),
+        ({"global_batch_size": 5}, (2,), "--global-batch-size"),
+        ({"split": "1,0,0"}, (2,), "the valid split"),
+        ({"vocab_size": 500}, (1,), "outside the vocabulary of 500"),
+        ({"finetune": True}, (2,), "--finetune"),
+        ({"tensor_model_parallel_size": 2}, (2,), "not yet"),
+        ({"device": "cuda"}, (2,), "--device cuda"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_published(
+    zygote: Zygote,
+    tokens: str,
+    whole: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    status: tuple[int, ...],
+    words: str,
+) -> None:
+    filled = {
+        k: v.format(tmp=tmp_path, whole=whole) if isinstance(v, str) else v
+        for k, v in options.items()
+    }
+    code, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "run", **filled))
+    assert code in status, log
+    assert words in log
+    assert "Traceback" not in log
+    assert find_steps(str(tmp_path / "run")) == []
+    assert not (tmp_path / "run/manifest.json").exists()
+
+
+def test_every_flag_has_one_owner() -> None:
+    names = [name for name, _, _ in leaves(PretrainConfig)]
+    assert len(names) == len(set(names))
+
+
+def test_load_that_names_save_is_not_an_input(tokens: str) -> None:
+    options = {**OPTIONS, "data_path": [tokens], "save": "x/run", "load": "x/run/"}
+    config = from_dict(PretrainConfig, options)
+    assert config.inputs()["load"] == ()
+    with pytest.raises(ConfigError, match="--data-path"):
+        from_dict(PretrainConfig, {**options, "data_path": []})
+
+
+def start(tokens: str, folder: Path, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "stages.pretrain", *arguments(tokens, folder, **options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"it ended without saying {words!r}")
+
+
+def test_sigterm_saves_the_step_and_the_same_command_goes_on(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "save_interval": 50_000}
+    process = start(tokens, folder, **options)
+    wait_for(process, " iteration        3/")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    (step,) = find_steps(str(folder))
+    assert step >= 3
+    assert f"saved step {step}" in output
+    more = {**options, "exit_interval": step + 2}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, **more))
+    assert status == 143, log
+    assert f"continuing from step {step}" in log
+    with open_checkpoint(str(folder)) as checkpoint:
+        lines = parse_ledger((Path(checkpoint.url) / "ledger.jsonl").read_bytes())
+        assert [line["step"] for line in lines] == list(range(1, step + 3))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    options = {"nproc_per_node": 2, "log_interval": 1, "train_iters": 60, "save_interval": 25}
+    process = start(tokens, whole, **options)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert "ranks=2" in output
+    process = start(tokens, cut, **options)
+    wait_for(process, " iteration        9/")
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 143, output
+    assert time.monotonic() - began < 30
+    process = start(tokens, cut, **options)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert "continuing from step" in output
+    assert (cut / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
+    assert manifest(cut).output_digest == manifest(whole).output_digest

@@ -1,0 +1,485 @@
+"""The report stage: a page that needs nothing else, says what the artifacts say, and stays standing
+when some of them are missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.report import charts, formats, layout
+from stages.report.ancestry import Ancestry
+from stages.report.charts import Series, line_chart
+from stages.report.collect import options_of
+from stages.report.config import ReportConfig
+from stages.report.facts import Artifact, Card, Lineage, Option, Sample, Step
+from stages.report.markup import Markup, el
+from stages.report.page import render
+from stages.report.run import run
+from tests.stages.directly import run_directly
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import resolve
+from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_manifest
+from trainyard.artifacts.output import Output
+from trainyard.config import from_dict
+from trainyard.errors import ArtifactError, ConfigError
+
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>\' & \x00\ud800'
+
+# --- a run without training anything ----------------------------------------------------------
+
+
+def make(
+    output: Output,
+    stage: str,
+    files: dict[str, str],
+    inputs: Mapping[str, tuple[str, ...]] | None = None,
+    **rest: Any,
+) -> None:
+    """Publish an artifact of a few small files, as a stage would."""
+    records = tuple(
+        store.write_bytes(output.file_url(name), text.encode(), name, name.startswith("timings"))
+        for name, text in files.items()
+    )
+    found = {name: resolve(name, urls) for name, urls in (inputs or {}).items()}
+    manifest = Manifest(
+        stage=stage,
+        files=records,
+        inputs={name: InputRecord(i.urls, i.digest) for name, i in found.items()},
+        run={"seconds": 2.5, "started": "2026-01-02T03:04:05Z", "python": "3.11.7"},
+        code={"version": "0.1.0", "digest": "c0de"},
+        **rest,
+    )
+    standing = read_manifest(output.manifest_url)
+    publish(output.manifest_url, manifest, standing[1] if standing else None)
+
+
+def ledger(num_steps: int = 6) -> str:
+    lines: list[dict[str, Any]] = [
+        {"step": 0, "consumed_train_samples": 0, "tokens": 0, "validation_loss": 8.0}
+    ]
+    for step in range(1, num_steps + 1):
+        lines.append(
+            {"step": step, "tokens": 64 * step, "lm_loss": 8.0 - 0.5 * step, "grad_norm": 1.0}
+            | {"learning_rate": 1e-3 / step}
+            | ({"validation_loss": 5.0} if step == num_steps else {})
+        )
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 16}
+REQUEST = {"prompt": "The yard", "generated_output": " is <b>full</b>", "finish_reason": "stop"}
+TIMING = {"id": 0, "num_input_tokens": 2, "num_output_tokens": 3, "tpot": [0.1], "latency": 0.2}
+
+
+def make_run(root: str) -> dict[str, str]:
+    """A small yard; returns the options that name its artifacts."""
+    at: Callable[..., str] = lambda *parts: store.join(root, *parts)  # noqa: E731
+    shards = [f"train-{i}.jsonl" for i in range(3)]
+    texts = {name: f'{{"text": "{name}"}}\n' for name in shards} | {"heldout.txt": "words\n"}
+    make(Output.directory(at("corpus")), "collect", texts)
+    corpus = tuple(at("corpus", name) for name in shards)
+    tokenizer = Output.directory(at("tokenizer"))
+    make(tokenizer, "train_tokenizer", {"tokenizer.json": "{}"}, {"input": corpus})
+    for name, url in zip(shards, corpus, strict=True):
+        part = Output.prefix(at("tokens", "parts", name.removesuffix(".jsonl")))
+        inputs = {"input": (url,), "tokenizer": (at("tokenizer"),)}
+        make(part, "tokenize", {"_text_document.bin": name}, inputs)
+    tokens = at("tokens", "corpus_text_document")
+    parts = {"input": (at("tokens", "parts"),)}
+    make(Output.prefix(tokens), "merge", {".bin": "b", ".idx": "i"}, parts)
+    files = {
+        "ledger.jsonl": ledger(),
+        "timings.jsonl": '{"step": 1, "tokens_per_second": 640.0}\n',
+        "iter_0000006/config.json": json.dumps({"model": MODEL, "padded_vocab_size": 128}),
+    }
+    trained_from = {"data_0": (tokens,), "tokenizer": (at("tokenizer"),)}
+    options = {"num_layers": 2, "swiglu": True, "clip_grad": 1.0, "finetune": False}
+    checkpoint = Output.directory(at("checkpoint"))
+    make(checkpoint, "pretrain", files, trained_from, config=options, metrics={"device": "cpu"})
+    loads = {"load": (at("checkpoint"),)}
+    make(Output.directory(at("export")), "reshard", {"model.safetensors": "x"}, loads)
+    memory = {"memory_bytes": {"total": 3e6}, "parameters": {"exact": 9}}
+    make(Output.directory(at("plan")), "plan", {"plan.json": json.dumps(memory)})
+    results = {"task": "WIKITEXT103", "avg_loss": 5.1, "ppl": 164.0}
+    held_out = {**loads, "valid_data": (at("corpus", "heldout.txt"),)}
+    evaluation = Output.directory(at("evaluation"))
+    make(evaluation, "evaluate", {"results.json": json.dumps(results)}, held_out)
+    generations = {"sampling": {"temperature": 0.0}, "requests": [REQUEST] * 4}
+    figures = {"device": "cpu", "tokens_per_second": 50.0, "requests": [TIMING]}
+    files = {"generations.json": json.dumps(generations), "timings.json": json.dumps(figures)}
+    make(Output.directory(at("benchmark")), "benchmark", files, loads)
+    names = ("corpus", "tokenizer", "plan", "checkpoint", "export", "evaluation", "benchmark")
+    return {name: at(name) for name in names} | {"tokens": tokens}
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINYARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return make_run(str(tmp_path_factory.mktemp("yard") / "first"))
+
+
+def report(out: Path, **options: Any) -> tuple[str, dict[str, Any]]:
+    run_directly(ReportConfig, run, output_prefix=str(out / "card"), **options)
+    page = (out / "card.html").read_text("utf-8")
+    return page, json.loads((out / "card.summary.json").read_text())
+
+
+def lineage_of(root: str, **urls: str) -> Lineage:
+    ancestry = Ancestry()
+    keys = {name: ancestry.add(url) for name, url in urls.items()}
+    return ancestry.lineage(keys["checkpoint"])
+
+
+def named_edges(lineage: Lineage) -> set[tuple[str, str]]:
+    names = {artifact.key: artifact.label for artifact in lineage.artifacts}
+    return {(names[a], names[b]) for a, b in lineage.edges}
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes, and whether all that was opened is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br", "hr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check_sound(page: str) -> Elements:
+    """Well formed, nothing loaded from anywhere, nothing that is not a number."""
+    elements = Elements(page)
+    assert elements.open == []
+    names = {tag for tag, _ in elements.tags}
+    assert not names & {"script", "link", "iframe", "img", "object", "embed", "use", "base"}
+    for _, attributes in elements.tags:
+        assert not {"href", "src", "srcset", "data", "action"} & attributes.keys()
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.search(r"https?:|url\(|@import", page)
+    assert not re.search(r"\b(nan|NaN|inf|Infinity|None|undefined)\b", page)
+    ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    return elements
+
+
+def test_page_of_a_whole_run_shows_every_part(yard: dict[str, str], tmp_path: Path) -> None:
+    page, _ = report(tmp_path, **yard)
+    check_sound(page)
+    titles = re.findall("<h2>(.*?)</h2>", page)
+    assert titles == [
+        "Training",
+        "Where it came from",
+        "What it writes",
+        "How good, how fast",
+        "Where the time went",
+        "What was run",
+    ]
+    assert "8.00" in page
+    assert "5.00" in page
+    assert page.count('class="sample"') == 3
+    assert "is &lt;b&gt;full&lt;/b&gt;" in page
+    assert "prefers-color-scheme: dark" in page
+    assert f'<span class="run">{tmp_path.name}</span>' in page
+
+
+def test_page_of_a_checkpoint_alone_leaves_the_rest_out(
+    yard: dict[str, str], tmp_path: Path
+) -> None:
+    page, summary = report(tmp_path, checkpoint=yard["checkpoint"])
+    check_sound(page)
+    assert "What it writes" not in page
+    assert "How good" not in page
+    assert "Foreseen" not in page
+    assert "merge" in page  # its lineage is still known
+    assert summary.keys() == {"format_version", "artifacts", "parameters", "training"}
+
+
+def test_every_svg_that_is_seen_has_a_title(yard: dict[str, str], tmp_path: Path) -> None:
+    page, _ = report(tmp_path, **yard)
+    elements = Elements(page)
+    ids = {attributes.get("id") for _, attributes in elements.tags}
+    pictures = [a for tag, a in elements.tags if tag == "svg" and a.get("role") == "img"]
+    assert len(pictures) == 5  # loss, rate, norm, speed, lineage
+    assert all(picture["aria-labelledby"] in ids for picture in pictures)
+
+
+def hostile_card() -> Card:
+    artifact = Artifact(
+        key=HOSTILE, stage=HOSTILE, digest=HOSTILE, seconds=1.0, config={HOSTILE: HOSTILE}
+    )
+    checkpoint = Artifact(key="c", stage="pretrain", digest=HOSTILE, started=HOSTILE)
+    return Card(
+        title=HOSTILE,
+        lineage=Lineage(artifacts=(artifact, checkpoint), edges=((HOSTILE, "c"),), destination="c"),
+        options=(Option(name=HOSTILE, value=[HOSTILE]),),
+        environment=((HOSTILE, HOSTILE),),
+        evaluation={"task": HOSTILE, HOSTILE: HOSTILE},
+        timings={"device": HOSTILE, "tokens_per_second": 1.0},
+        samples=(Sample(prompt=HOSTILE, continuation=HOSTILE),),
+    )
+
+
+def test_hostile_text_stays_text() -> None:
+    page = render(hostile_card())
+    check_sound(page)
+    assert "&lt;script&gt;" in page
+    page.encode()  # no half of a surrogate pair, no zero byte
+    assert "\0" not in page
+    assert "default-src 'none'" in page.replace("&#x27;", "'")
+
+
+def test_page_of_nothing_but_a_checkpoint_stands() -> None:
+    checkpoint = Artifact(key="c", stage="pretrain", digest="d")
+    lineage = Lineage(artifacts=(checkpoint,), edges=(), destination="c")
+    check_sound(render(Card(title="t", lineage=lineage)))
+    check_sound(render(Card(title="t", lineage=lineage, steps=(Step(step=1, loss=2.0, tokens=0),))))
+
+
+# --- the summary ------------------------------------------------------------------------------
+
+
+def test_summary_is_the_same_wherever_and_whenever(tmp_path: Path) -> None:
+    summaries = []
+    for place in ("one", "another"):
+        options = make_run(str(tmp_path / place))
+        (tmp_path / place / "out").mkdir()
+        report(tmp_path / place / "out", **options)
+        summaries.append((tmp_path / place / "out" / "card.summary.json").read_bytes())
+    assert summaries[0] == summaries[1]
+
+
+def test_summary_holds_what_the_run_came_to(yard: dict[str, str], tmp_path: Path) -> None:
+    _, summary = report(tmp_path, **yard)
+    assert summary["training"]["steps"] == 6
+    assert summary["training"]["tokens"] == 384
+    assert summary["training"]["validation_before"]["loss"] == 8.0
+    assert summary["training"]["validation_after"]["perplexity"] == math.exp(5.0)
+    assert summary["evaluation"]["ppl"] == 164.0
+    assert summary["parameters"] > 0
+    assert summary["artifacts"].keys() == yard.keys()
+    assert len(summary["samples"]) == 3
+
+
+# --- lineage ----------------------------------------------------------------------------------
+
+
+def test_lineage_reaches_back_to_the_corpus_with_alike_parts_as_one(yard: dict[str, str]) -> None:
+    lineage = lineage_of("", checkpoint=yard["checkpoint"], evaluation=yard["evaluation"])
+    assert named_edges(lineage) == {
+        ("collect", "train tokenizer"),
+        ("collect", "tokenize \u00d73"),
+        ("train tokenizer", "tokenize \u00d73"),
+        ("tokenize \u00d73", "merge"),
+        ("merge", "pretrain"),
+        ("train tokenizer", "pretrain"),
+        ("pretrain", "evaluate"),
+        ("collect", "evaluate"),
+    }
+
+
+def test_lineage_of_raw_files_ends_in_one_source(tmp_path: Path) -> None:
+    raw = [tmp_path / f"{i}.jsonl" for i in range(3)]
+    for path in raw:
+        path.write_text("{}\n")
+        output = Output.prefix(str(tmp_path / "parts" / path.stem))
+        make(output, "tokenize", {".bin": path.name}, {"input": (str(path),)})
+    merged = Output.prefix(str(tmp_path / "all"))
+    make(merged, "merge", {".bin": "x"}, {"input": (str(tmp_path / "parts"),)})
+    lineage = lineage_of("", checkpoint=merged.url)
+    times = "\u00d73"
+    assert named_edges(lineage) == {
+        (f"source {times}", f"tokenize {times}"),
+        (f"tokenize {times}", "merge"),
+    }
+    assert next(a for a in lineage.artifacts if not a.stage).size_bytes == 9
+
+
+def test_an_artifact_made_anew_since_is_not_taken_for_the_origin(tmp_path: Path) -> None:
+    tokens, checkpoint = (Output.directory(str(tmp_path / name)) for name in ("tokens", "run"))
+    make(tokens, "merge", {"a.bin": "before"})
+    make(checkpoint, "pretrain", {"w": "x"}, {"data": (tokens.url,)})
+    make(tokens, "merge", {"a.bin": "after"})
+    lineage = lineage_of("", checkpoint=checkpoint.url)
+    assert named_edges(lineage) == {("earlier tokens", "pretrain")}
+
+
+def test_a_step_of_a_run_counts_as_the_run(tmp_path: Path) -> None:
+    run_folder = Output.directory(str(tmp_path / "run"))
+    step = Output.directory(str(tmp_path / "run" / "iter_0000006"))
+    make(step, "pretrain", {"index.json": "{}"})
+    make(run_folder, "pretrain", {"iter_0000006/index.json": "{}"})
+    ancestry = Ancestry()
+    assert ancestry.add(step.url) == run_folder.url
+
+
+# --- layout -----------------------------------------------------------------------------------
+
+NODES = ["corpus", "tokenizer", "tokens", "merged", "run", "export", "evaluation"]
+EDGES = [
+    ("corpus", "tokenizer"),
+    ("corpus", "tokens"),
+    ("tokenizer", "tokens"),
+    ("tokens", "merged"),
+    ("tokenizer", "run"),
+    ("merged", "run"),
+    ("run", "export"),
+    ("run", "evaluation"),
+    ("corpus", "evaluation"),
+]
+
+
+def test_edges_point_to_the_right_and_nodes_keep_their_distance() -> None:
+    line = layout.main_line(NODES, EDGES, "run")
+    placed = layout.columns(NODES, EDGES, line, node_height=60, gap=20)
+    assert all(placed.layer[a] < placed.layer[b] for a, b in EDGES)
+    assert len({placed.y[node] for edge in line for node in edge}) == 1  # straight
+    for a, b in ((a, b) for a in NODES for b in NODES if a < b):
+        if placed.layer[a] == placed.layer[b]:
+            assert abs(placed.y[a] - placed.y[b]) >= 79.9
+    assert all(30 - 0.1 <= placed.y[n] <= placed.height - 30 + 0.1 for n in NODES)
+
+
+def test_long_edges_pass_between_nodes() -> None:
+    line = layout.main_line(NODES, EDGES, "run")
+    placed = layout.columns(NODES, EDGES, line, node_height=60, gap=20)
+    for waypoint in placed.routes["corpus", "evaluation"][1:-1]:
+        for node in NODES:
+            if placed.layer[node] == placed.layer[waypoint]:
+                assert abs(placed.y[node] - placed.y[waypoint]) >= 49.9
+
+
+def test_tracks_show_every_edge_once_and_lanes_do_not_overlap() -> None:
+    tracks = layout.tracks(NODES, EDGES)
+    row = {node: i for i, node in enumerate(tracks.order)}
+    on_buses = [(bus.source, target) for bus in tracks.buses for target in bus.targets]
+    assert sorted([*tracks.straight, *on_buses]) == sorted(EDGES)
+    spans = [(b.lane, row[b.source], max(row[t] for t in b.targets)) for b in tracks.buses]
+    for i, (lane, top, bottom) in enumerate(spans):
+        for other, first, last in spans[:i]:
+            assert lane != other or bottom <= first or last <= top
+
+
+def test_layout_of_one_node_and_of_a_cycle_ends() -> None:
+    assert layout.columns(["a"], [], [], 10, 5).num_layers == 1
+    assert layout.topological(["a", "b"], [("a", "b"), ("b", "a")]) == ["a", "b"]
+
+
+# --- charts -----------------------------------------------------------------------------------
+
+
+def chart(*points: tuple[float, float | None]) -> Markup:
+    return line_chart("x", "Loss", [Series("t", charts.finite(points), "a")], formats.fixed(3))
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1, 2.0)],
+        [(1, 0.0)],
+        [(1, 2.0), (2, 2.0)],
+        [(1, math.nan), (2, 3.0), (3, math.inf), (4, None), (5, 1.0)],
+        [(0, -1e-9), (1, 1e9)],
+        [(step, 1.0 / step) for step in range(1, 5000)],
+    ],
+    ids=["one point", "zero", "constant", "not finite", "wide", "many"],
+)
+def test_charts_of_odd_curves_are_sound(points: list[tuple[float, float | None]]) -> None:
+    drawn = chart(*points)
+    check_sound(drawn)
+    assert len(drawn) < 100_000
+
+
+def test_chart_of_nothing_is_nothing() -> None:
+    assert chart() == ""
+    assert chart((1, math.nan)) == ""
+
+
+def test_thinning_keeps_spikes_and_ends() -> None:
+    points = [(float(i), 9.0 if i == 777 else 1.0) for i in range(10_000)]
+    thinned = charts.thin(points)
+    assert len(thinned) <= charts.MAX_POINTS + 2
+    assert (777.0, 9.0) in thinned
+    assert thinned[0] == points[0]
+    assert thinned[-1] == points[-1]
+
+
+@pytest.mark.parametrize("values", [(4.1, 8.3), (0.0, 6e-4), (-2.0, 3.0), (1e6, 1.1e6)])
+def test_scales_hold_all_values_and_have_ticks_that_differ(values: tuple[float, float]) -> None:
+    scale = charts.value_scale(values)
+    assert scale.low <= min(values) < max(values) <= scale.high
+    assert 2 <= len(scale.ticks) <= 8
+    labels = charts.tick_labels(scale.ticks, formats.rate)
+    assert len(set(labels)) == len(labels)
+
+
+# --- words and refusals -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (formats.scaled(3_412_224), "3.41 M"),
+        (formats.scaled(1234), "1 234"),
+        (formats.size(820), "820 B"),
+        (formats.size(43_100_000), "43.1 MB"),
+        (formats.duration(0.04), "0.0 s"),
+        (formats.duration(59.9), "1 min"),
+        (formats.duration(127), "2 min 7 s"),
+        (formats.duration(90_061), "1 d 1 h"),
+        (formats.rate(6e-4), "6e\u22124"),
+        (formats.rate(0.0), "0"),
+        (formats.shown(math.nan), "not finite"),
+    ],
+)
+def test_numbers_read_well(shown: str, text: str) -> None:
+    assert shown.replace(formats.NARROW, " ") == text
+
+
+def test_options_know_their_defaults() -> None:
+    options = options_of({"num_layers": 2, "swiglu": True, "clip_grad": 1.0, "finetune": False})
+    assert [option.name for option in options if option.differs] == ["num_layers", "swiglu"]
+
+
+def test_elements_escape_what_is_not_markup() -> None:
+    assert el("a", "<", title='"') == '<a title="&quot;">&lt;</a>'
+    assert el("p", el("b", "x"), None) == "<p><b>x</b></p>"
+
+
+def test_a_broken_ledger_is_named_with_its_line(tmp_path: Path) -> None:
+    output = Output.directory(str(tmp_path / "run"))
+    make(output, "pretrain", {"ledger.jsonl": '{"step": 1}\n{"st\n'})
+    with pytest.raises(ArtifactError, match=r"ledger\.jsonl: line 2"):
+        report(tmp_path, checkpoint=output.url)
+
+
+def test_a_checkpoint_without_manifest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "weights").write_text("x")
+    with pytest.raises(ArtifactError, match=r"no manifest\.json"):
+        report(tmp_path, checkpoint=str(tmp_path / "run"))
+
+
+def test_too_many_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num-samples"):
+        from_dict(ReportConfig, {"checkpoint": "c", "output_prefix": "p", "num_samples": 99})
