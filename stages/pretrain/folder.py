@@ -15,6 +15,7 @@ from trainyard.training.resume import (
     announce,
     find_own_steps,
     records_of_step,
+    refuse_strangers,
     remove_all_but,
     whole_ledger,
 )
@@ -32,6 +33,7 @@ class RunKeeper:
         assert stage.output is not None
         self._stage = stage
         self._url = stage.output.url
+        refuse_strangers(self._url)
         self._anew = self._is_made_anew()
         found = find_own_steps(self._url, stage.lineage)
         self.found = FoundSteps(foreign=_all(found)) if self._anew else found

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from stages.context import StageRun
 from stages.pretrain.config import PretrainConfig
+from stages.pretrain.documents import config_document, losses_of, state_facts
 from stages.pretrain.folder import RunKeeper
 from trainyard.checkpoint.load import open_checkpoint
-from trainyard.config import digest_relevant, to_dict
 from trainyard.datasets.gpt import NO_PAD, SampleFormat
 from trainyard.errors import ConfigError, Stopped
 from trainyard.models.flops import flops_per_iteration
@@ -32,7 +31,7 @@ from trainyard.parallel.groups import (
 )
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.training.batch_size import BatchSize, constant_batch_size
+from trainyard.training.batch_size import constant_batch_size
 from trainyard.training.callbacks.base import Callback
 from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
 from trainyard.training.callbacks.console import Console
@@ -120,7 +119,7 @@ class _Pretraining:
         lines = parse_ledger(keeper.finish()) if keeper is not None else []
         return {
             "parameters": sum(p.numel() for p in trainee.model.parameters()),
-            **_losses(lines),
+            **losses_of(lines),
             **summary(timings.timings),
             "device": self._device_name(),
             "ranks": self.groups.dims.world_size,
@@ -205,6 +204,8 @@ class _Pretraining:
                 *(count, self._device_name(), self.groups.dims.world_size),
                 *(torch.get_num_threads(), origin),
             )
+            valid = len(self.data.valid) if self.data.valid is not None else 0
+            log.info("data train_samples=%d valid_samples=%d", len(self.data.train), valid)
 
     def _device_name(self) -> str:
         cuda = self.device.type == "cuda"
@@ -217,27 +218,21 @@ class _Pretraining:
             url=self.config.save,
             lineage=self.stage.lineage,
             stage_name=self.stage.name,
-            documents={"config.json": self._config_document()},
+            documents={
+                "config.json": config_document(
+                    self.config, self.stage.inputs, self.tokenizer.vocab_size, self.vocab_size
+                )
+            },
             files={f"tokenizer/{name}": data for name, data in self.tokenizer.files().items()},
         )
         return Checkpointing(
             folder,
             trainee,
             self.config.training.save_interval,
-            facts=_facts(self.config, self.batch_size, self.schedule),
+            facts=state_facts(self.config, self.batch_size, self.schedule),
             passing=self.found.passing,
             before_first=self.keeper.make_room if self.keeper else _nothing,
         )
-
-    def _config_document(self) -> dict[str, Any]:
-        inputs = {name: found.digest for name, found in self.stage.inputs.items()}
-        return {
-            "model": to_dict(self.config.model),
-            "vocab_size": self.tokenizer.vocab_size,
-            "padded_vocab_size": self.vocab_size,
-            "run": digest_relevant(self.config),  # without paths: the same wherever it was made
-            "inputs": inputs,
-        }
 
     def _stop(self, outcome: Outcome, state: TrainState) -> None:
         why = "asked to stop" if outcome == "stopped" else "--exit-interval"
@@ -254,31 +249,3 @@ def _nothing() -> None:
 
 def _drop(step: int, lines: list[str]) -> None:
     """What they do with their timings."""
-
-
-def _facts(config: PretrainConfig, batch_size: BatchSize, schedule: Schedule) -> dict[str, Any]:
-    """What `state.json` says of the run beside how far it is."""
-    return {
-        "seed": config.training.seed,
-        "global_batch_size": batch_size.global_batch_size,
-        "seq_length": config.model.seq_length,
-        "schedule": {
-            "learning_rate": asdict(schedule.learning_rate),
-            "weight_decay": asdict(schedule.weight_decay),
-        },
-        "rng": {"kind": "seeded for every micro-batch from seed, step and its place in the batch"},
-    }
-
-
-def _losses(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """First and last losses of the whole run."""
-    trained = [line for line in lines if "lm_loss" in line]
-    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
-    metrics: dict[str, Any] = {}
-    if trained:
-        metrics["steps"] = trained[-1]["step"]
-        metrics["tokens"] = trained[-1]["tokens"]
-        metrics["lm_loss"] = trained[-1]["lm_loss"]
-    if measured:
-        metrics["validation_loss_first"], metrics["validation_loss"] = measured[0], measured[-1]
-    return metrics

@@ -211,6 +211,18 @@ def test_what_cannot_be_is_refused_and_nothing_is_published(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
+def test_a_folder_with_checkpoints_of_another_program_is_left_alone(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "run/iter_0000100/mp_rank_00/model_optim_rng.pt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"months of work")
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "run"))
+    assert status == 2, log
+    assert "was not written by trainyard" in log
+    assert theirs.read_bytes() == b"months of work"
+
+
 def test_every_flag_has_one_owner() -> None:
     names = [name for name, _, _ in leaves(PretrainConfig)]
     assert len(names) == len(set(names))

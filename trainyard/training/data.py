@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainyard.datasets.build import build_gpt_datasets
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.gpt import Dataset, SampleFormat, build_gpt_datasets
+from trainyard.datasets.gpt import Dataset, SampleFormat
 from trainyard.datasets.loader import Batch, build_loader, sample_groups
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.training.batch_size import BatchSize

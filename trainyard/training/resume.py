@@ -6,6 +6,7 @@ A step belongs to a run when its lineage (configuration and inputs) is the run's
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,12 @@ from trainyard.training.step import Trainee
 
 log = logging.getLogger(__name__)
 
+OURS = re.compile(
+    r"(manifest|index|state|config)\.json|ledger\.jsonl|[a-z]+-\d+-of-\d+\.safetensors"
+    r"|tokenizer/.+|(.*/)?\..+"  # the last: torn files of killed runs
+)
+"""Names of the files of a step."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundSteps:
@@ -47,6 +54,17 @@ class FoundSteps:
     def latest(self) -> int | None:
         """The step to continue from."""
         return max(self.staying + self.passing, default=None)
+
+
+def refuse_strangers(root_url: str) -> None:
+    """Refuse a folder with step folders of another program: ours would be written over them."""
+    for name in store.list_files(root_url):
+        folder, _, file = name.partition("/")
+        if file and step_of(folder) is not None and not OURS.fullmatch(file):
+            raise ConfigError(
+                f"--save {root_url}: {name} was not written by trainyard, and the steps of this run "
+                "would replace what is there; choose another folder"
+            )
 
 
 def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
