@@ -9,6 +9,8 @@ neither torch nor data."""
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +76,10 @@ def stage_main(
 
         job = Job(name, config, run_module, arguments, common.force, common.claim_wait_seconds)
         return execute(job)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough: `--help | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (Exception, Stopped, KeyboardInterrupt) as error:
         return report_failure(name, error, debug)
 

@@ -97,6 +97,8 @@ class StageRun:
     """True on rank 0, whose records make the manifest."""
     slot: Slot | None = None
     """The manifest that stands where ours will go; None when there is none."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Versions of what the work was done with, for the manifest."""
     records: dict[str, FileRecord] = field(default_factory=dict)
     retired: bool = False
     _begun: set[str] = field(default_factory=set)

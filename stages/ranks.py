@@ -42,6 +42,7 @@ HANDOVER = "TRAINYARD_RANKS"
 """Folder through which the parent and its ranks talk; set in the ranks' environment."""
 
 STOP_SECONDS = 15.0
+SHAPING = ("numpy", "tokenizers", "torch")
 BY_STATUS: dict[int, type[TrainyardError]] = {
     kind.exit_status: kind for kind in (DataError, ConfigError, InfrastructureError)
 }
@@ -56,7 +57,14 @@ def run_here_or_spawn(
     if count > 1 and "RANK" not in os.environ:
         return _spawn(run, arguments, count)
     metrics: dict[str, Any] = importlib.import_module(run_module).run(config, run)
+    run.libraries = _libraries()
     return metrics
+
+
+def _libraries() -> dict[str, str]:
+    """Versions of the libraries that shape results, of those that this process has loaded."""
+    loaded = {name: sys.modules[name] for name in SHAPING if name in sys.modules}
+    return {name: str(module.__version__) for name, module in loaded.items()}
 
 
 # --- the parent -------------------------------------------------------------------------------
@@ -182,6 +190,7 @@ def _slot(run: StageRun) -> dict[str, Any] | None:
 def _take_back(run: StageRun, result: Path) -> dict[str, Any]:
     document = json.loads(result.read_text())
     run.slot = Slot(**document["slot"]) if document["slot"] else None
+    run.libraries = document["libraries"]
     for record in document["records"]:
         run.record(FileRecord(**record))
     metrics: dict[str, Any] = document["metrics"]
@@ -215,6 +224,7 @@ def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> N
     if result is not None:
         records = [asdict(record) for record in run.records.values()]
         document = {"metrics": metrics, "records": records, "slot": _slot(run)}
+        document["libraries"] = _libraries()
         result.write_text(json.dumps(document))
 
 

@@ -7,7 +7,7 @@ import re
 
 from stages.report import formats, lineage, tables
 from stages.report.charts import Series, finite, line_chart
-from stages.report.facts import Card, Sample
+from stages.report.facts import Card, Sample, Step
 from stages.report.formats import ARROW, DOT, NARROW
 from stages.report.markup import Markup, el, join
 from stages.report.style import STYLE
@@ -77,13 +77,7 @@ def statistics(card: Card) -> Markup:
     """The strip below the headline."""
     cells: list[Markup] = []
     if card.validation:
-        first, last = (step.validation_loss or 0.0 for step in card.validation)
-        was, now = formats.fixed(2)(first), formats.fixed(2)(last)
-        fall = formats.fixed(2)(first - last)
-        more = f"{fall} nats lower" if first > last else "not lower than before"
-        cells.append(_stat("Validation loss", _change(was, now), more, "b"))
-        was, now = (formats.perplexity(formats.bounded_exp(loss)) for loss in (first, last))
-        cells.append(_stat("Validation perplexity", _change(was, now), "before and after"))
+        cells += _validation(*card.validation)
     elif any(step.loss is not None for step in card.steps):
         loss = next(s.loss for s in reversed(card.steps) if s.loss is not None)
         cells.append(_stat("Training loss", formats.fixed(3)(loss), "at the last step"))
@@ -99,6 +93,26 @@ def statistics(card: Card) -> Markup:
         more = f"in {stages} stages" if stages > 1 else "in one stage"
         cells.append(_stat("All together", formats.duration(card.total_seconds), more))
     return el("dl", *cells, class_="stats") if cells else Markup("")
+
+
+def _validation(first: Step, last: Step) -> list[Markup]:
+    """Loss and perplexity: from the first measurement to the last, or the only one."""
+    losses = [step.validation_loss or 0.0 for step in (first, last)]
+    loss = [formats.fixed(2)(value) for value in losses]
+    perplexity = [formats.perplexity(formats.bounded_exp(value)) for value in losses]
+    if first.step == last.step:
+        at = f"at step {formats.whole(last.step)}"
+        return [
+            _stat("Validation loss", el("strong", loss[1]), at, "b"),
+            _stat("Validation perplexity", perplexity[1], at),
+        ]
+    fall = losses[0] - losses[1]
+    more = f"{formats.fixed(2)(fall)} nats lower" if fall > 0 else "not lower than before"
+    when = "before and after" if first.step == 0 else f"first at step {formats.whole(first.step)}"
+    return [
+        _stat("Validation loss", _change(*loss), more, "b"),
+        _stat("Validation perplexity", _change(*perplexity), when),
+    ]
 
 
 def _stat(name: str, value: Markup | str, more: str, css: str = "") -> Markup:

@@ -256,6 +256,16 @@ def test_page_of_nothing_but_a_checkpoint_stands() -> None:
     check_sound(render(Card(title="t", lineage=lineage, steps=(Step(step=1, loss=2.0, tokens=0),))))
 
 
+def test_headline_says_what_validation_was_measured() -> None:
+    checkpoint = Artifact(key="c", stage="pretrain", digest="d")
+    lineage = Lineage(artifacts=(checkpoint,), edges=(), destination="c")
+    steps = [Step(step=n, validation_loss=9.0 - n / 10) for n in (0, 10, 20)]
+    pages = [render(Card(title="t", lineage=lineage, steps=tuple(s))) for s in (steps, steps[1:])]
+    assert "before and after" in pages[0]
+    assert "first at step 10" in pages[1]
+    assert "at step 20" in render(Card(title="t", lineage=lineage, steps=tuple(steps[2:])))
+
+
 # --- the summary ------------------------------------------------------------------------------
 
 

@@ -62,8 +62,8 @@ def refuse_strangers(root_url: str) -> None:
         folder, _, file = name.partition("/")
         if file and step_of(folder) is not None and not OURS.fullmatch(file):
             raise ConfigError(
-                f"--save {root_url}: {name} was not written by trainyard, and the steps of this run "
-                "would replace what is there; choose another folder"
+                f"--save {root_url}: {name} was not written by trainyard, and the steps of this "
+                "run would replace what is there; choose another folder"
             )
 
 
