@@ -58,6 +58,8 @@ quickstart: install ## Text to a trained, evaluated GPT and its run card
 
 ui: install ## Prefect's pages for the runs under YARD, on localhost
 	@PREFECT_HOME="$(abspath $(LOCAL_YARD))/.prefect" PREFECT_SERVER_ANALYTICS_ENABLED=false \
+	  PREFECT_SERVER_UI_API_URL="http://127.0.0.1:$(UI_PORT)/api" \
+	  PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false \
 	  DO_NOT_TRACK=1 $(BIN)/prefect server start --host 127.0.0.1 --port $(UI_PORT)
 
 test: install ## Unit tests, under two minutes
