@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from prefect.exceptions import TerminationSignal
+
 from flows.board import Board
 from flows.job import StageJob
 from flows.stage_task import Place, Summary, run_stage_task
@@ -32,6 +34,7 @@ class Line:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def __aenter__(self) -> Line:
+        _heed_termination()
         await self._board.open()
         return self
 
@@ -67,6 +70,22 @@ class Line:
     async def drop_all_but(self, jobs: Sequence[StageJob]) -> None:
         """Remove parts beside those of these jobs, left by an earlier corpus with other files."""
         await asyncio.to_thread(remove_other_parts, [j.output.url for j in jobs if j.output])
+
+
+def _heed_termination() -> None:
+    """Let a SIGTERM stop the flow also when it comes while the event loop is busy.
+
+    Prefect's handler of the signal raises TerminationSignal wherever the program is. Within a
+    callback of the loop nobody awaits that; it ends in the loop's exception handler."""
+    loop, flow = asyncio.get_running_loop(), asyncio.current_task()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if flow is not None and isinstance(context.get("exception"), TerminationSignal):
+            flow.cancel()
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
 
 
 def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,8 +13,12 @@ import logging
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from prefect.blocks.abstract import JobBlock, JobRun
 
@@ -52,11 +56,11 @@ class ProcessJob(JobBlock[Outcome]):
         folder.mkdir(parents=True, exist_ok=True)
         read_end, write_end = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.spec.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+            process = subprocess.Popen(
+                self.spec.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 cwd=self.spec.working_directory,
                 env=_environment(self.spec, read_end),
                 pass_fds=(read_end,),
@@ -74,14 +78,16 @@ class ProcessJob(JobBlock[Outcome]):
 class ProcessJobRun(JobRun[Outcome]):
     """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
 
-    def __init__(
-        self, spec: LaunchSpec, process: asyncio.subprocess.Process, lifeline: int
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes], lifeline: int) -> None:
         self.spec = spec
         self.pid = process.pid
         self._process = process
         self._lifeline: int | None = lifeline
         self._log: Log = self.logger
+        self._stopping: asyncio.Task[None] | None = None
+        # A thread, since it has to go on listening while everything in the loop is cancelled.
+        self._listener = threading.Thread(target=self._listen, name=spec.name, daemon=True)
+        self._listener.start()
 
     @property
     def log_path(self) -> Path:
@@ -90,18 +96,15 @@ class ProcessJobRun(JobRun[Outcome]):
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
         """Until the job has ended. Whatever ends the waiting instead stops the job."""
-        listening = asyncio.create_task(self._listen())
         try:
             await self._ended()
-            await asyncio.wait({listening}, timeout=DRAIN_SECONDS)
+            await self._heard()
         finally:
             await self.stop()
-            listening.cancel()
-            await asyncio.wait({listening})
 
     async def fetch_result(self) -> Outcome:
         """How it ended."""
-        code = self._process.returncode
+        code = self._process.poll()
         if code is None:
             raise ValueError(
                 f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
@@ -109,29 +112,44 @@ class ProcessJobRun(JobRun[Outcome]):
         return classify(self.spec.name, code, read_failure(self.spec.run_directory))
 
     async def stop(self) -> None:
-        """SIGTERM to all of its processes, once; SIGKILL to what is there after the grace."""
+        """SIGTERM to all of its processes, once; SIGKILL to what is there after the grace.
+
+        Being cancelled meanwhile, as a task of a stopping flow is several times over, changes
+        nothing: the job has its time to save."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        cancelled: asyncio.CancelledError | None = None
+        while not self._stopping.done():
+            try:
+                await asyncio.shield(self._stopping)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _stop(self) -> None:
         try:
-            if self._signal(signal.SIGTERM) and _is_alive(self.pid):
+            if self._signal(signal.SIGTERM):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._gone(), self.spec.grace_seconds)
-        finally:  # also when we are cancelled a second time, while waiting
+        finally:
             self._signal(signal.SIGKILL)
             if self._lifeline is not None:
                 os.close(self._lifeline)
                 self._lifeline = None
         await self._ended()
+        await self._heard()
 
     def _signal(self, number: int) -> bool:
-        """Signal the job's process group; False when nobody is in it any more."""
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        """Signal the job's process group; False when nobody is alive in it any more."""
+        if not _is_alive(self.pid):
             return False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
         return True
 
     async def _ended(self) -> None:
-        # asyncio's own wait() lasts until the output is closed, which a grandchild may hold open.
-        while self._process.returncode is None:
+        while self._process.poll() is None:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _gone(self) -> None:
@@ -139,11 +157,18 @@ class ProcessJobRun(JobRun[Outcome]):
         while _is_alive(self.pid):
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _listen(self) -> None:
-        stream = self._process.stdout
-        assert stream is not None
-        with self.log_path.open("a", encoding="utf-8", buffering=1) as file:
-            async for line in _lines(stream):
+    async def _heard(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self._listener.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS / 5)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with (
+            self._process.stdout as stream,
+            self.log_path.open("a", encoding="utf-8", buffering=1) as file,
+        ):
+            for line in _lines(stream):
                 with contextlib.suppress(OSError):  # a full disk must not stop the reading
                     file.write(line + "\n")
                 level, text = _parse(line)
@@ -178,15 +203,13 @@ def _environment(spec: LaunchSpec, lifeline: int) -> dict[str, str]:
     }
 
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+def _lines(stream: IO[bytes]) -> Iterator[str]:
     """Lines of any length as they come; the carriage return of a progress bar ends one too."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
-    while chunk := await stream.read(2**16):
+    while chunk := os.read(stream.fileno(), 2**16):
         *lines, rest = LINE_END.split(rest + decoder.decode(chunk))
-        for line in lines:
-            if line:
-                yield line
+        yield from filter(None, lines)
     rest += decoder.decode(b"", final=True)
     if rest:
         yield rest

@@ -67,6 +67,7 @@ def test_a_signal_reaches_every_rank(tmp_path: Path) -> None:
     assert ranks.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_under_torchrun_rank_0_decides_for_all(tmp_path: Path) -> None:
     pytest.importorskip("torch")

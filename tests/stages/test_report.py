@@ -7,22 +7,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.report import charts, formats, layout
 from stages.report.ancestry import Ancestry
-from stages.report.charts import Series, line_chart
-from stages.report.collect import options_of
 from stages.report.config import ReportConfig
 from stages.report.facts import Artifact, Card, Lineage, Option, Sample, Step
-from stages.report.markup import Markup, el
 from stages.report.page import render
 from stages.report.run import run
 from tests.stages.directly import run_directly
+from tests.stages.markup_checks import Elements, check_sound
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_manifest
@@ -144,43 +140,6 @@ def named_edges(lineage: Lineage) -> set[tuple[str, str]]:
 
 
 # --- the page ---------------------------------------------------------------------------------
-
-
-class Elements(HTMLParser):
-    """Every start tag with its attributes, and whether all that was opened is closed."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "br", "hr"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def check_sound(page: str) -> Elements:
-    """Well formed, nothing loaded from anywhere, nothing that is not a number."""
-    elements = Elements(page)
-    assert elements.open == []
-    names = {tag for tag, _ in elements.tags}
-    assert not names & {"script", "link", "iframe", "img", "object", "embed", "use", "base"}
-    for _, attributes in elements.tags:
-        assert not {"href", "src", "srcset", "data", "action"} & attributes.keys()
-        assert not any(name.startswith("on") for name in attributes)
-    assert not re.search(r"https?:|url\(|@import", page)
-    assert not re.search(r"\b(nan|NaN|inf|Infinity|None|undefined)\b", page)
-    ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    return elements
 
 
 def test_page_of_a_whole_run_shows_every_part(yard: dict[str, str], tmp_path: Path) -> None:
@@ -354,138 +313,7 @@ def test_a_step_of_a_run_counts_as_the_run(tmp_path: Path) -> None:
     assert ancestry.add(step.url) == run_folder.url
 
 
-# --- layout -----------------------------------------------------------------------------------
-
-NODES = ["corpus", "tokenizer", "tokens", "merged", "run", "export", "evaluation"]
-EDGES = [
-    ("corpus", "tokenizer"),
-    ("corpus", "tokens"),
-    ("tokenizer", "tokens"),
-    ("tokens", "merged"),
-    ("tokenizer", "run"),
-    ("merged", "run"),
-    ("run", "export"),
-    ("run", "evaluation"),
-    ("corpus", "evaluation"),
-]
-
-
-def test_edges_point_to_the_right_and_nodes_keep_their_distance() -> None:
-    line = layout.main_line(NODES, EDGES, "run")
-    placed = layout.columns(NODES, EDGES, line, node_height=60, gap=20)
-    assert all(placed.layer[a] < placed.layer[b] for a, b in EDGES)
-    straight = [placed.y[node] for edge in line for node in edge]
-    assert max(straight) - min(straight) < 0.1
-    for a, b in ((a, b) for a in NODES for b in NODES if a < b):
-        if placed.layer[a] == placed.layer[b]:
-            assert abs(placed.y[a] - placed.y[b]) >= 79.9
-    assert all(30 - 0.1 <= placed.y[n] <= placed.height - 30 + 0.1 for n in NODES)
-
-
-def test_long_edges_pass_between_nodes() -> None:
-    line = layout.main_line(NODES, EDGES, "run")
-    placed = layout.columns(NODES, EDGES, line, node_height=60, gap=20)
-    for waypoint in placed.routes["corpus", "evaluation"][1:-1]:
-        for node in NODES:
-            if placed.layer[node] == placed.layer[waypoint]:
-                assert abs(placed.y[node] - placed.y[waypoint]) >= 49.9
-
-
-def test_tracks_show_every_edge_once_and_lanes_do_not_overlap() -> None:
-    tracks = layout.tracks(NODES, EDGES)
-    row = {node: i for i, node in enumerate(tracks.order)}
-    on_buses = [(bus.source, target) for bus in tracks.buses for target in bus.targets]
-    assert sorted([*tracks.straight, *on_buses]) == sorted(EDGES)
-    spans = [(b.lane, row[b.source], max(row[t] for t in b.targets)) for b in tracks.buses]
-    for i, (lane, top, bottom) in enumerate(spans):
-        for other, first, last in spans[:i]:
-            assert lane != other or bottom <= first or last <= top
-
-
-def test_layout_of_one_node_and_of_a_cycle_ends() -> None:
-    assert layout.columns(["a"], [], [], 10, 5).num_layers == 1
-    assert layout.topological(["a", "b"], [("a", "b"), ("b", "a")]) == ["a", "b"]
-
-
-# --- charts -----------------------------------------------------------------------------------
-
-
-def chart(*points: tuple[float, float | None]) -> Markup:
-    return line_chart("x", "Loss", [Series("t", charts.finite(points), "a")], formats.fixed(3))
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        [(1, 2.0)],
-        [(1, 0.0)],
-        [(1, 2.0), (2, 2.0)],
-        [(1, math.nan), (2, 3.0), (3, math.inf), (4, None), (5, 1.0)],
-        [(0, -1e-9), (1, 1e9)],
-        [(step, 1.0 / step) for step in range(1, 5000)],
-    ],
-    ids=["one point", "zero", "constant", "not finite", "wide", "many"],
-)
-def test_charts_of_odd_curves_are_sound(points: list[tuple[float, float | None]]) -> None:
-    drawn = chart(*points)
-    check_sound(drawn)
-    assert len(drawn) < 100_000
-
-
-def test_chart_of_nothing_is_nothing() -> None:
-    assert chart() == ""
-    assert chart((1, math.nan)) == ""
-
-
-def test_thinning_keeps_spikes_and_ends() -> None:
-    points = [(float(i), 9.0 if i == 777 else 1.0) for i in range(10_000)]
-    thinned = charts.thin(points)
-    assert len(thinned) <= charts.MAX_POINTS + 2
-    assert (777.0, 9.0) in thinned
-    assert thinned[0] == points[0]
-    assert thinned[-1] == points[-1]
-
-
-@pytest.mark.parametrize("values", [(4.1, 8.3), (0.0, 6e-4), (-2.0, 3.0), (1e6, 1.1e6)])
-def test_scales_hold_all_values_and_have_ticks_that_differ(values: tuple[float, float]) -> None:
-    scale = charts.value_scale(values)
-    assert scale.low <= min(values) < max(values) <= scale.high
-    assert 2 <= len(scale.ticks) <= 8
-    labels = charts.tick_labels(scale.ticks, formats.rate)
-    assert len(set(labels)) == len(labels)
-
-
-# --- words and refusals -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shown", "text"),
-    [
-        (formats.scaled(3_412_224), "3.41 M"),
-        (formats.scaled(1234), "1 234"),
-        (formats.size(820), "820 B"),
-        (formats.size(43_100_000), "43.1 MB"),
-        (formats.duration(0.04), "0.0 s"),
-        (formats.duration(59.9), "1 min"),
-        (formats.duration(127), "2 min 7 s"),
-        (formats.duration(90_061), "1 d 1 h"),
-        (formats.rate(6e-4), "6e\u22124"),
-        (formats.rate(0.0), "0"),
-        (formats.shown(math.nan), "not finite"),
-    ],
-)
-def test_numbers_read_well(shown: str, text: str) -> None:
-    assert shown.replace(formats.NARROW, " ") == text
-
-
-def test_options_know_their_defaults() -> None:
-    options = options_of({"num_layers": 2, "swiglu": True, "clip_grad": 1.0, "finetune": False})
-    assert [option.name for option in options if option.differs] == ["num_layers", "swiglu"]
-
-
-def test_elements_escape_what_is_not_markup() -> None:
-    assert el("a", "<", title='"') == '<a title="&quot;">&lt;</a>'
-    assert el("p", el("b", "x"), None) == "<p><b>x</b></p>"
+# --- refusals ---------------------------------------------------------------------------------
 
 
 def test_a_broken_ledger_is_named_with_its_line(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -107,7 +107,9 @@ class Yard:
         path.write_text(text)
         return str(path)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, stderr: int | IO[str] = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """Start a Python program, as after the word `python`, in a process group of its own."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         environment |= {"YARD": str(self.folder / "yard"), **self.environment}
@@ -116,7 +118,7 @@ class Yard:
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             start_new_session=True,
         )
@@ -178,10 +180,3 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 def module_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A cache of digests that lasts from one test of a module to the next."""
     return str(tmp_path_factory.mktemp("cache"))
-
-
-def interrupt(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
-    """Send a signal; exit status and what was written to stderr since."""
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err

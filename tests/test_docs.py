@@ -1,0 +1,205 @@
+"""What the pages say is so: links lead somewhere, commands are accepted, printed programs run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from flows.job import CONFIGS
+from flows.recipe import parse_recipe
+from stages.cli import CommonOptions
+from trainyard.config import leaves
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
+MODULE = re.compile(r"-m ((?:stages|flows)\.\w+)")
+STAGE = re.compile(r"-m stages\.(\w+)(.*)")
+
+ELSEWHERE = ("http://", "https://")
+OF_A_MACHINE = ("/home/", "/root/", "/tmp/", "/work/", "/Users/")
+HOSTS = ("pypi.", "pythonhosted.", "download.pytorch.", "artifactory", "nexus")
+
+
+# --- reading pages ----------------------------------------------------------------------------
+
+
+@cache
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def fenced(name: str, language: str) -> list[str]:
+    return [code for kind, code in FENCE.findall(text_of(name)) if kind == language]
+
+
+def code_lines(name: str) -> Iterator[str]:
+    """Lines of all code blocks of a page; a line that ends in a backslash is one with the next."""
+    blocks = [code for _, code in FENCE.findall(text_of(name))]
+    blocks += INDENTED.findall(FENCE.sub("", text_of(name)))
+    for block in blocks:
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def anchor(heading: str) -> str:
+    """The fragment by which a heading is linked to."""
+    kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
+    return kept.strip().replace(" ", "-")
+
+
+def anchors(name: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text_of(name)), re.MULTILINE)
+    return {anchor(heading) for heading in headings}
+
+
+# --- what every page owes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    for found in LINK.findall(text_of(name)):
+        link = "".join(found)
+        if link.startswith(ELSEWHERE):
+            continue
+        path, _, fragment = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), f"{name}: {link}"
+        if fragment:
+            page = str(target.resolve().relative_to(ROOT))
+            assert fragment in anchors(page), f"{name}: {link}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_are_ascii_and_know_no_machine(name: str) -> None:
+    text = text_of(name)
+    assert text.isascii()
+    words = [word for word in (*OF_A_MACHINE, *HOSTS) if word in text.replace("/tmp/new", "")]
+    assert words == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = text_of("docs/README.md")
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
+    assert [page for page in pages if f"({page})" not in index] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_of_make_exist(name: str) -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    spoken = re.findall(r"`make ([a-z][\w-]*)", text_of(name))
+    typed = [w for line in code_lines(name) for w in re.findall(r"^ *make ([a-z][\w-]*)", line)]
+    assert {*spoken, *typed} <= targets
+
+
+def test_the_readme_names_every_stage() -> None:
+    table = re.findall(r"^\| `(\w+)` \|", text_of("README.md"), re.MULTILINE)
+    assert sorted(table) == sorted(CONFIGS)
+    assert set(re.findall(r"^\| `(\w+)` \|", text_of("docs/stages.md"), re.MULTILINE)) >= set(table)
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def commands() -> list[tuple[str, str, str]]:
+    """(page, stage, arguments) of every command that starts a stage."""
+    found = []
+    for name in NAMES:
+        for line in code_lines(name):
+            for stage, rest in STAGE.findall(line):
+                if stage != "NAME":
+                    found.append((name, stage, rest))
+    return found
+
+
+def arguments(rest: str) -> list[str]:
+    """The words of a command, up to what the shell makes of it, without prose set apart behind."""
+    typed = re.split(r" {3,}(?=[a-zA-Z])", rest.strip(), maxsplit=1)[0]
+    return shlex.split(re.split(r" [>|#&]", typed, maxsplit=1)[0], comments=True)
+
+
+def known_flags(stage: str) -> set[str]:
+    names = [name for name, _, _ in leaves(CONFIGS[stage])]
+    names += [field.name for field in fields(CommonOptions)]
+    flags = {"--" + name.replace("_", "-") for name in names}
+    return flags | {"--no-" + flag[2:] for flag in flags} | {"--help"}
+
+
+def test_modules_that_are_started_exist() -> None:
+    modules = {module for name in NAMES for module in MODULE.findall(text_of(name))}
+    modules -= {"stages.NAME"}
+    files = {module: ROOT / module.replace(".", "/") for module in modules}
+    wrong = [m for m, p in files.items() if not (p / "__main__.py").exists()]
+    assert [module for module in wrong if not files[module].with_suffix(".py").exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flags_of_commands_are_flags_of_their_stages(name: str) -> None:
+    for page, stage, rest in commands():
+        if page == name:
+            given = {word for word in arguments(rest) if word.startswith("--")}
+            assert given <= known_flags(stage), f"{name}: {stage}"
+
+
+WHOLE = [
+    pytest.param(stage, rest, id=f"{name}-{stage}")
+    for name, stage, rest in commands()
+    if not {"--config", "--help", "--dry-run", "..."} & set(arguments(rest))
+    and not any(word.isupper() for word in arguments(rest) if not word.startswith("WIKI"))
+]
+
+
+@pytest.mark.parametrize(("stage", "rest"), WHOLE)
+def test_whole_commands_are_accepted(stage: str, rest: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"stages.{stage}", *arguments(rest), "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_enough_commands_are_found() -> None:
+    found = {stage for _, stage, _ in commands()}
+    assert found >= {"tokenize", "merge", "plan", "pretrain", "reshard", "evaluate", "benchmark"}
+    assert len(WHOLE) >= 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_printed_tables_of_recipes_are_recipes(name: str) -> None:
+    for text in fenced(name, "toml"):
+        for stage, table in parse_recipe(text, "printed.toml").tables.items():
+            assert set(table) <= {key for key, _, _ in leaves(CONFIGS[stage])}, stage
+
+
+# --- the printed training loop ----------------------------------------------------------------
+
+
+def test_the_printed_training_loop_trains(tmp_path: Path) -> None:
+    program = "\n".join(fenced("docs/library.md", "python"))
+    imported = set(re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE))
+    assert imported == {"pydoc_data", "trainyard"}
+    (tmp_path / "loop.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "loop.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"^step +\d+ +loss (\S+)", done.stdout, re.M)]
+    assert losses[0] > 5.5
+    assert losses[-1] < 3.0
+    assert "The value of " in done.stdout
+    assert (tmp_path / "run" / "iter_0000200" / "manifest.json").exists()
