@@ -105,7 +105,8 @@ def _changed_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:
             return f"input {name} was {'added' if before is None else 'removed'}"
         if before.digest != now.digest:
             where = ", ".join(now.urls[:2]) + (", ..." if len(now.urls) > 2 else "")
-            return f"input {name} changed ({where}: {before.digest[:8]} -> {now.digest[:8]})"
+            what = "the input" if name == "input" else f"input {name}"
+            return f"{what} changed ({where}: {before.digest[:8]} -> {now.digest[:8]})"
     return None
 
 

@@ -17,6 +17,7 @@ from trainyard.training.resume import (
     records_of_step,
     refuse_strangers,
     remove_all_but,
+    set_aside,
     whole_ledger,
 )
 
@@ -56,12 +57,13 @@ class RunKeeper:
         return all(sizes.get(file.path) == file.size_bytes for file in finished[0].files)
 
     def make_room(self) -> None:
-        """Before the first save: other runs' steps and torn ones go, the old manifest stops being
-        one.
+        """Before the first save: other runs' steps are set aside, torn ones go, the old manifest
+        stops being one.
 
         Killed in between and run again, a run that is made anew still is."""
         if self._anew:
             self._stage.work.publish(SUPERSEDED, {"steps": list(self.found.foreign)})
+        set_aside(self._url, self.found.foreign)
         remove_all_but(self._url, self.found.staying + self.found.passing)
         if self._anew:
             self._stage.work.publish(SUPERSEDED, {"steps": []})

@@ -83,7 +83,7 @@ def test_the_reason_of_a_rerun_names_what_changed(toy: Toy) -> None:
     toy()
     assert "option --suffix changed ('' -> '!')" in toy("--suffix", "!")
     store.write_bytes(toy.input, b"changed\n")
-    assert "input input changed" in toy("--suffix", "!")
+    assert "the input changed" in toy("--suffix", "!")
     assert "--force was given" in toy("--suffix", "!", "--force")
     Path(toy.output, "upper.txt").unlink()
     assert "output file upper.txt is gone" in toy("--suffix", "!")

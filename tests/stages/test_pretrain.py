@@ -142,9 +142,12 @@ def test_forced_it_is_trained_anew_to_the_same_result(
     assert status == 0, log
     assert "from initial weights" in log
     assert manifest(tmp_path / "run").output_digest == digest
+    assert zygote.run("stages.pretrain", [*short, "--force"])[0] == 0
+    aside = sorted(path.name for path in (tmp_path / "run" / "superseded").iterdir())
+    assert [len(name) for name in aside] == [8, 10]  # LINEAGE, then LINEAGE-2: neither is lost
 
 
-def test_steps_of_other_options_are_passed_over_and_go_at_the_first_save(
+def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -156,6 +159,12 @@ def test_steps_of_other_options_are_passed_over_and_go_at_the_first_save(
     assert status == 0, log
     assert "passing over step 3, 4" in log
     assert find_steps(str(folder)) == [2]
+    (aside,) = (folder / "superseded").iterdir()
+    assert find_steps(str(aside)) == [3, 4]
+    longer = arguments(tokens, tmp_path / "longer", eval_iters=0, train_iters=6, load=str(aside))
+    status, _, log = zygote.run("stages.pretrain", longer)
+    assert status == 0, log
+    assert find_steps(str(tmp_path / "longer")) == [6]
 
 
 def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(

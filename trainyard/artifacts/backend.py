@@ -46,6 +46,9 @@ class Backend(Protocol):
     def delete_tree(self, url: str) -> None:
         """Remove everything below a folder."""
 
+    def move_tree(self, source: str, target: str) -> None:
+        """Move a folder to a name that is free."""
+
     def read_version(self, url: str) -> tuple[bytes, str]:
         """Contents and version of a small file."""
 

@@ -69,6 +69,10 @@ class LocalBackend:
     def delete_tree(self, url: str) -> None:
         shutil.rmtree(_path(url), ignore_errors=True)
 
+    def move_tree(self, source: str, target: str) -> None:
+        _path(target).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(_path(source), _path(target))
+
     def read_version(self, url: str) -> tuple[bytes, str]:
         data = _path(url).read_bytes()
         return data, digest_bytes(data)

@@ -88,6 +88,14 @@ class RemoteBackend:
         if names:
             self.fs.rm([join(url, name) for name in names])
 
+    def move_tree(self, source: str, target: str) -> None:
+        # Copied manifest last, removed manifest first: neither is ever a whole that is not one.
+        names = sorted(self.list_files(source), key=lambda name: name.endswith("manifest.json"))
+        for name in names:
+            self.fs.copy(join(source, name), join(target, name))
+        for name in reversed(names):
+            self.fs.rm_file(join(source, name))
+
     # --- conditional writes ---------------------------------------------------------------
 
     def read_version(self, url: str) -> tuple[bytes, str]:

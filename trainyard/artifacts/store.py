@@ -295,6 +295,12 @@ def delete_tree(url: str) -> None:
         store.delete_tree(url)
 
 
+def move_tree(url: str, target: str) -> None:
+    """Move a folder: a rename on a file system, copies inside an object store."""
+    with operation("move", url) as store:
+        store.move_tree(url, target)
+
+
 def is_abandoned(name: str) -> bool:
     """True for a temporary file that a killed run of this machine left behind."""
     return local.is_abandoned(basename(name))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
@@ -31,6 +32,9 @@ from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
 
 log = logging.getLogger(__name__)
+
+ASIDE = "superseded"
+"""Folder in a run folder for the steps of runs that were made anew."""
 
 OURS = re.compile(
     r"(manifest|index|state|config)\.json|ledger\.jsonl|[a-z]+-\d+-of-\d+\.safetensors"
@@ -80,9 +84,9 @@ def announce(found: FoundSteps, root_url: str) -> None:
     """Say what is continued, and what is passed over and why."""
     if found.foreign:
         log.info(
-            "passing over step %s in %s: of other options or inputs; removed at the first "
+            "passing over step %s in %s: of other options or inputs; they go to %s/ at the first "
             "checkpoint",
-            *(_listed(found.foreign), root_url),
+            *(_listed(found.foreign), root_url, ASIDE),
         )
     if found.latest is not None:
         log.info("continuing from step %d in %s", found.latest, root_url)
@@ -147,6 +151,27 @@ def records_of_step(root_url: str, step: int) -> list[FileRecord]:
     data = store.read_bytes(url)
     own = FileRecord(MANIFEST, len(data), digest_bytes(data), volatile=True)
     return [replace(record, path=f"{folder}/{record.path}") for record in (*found[0].files, own)]
+
+
+def set_aside(root_url: str, steps: Sequence[int]) -> None:
+    """Move published steps to `superseded/LINEAGE/`, where `--load` still takes them.
+
+    A run that is made anew, with other options, data or code, must not cost anybody the old one."""
+    for step in steps:
+        folder = step_folder(step)
+        found = read_manifest(join(root_url, folder, MANIFEST))
+        if found is None:
+            continue
+        names = (f"{found[0].lineage[:8]}{ending}" for ending in _endings())
+        places = (join(root_url, ASIDE, name, folder) for name in names)
+        place = next(url for url in places if not store.list_files(url))
+        store.move_tree(join(root_url, folder), place)
+        log.info("moved step %d of another run to %s", step, place)
+
+
+def _endings() -> Iterator[str]:
+    yield ""
+    yield from (f"-{number}" for number in count(2))
 
 
 def remove_all_but(root_url: str, steps: Sequence[int]) -> None:

@@ -151,3 +151,14 @@ def test_temporary_files_of_the_dead_are_told_from_those_of_the_living(tmp_path:
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "dead.bin")], check=False)
     (dead,) = [path.name for path in tmp_path.iterdir() if path.name.endswith("dead.bin")]
     assert store.is_abandoned(dead)
+
+
+def test_a_folder_moves_whole(store_url: str) -> None:
+    for name in ("a.bin", "sub/b.bin", "manifest.json"):
+        store.write_bytes(store.join(store_url, "from", name), name.encode())
+    store.move_tree(store.join(store_url, "from"), store.join(store_url, "there", "to"))
+    assert list(store.list_files(store_url)) == [
+        "there/to/a.bin",
+        "there/to/manifest.json",
+        "there/to/sub/b.bin",
+    ]
