@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -23,6 +24,8 @@ JOB = "job"
 WIDTH = 22
 QUIET_SECONDS = 15.0
 """Where there is no terminal, at most one line of a stage in so many seconds."""
+
+IN_FRONT = re.compile(r"^(\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\]|\w+:) ")
 
 PAINT = {"done": "\033[32m", "reused": "\033[36m", "failed": "\033[31m", "stopped": "\033[33m"}
 DIM, RESET, CLEAR = "\033[2m", "\033[0m", "\r\033[2K"
@@ -68,7 +71,7 @@ class Console(logging.Handler):
         elif job and self.verbose:
             self._print(f"          {job}: {record.getMessage()}")
         elif job:
-            self._pass_by(f"{job}: {record.getMessage()}")
+            self._pass_by(f"{job}: {_brief(record.getMessage())}")
         elif record.levelno >= logging.WARNING and not record.name.startswith("prefect"):
             self._print(f"{_clock(record)}  {record.levelname.lower()}: {record.getMessage()}")
 
@@ -87,6 +90,11 @@ class Console(logging.Handler):
             self.stream.flush()
         elif time.monotonic() - self._last >= QUIET_SECONDS:
             self._print(f"          {text}")
+
+
+def _brief(line: str) -> str:
+    """A line of a stage without the time or the module in front, and with single blanks."""
+    return IN_FRONT.sub("", " ".join(line.split()))
 
 
 def _clock(record: logging.LogRecord) -> str:

@@ -23,7 +23,7 @@ import tyro
 from stages import lifeline
 from stages.failure import report_failure
 from trainyard import logging as our_logging
-from trainyard.config import check_keys, dump_toml, parse_document, partial_config
+from trainyard.config import check_finite, check_keys, dump_toml, parse_document, partial_config
 from trainyard.errors import ConfigError, Stopped, TrainyardError
 from trainyard.version import VERSION
 
@@ -60,13 +60,13 @@ def stage_main(
 
     `positional` names the option that arguments without a flag in front belong to."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    lifeline.hold()
     debug = "--debug" in arguments
     our_logging.configure()
     if "--version" in arguments:
         print(f"trainyard {VERSION}, stage {name}")
         return 0
     try:
+        lifeline.hold()
         config, common = _parse(name, config_class, _with_positional(arguments, positional))
         our_logging.configure(common.log_level)
         if common.dry_run:
@@ -109,6 +109,8 @@ def _parse(name: str, config_class: type, arguments: list[str]) -> tuple[Any, Co
         default=default,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
+    check_finite(parsed.stage)
+    check_finite(parsed.common)
     return parsed.stage, parsed.common
 
 
@@ -128,6 +130,7 @@ def _document(config_class: type, url: str | None) -> dict[str, Any]:
     if url is None:
         return {}
     from trainyard.artifacts import store  # not for --help
+    from trainyard.artifacts.urls import basename
 
     try:
         text = store.read_bytes(url).decode()
@@ -135,6 +138,6 @@ def _document(config_class: type, url: str | None) -> dict[str, Any]:
         raise ConfigError(f"--config {url}: not a text file: {error}") from error
     except TrainyardError as error:
         raise ConfigError(f"--config: {error}") from error
-    document = parse_document(text, Path(url).suffix, f"--config {url}")
+    document = parse_document(text, Path(basename(url)).suffix, f"--config {url}")
     check_keys(config_class, document, f"--config {url}")
     return document

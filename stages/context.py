@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.claim import Claim
+from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Slot, retire
 from trainyard.artifacts.output import Output
@@ -29,12 +31,12 @@ FINAL_NAMES = "final-"
 
 
 class WorkFolder:
-    """Units of finished work, kept over kills for as long as inputs and configuration are the
-    same."""
+    """Units of finished work, kept over kills for as long as inputs, options and code
+    are the same."""
 
-    def __init__(self, output: Output, lineage: str) -> None:
+    def __init__(self, output: Output, key: str) -> None:
         self._root = output.work_url
-        self._mine = lineage[:12]
+        self._mine = key[:12]
 
     def url(self, name: str) -> str:
         """Where the work file of that name lies."""
@@ -92,7 +94,11 @@ class StageRun:
     output: Output | None
     lineage: str = ""
     """Digest of configuration and inputs: what unfinished work may be continued under."""
+    code: str = ""
+    """Digest of the code: units of one version are not mixed with those of another."""
     reason: str = ""
+    claim: Claim | None = None
+    """Held while final names may be written; None in ranks, whose parent holds it."""
     is_main: bool = True
     """True on rank 0, whose records make the manifest."""
     slot: Slot | None = None
@@ -109,7 +115,7 @@ class StageRun:
     @cached_property
     def work(self) -> WorkFolder:
         """The work folder."""
-        return WorkFolder(self._output, self.lineage)
+        return WorkFolder(self._output, digest_document([self.lineage, self.code]))
 
     @property
     def _output(self) -> Output:
@@ -123,9 +129,10 @@ class StageRun:
             self._scratch = tempfile.TemporaryDirectory(prefix=f"trainyard-{self.name}-")
         return Path(self._scratch.name)
 
-    def adopt(self, inputs: dict[str, Input], lineage: str, reason: str, slot: Slot | None) -> None:
-        """Take over what was decided once the claim is held."""
-        self.inputs, self.lineage, self.reason, self.slot = inputs, lineage, reason, slot
+    def check_claim(self) -> None:
+        """Raise ClaimHeldError when another run has taken the output over."""
+        if self.claim is not None:
+            self.claim.check()
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -158,6 +165,7 @@ class StageRun:
         """From here on final names are written: the old manifest, if any, stops being one.
 
         `open` does this; a stage that writes final files by other means calls it first."""
+        self.check_claim()
         if self.slot is not None and not self.retired and self.is_main:
             self.slot = retire(self._output.manifest_url, self.slot, self.lineage)
             self.retired = True
@@ -186,6 +194,7 @@ class StageRun:
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         """The handler that the command line installs."""
+        self.check_claim()  # a lost claim signals too, and leaves nothing to be saved
         if self._deferred and self._signal is None:
             self._signal = signum
             log.warning(

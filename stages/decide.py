@@ -11,8 +11,10 @@ from trainyard.artifacts.code import code_digest
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
 from trainyard.artifacts.manifest import InputRecord, Manifest, Slot, read_manifest, read_slot
-from trainyard.artifacts.output import Output
+from trainyard.artifacts.output import MANIFEST, Output
+from trainyard.artifacts.urls import canonical, join, lies_in
 from trainyard.config import digest_relevant
+from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
 
@@ -66,14 +68,17 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
     output = config.output()
     if output is None:
         return Decision(inputs, options, code, lineage, "it only prints", None, None)
+    _refuse_overlap(output, inputs)
     found = read_manifest(output.manifest_url)
     slot = read_slot(output.manifest_url)
     manifest = found[0] if found else None
-    reason = (
-        "--force was given"
-        if force
-        else _reason(manifest, slot, inputs, options, code, output, stage)
-    )
+    if manifest is not None and manifest.stage != stage:
+        raise ConfigError(
+            f"{output.url}: this is an artifact of {manifest.stage}, which {stage} would replace; "
+            f"choose another place, or remove it first"
+        )
+    reason = _reason(manifest, slot, inputs, options, code, output)
+    reason = "--force was given" if force else reason
     return Decision(inputs, options, code, lineage, reason, slot, manifest)
 
 
@@ -84,18 +89,39 @@ def _reason(
     options: dict[str, Any],
     code: dict[str, str],
     output: Output,
-    stage: str,
 ) -> str | None:
     if manifest is None:
         return "a run that was replacing it did not finish" if slot else "there is no manifest yet"
-    if manifest.stage != stage:
-        return f"what is there was made by {manifest.stage}"
     return (
         _changed_input(manifest, inputs)
         or _changed_option(manifest.config, options)
         or _changed_code(manifest.code, code)
         or _missing_file(manifest, output)
     )
+
+
+def _refuse_overlap(output: Output, inputs: dict[str, Input]) -> None:
+    """Refuse an output that would overwrite an input, or become part of one."""
+    for found in inputs.values():
+        for url in (*found.urls, *found.files):
+            if _is_within(url, output):
+                raise ConfigError(
+                    f"{output.url}: the output would lie over input {found.name} ({url}); "
+                    "choose another place for the output"
+                )
+        for url in found.urls:
+            raw_folder = any(file.startswith(url.rstrip("/") + "/") for file in found.files)
+            if raw_folder and lies_in(output.url, url) and read_slot(join(url, MANIFEST)) is None:
+                raise ConfigError(
+                    f"{output.url}: the output would lie in input {found.name} ({url}) and be read "
+                    "with it next time; choose another place for the output"
+                )
+
+
+def _is_within(url: str, output: Output) -> bool:
+    if not output.is_prefix:
+        return lies_in(url, output.url)
+    return canonical(url).startswith((canonical(output.url) + ".", canonical(output.url) + "_"))
 
 
 def _changed_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:

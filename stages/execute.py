@@ -19,12 +19,12 @@ from typing import Any
 from stages import ranks
 from stages.context import StageRun
 from stages.decide import Decision, decide
-from stages.failure import report_outcome
+from stages.failure import clear_reports, report_outcome
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
 from trainyard.artifacts.manifest import Manifest, publish
-from trainyard.errors import ClaimHeldError
+from trainyard.errors import ClaimHeldError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,11 @@ def execute(job: Job) -> int:
     if ranks.is_follower():
         return ranks.follow(job.name, job.config, job.run_module)
     with ranks.leading() as leader:
-        decision = job.decide()
-        run = StageRun(job.name, decision.inputs, job.config.output(), decision.lineage)
+        run = StageRun(job.name, {}, job.config.output())
         _handle_signals(run)
+        clear_reports()
+        decision = job.decide()
+        _adopt(run, decision)
         if run.output is None:
             leader.announce(run)
             importlib.import_module(job.run_module).run(job.config, run)
@@ -72,13 +74,16 @@ def execute(job: Job) -> int:
             _tidy_after_a_kill(run, decision.manifest)
             _report_noop(job, run, decision.manifest)
         else:
-            job.log.info("running because %s", decision.reason)
             _run_claimed(job, run, leader)
     return 0
 
 
 def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
     assert run.output is not None
+    if store.exists(run.output.url) and not run.output.is_prefix:
+        raise ConfigError(
+            f"{run.output.url}: this is a file; the output is a folder, choose another"
+        )
     require_conditions(run.output.folder_url)
     began = time.time()
     claim = acquire(run.output.claim_url, job.claim_wait_seconds)
@@ -89,7 +94,9 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
             job.log.info("another run finished it meanwhile")
             _report_noop(job, run, decision.manifest)
             return
-        run.adopt(decision.inputs, decision.lineage, decision.reason or "", decision.slot)
+        _adopt(run, decision)
+        run.claim = claim
+        job.log.info("running because %s", run.reason)
         run.work.clean()
         leader.announce(run)
         try:
@@ -97,11 +104,17 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         finally:
             run.close()
         manifest = _manifest(job, decision, run, metrics, began)
+        run.check_claim()
         publish(run.output.manifest_url, manifest, run.slot.version if run.slot else None)
         _remove_strays(run, manifest)
     finally:
         claim.release()
     _report_ran(job, run, manifest)
+
+
+def _adopt(run: StageRun, decision: Decision) -> None:
+    run.inputs, run.lineage, run.slot = decision.inputs, decision.lineage, decision.slot
+    run.code, run.reason = decision.code["digest"], decision.reason or ""
 
 
 def _manifest(

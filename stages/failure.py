@@ -80,6 +80,14 @@ def report_outcome(outcome: str, reason: str, manifest_url: str, output_digest: 
     )
 
 
+def clear_reports() -> None:
+    """Remove what an earlier attempt left in the run's folder."""
+    folder = os.environ.get(RUN_DIR)
+    if folder:
+        for name in ("failure.json", "outcome.json"):
+            Path(folder, name).unlink(missing_ok=True)
+
+
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"

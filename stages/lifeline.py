@@ -6,23 +6,40 @@ then stops itself."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import threading
 import time
 
+from trainyard.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 LIFELINE = "TRAINYARD_LIFELINE_FD"
 GRACE_SECONDS = 20.0
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Be killed by the kernel the moment the parent is gone, even while it is stopped.
+
+    For ranks: the claim they write under is their parent's, and is taken over when it dies."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent or parent == 1:
+        os._exit(128 + signal.SIGTERM)  # it died before the kernel was asked
 
 
 def hold(grace_seconds: float = GRACE_SECONDS) -> None:
     """Watch the lifeline, if this process was given one; stop when it is cut."""
     number = os.environ.pop(LIFELINE, "")
     if number.isdigit():
-        os.set_inheritable(int(number), False)
+        try:
+            os.set_inheritable(int(number), False)
+        except OSError as error:
+            raise ConfigError(f"{LIFELINE}={number} names no open pipe: {error}") from error
         threading.Thread(
             target=_watch, args=(int(number), grace_seconds), name="lifeline", daemon=True
         ).start()

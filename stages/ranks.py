@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stages import lifeline
 from stages.context import StageRun
 from stages.lifeline import LIFELINE
 from trainyard.artifacts.inputs import Input
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 HANDOVER = "TRAINYARD_RANKS"
 """Folder through which the parent and its ranks talk; set in the ranks' environment."""
 
-STOP_SECONDS = 15.0
 SHAPING = ("numpy", "tokenizers", "torch")
 BY_STATUS: dict[int, type[TrainyardError]] = {
     kind.exit_status: kind for kind in (DataError, ConfigError, InfrastructureError)
@@ -89,12 +89,12 @@ def _spawn(run: StageRun, arguments: list[str], count: int) -> dict[str, Any]:
 
 
 def _start(
-    arguments: list[str], folder: str, rank: int, count: int, port: int, lifeline: int
+    arguments: list[str], folder: str, rank: int, count: int, port: int, read_end: int
 ) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         HANDOVER: folder,
-        LIFELINE: str(lifeline),
+        LIFELINE: str(read_end),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
@@ -103,7 +103,7 @@ def _start(
         "MASTER_PORT": str(port),
     }
     command = [sys.executable, "-m", _program(), *arguments]
-    return subprocess.Popen(command, env=environment, pass_fds=(lifeline,), start_new_session=True)
+    return subprocess.Popen(command, env=environment, pass_fds=(read_end,), start_new_session=True)
 
 
 def _program() -> str:
@@ -125,10 +125,19 @@ def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]]) -> None:
         elif failed and not run.stop_requested:
             _raise_for(*failed[0])
         if all(code is not None for code in codes):
-            if run.stop_requested:
-                run.stop()
+            _raise_if_stopped(run, [code for code in codes if code is not None])
             return
         time.sleep(0.05)
+
+
+def _raise_if_stopped(run: StageRun, codes: list[int]) -> None:
+    """After a signal: a rank that failed counts, one that was stopped is well; all may be done."""
+    stopped = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    for rank, code in enumerate(codes):
+        if code not in (0, *stopped):
+            _raise_for(rank, code)
+    if any(codes):
+        run.stop()
 
 
 def _raise_for(rank: int, code: int) -> None:
@@ -145,14 +154,10 @@ def _raise_for(rank: int, code: int) -> None:
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    _signal(ranks, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_SECONDS
+    """End what is left of a run that failed: there is nothing to be saved any more."""
+    _signal(ranks, signal.SIGKILL)
     for rank in ranks:
-        try:
-            rank.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
+        rank.wait()
 
 
 def _signal(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
@@ -169,7 +174,8 @@ def _free_port() -> int:
 
 def _encode(run: StageRun) -> dict[str, Any]:
     inputs = {name: asdict(found) for name, found in run.inputs.items()}
-    return {"inputs": inputs, "lineage": run.lineage, "reason": run.reason, "slot": _slot(run)}
+    names = {"lineage": run.lineage, "code": run.code, "reason": run.reason}
+    return {"inputs": inputs, **names, "slot": _slot(run)}
 
 
 def _decode(name: str, config: Any, document: dict[str, Any], is_main: bool) -> StageRun:
@@ -177,7 +183,8 @@ def _decode(name: str, config: Any, document: dict[str, Any], is_main: bool) -> 
         key: Input(key, tuple(found["urls"]), tuple(found["files"]), found["digest"])
         for key, found in document["inputs"].items()
     }
-    run = StageRun(name, inputs, config.output(), document["lineage"], document["reason"])
+    run = StageRun(name, inputs, config.output(), document["lineage"], document["code"])
+    run.reason = document["reason"]
     run.slot = Slot(**document["slot"]) if document["slot"] else None
     run.is_main = is_main
     return run
@@ -207,6 +214,7 @@ def is_delegated() -> bool:
 
 def run_delegated(name: str, config: Any, run_module: str) -> int:
     """The work of one rank; rank 0 leaves its records and metrics for the parent."""
+    lifeline.die_with_parent()
     folder = Path(os.environ[HANDOVER])
     is_main = os.environ["RANK"] == "0"
     run = _decode(name, config, json.loads((folder / "run.json").read_text()), is_main)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.vectors import GOLDEN
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Two workers on two cores: one thread each, or they spend their time on each other.
@@ -28,6 +30,12 @@ def shared() -> Path:
     if not (folder / "golden").is_dir():
         pytest.skip("no shared data here (set TRAINYARD_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of vectors made by Megatron-LM."""
+    return GOLDEN
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
+import re
 import tomllib
 import types
 import typing
@@ -89,6 +91,15 @@ def digest_relevant(config: Any) -> dict[str, Any]:
     """The part of the flat document that decides what a stage makes."""
     relevant = {name for name, _, field in leaves(type(config)) if ROLE not in field.metadata}
     return {key: value for key, value in to_dict(config).items() if key in relevant}
+
+
+def check_finite(config: Any) -> None:
+    """Refuse NaN and infinity wherever they came from; no option means anything by them."""
+    for name, value in to_dict(config).items():
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} must be a finite number, got {value!r}")
 
 
 def differing(config: Any) -> dict[str, Any]:
@@ -178,6 +189,8 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
 def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, got {value!r}")
     exact_bool = isinstance(value, bool) == (annotation is bool)
     if not isinstance(value, annotation) or not exact_bool:
         names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
@@ -194,9 +207,7 @@ def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
         if suffix == ".toml":
             document: Any = tomllib.loads(text)
         elif suffix in (".yaml", ".yml"):
-            import yaml  # only for whoever writes YAML: 15 ms of start-up
-
-            document = yaml.safe_load(text)
+            document = _parse_yaml(text)
         elif suffix == ".json":
             document = json.loads(text)
         else:
@@ -210,6 +221,20 @@ def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{where} must be a table of keys and values")
     return document
+
+
+YAML_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
+"""Numbers such as 1e-4, which YAML 1.2 knows and YAML 1.1, and so PyYAML, takes for text."""
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml  # only for whoever writes YAML: 15 ms of start-up
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_FLOAT, list("-+.0123456789"))
+    return yaml.load(text, Loader)
 
 
 def dump_toml(config: Any) -> str:

@@ -13,15 +13,10 @@ from stages.benchmark.config import BenchmarkConfig
 from stages.context import StageRun
 from trainyard.checkpoint.gpt import LoadedGPT, load_gpt
 from trainyard.errors import ConfigError
-from trainyard.inference.measure import (
-    choose_device,
-    device_clock,
-    peak_memory_bytes,
-    request_timing,
-    throughput,
-)
+from trainyard.inference.measure import device_clock, request_timing, throughput
 from trainyard.inference.static import GenerationResult, check_lengths, generate
 from trainyard.models.init import named_generator
+from trainyard.parallel.device import peak_memory_bytes, resolve_device
 from trainyard.tokenizers.base import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -32,7 +27,7 @@ WARMUP_TOKENS = 10
 
 def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     """Generate, print, and write the two documents where an output was asked for."""
-    device = choose_device(config.device)
+    device = resolve_device(config.device)
     loaded = load_gpt(config.load, device=str(device))
     loaded.model.eval()
     prompts = prompt_tokens(config, loaded.tokenizer)

@@ -10,7 +10,7 @@ from trainyard.artifacts import store
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.errors import DataError
 from trainyard.evaluation.tasks import TASKS
-from trainyard.inference.measure import choose_device
+from trainyard.parallel.device import resolve_device
 
 FORMAT_VERSION = 1
 
@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
     """Evaluate, print the known line, and write results.json where an output was asked for."""
     text = read_text(config.valid_data)
-    loaded = load_gpt(config.load, device=str(choose_device(config.device)))
+    loaded = load_gpt(config.load, device=str(resolve_device(config.device)))
     loaded.model.eval()
     task = TASKS[config.evaluation.task]
     results = task.run(
@@ -43,11 +43,12 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def read_text(url: str) -> str:
-    """A UTF-8 file whole; DataError names the byte where it is not."""
+    """A UTF-8 file whole, every line end a newline; DataError names the byte where it is not."""
     data = store.read_bytes(url)
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{url}: byte {error.start} is not UTF-8; --valid-data takes a text file"
         ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")

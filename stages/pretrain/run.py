@@ -22,12 +22,12 @@ from trainyard.models.init import init_parameters
 from trainyard.optim.adamw import AdamW
 from trainyard.optim.groups import group_parameters
 from trainyard.optim.schedule import Schedule, build_schedule
+from trainyard.parallel.device import resolve_device
 from trainyard.parallel.groups import (
     ProcessGroups,
     broadcast_object,
     process_groups,
     rank_of_environment,
-    resolve_device,
 )
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer

@@ -13,6 +13,7 @@ from stages.report.formats import is_number
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.urls import basename, join
+from trainyard.checkpoint.steps import step_of
 from trainyard.config import from_dict, leaves
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError
@@ -32,6 +33,9 @@ COMPONENTS = (
 )
 """What a training run is configured by; their defaults tell which options someone chose."""
 
+TRAINED = ("pretrain", "reshard")
+"""Stages whose output a report can be of."""
+
 LEDGER = "ledger.jsonl"
 TIMINGS = "timings.jsonl"
 
@@ -39,7 +43,8 @@ TIMINGS = "timings.jsonl"
 def gather(config: ReportConfig) -> Card:
     """Read the artifacts; one that was not named is simply not on the card.
 
-    Raises ArtifactError for one that was named and does not hold what it should."""
+    Raises ArtifactError for one that was named and does not hold what it should, ConfigError for a
+    checkpoint that is none."""
     ancestry = Ancestry()
     keys = {name: ancestry.add(url) for name, url in _named(config).items()}
     checkpoint = ancestry.manifests.get(keys["checkpoint"])
@@ -48,6 +53,7 @@ def gather(config: ReportConfig) -> Card:
             f"{config.checkpoint}: no manifest.json, so the training has not finished; "
             f"rerun that stage"
         )
+    check_trained(config.checkpoint, checkpoint)
     lineage = ancestry.lineage(keys["checkpoint"])
     trained = next(a for a in lineage.artifacts if a.key == keys["checkpoint"])
     generations = _document(keys.get("benchmark"), "generations.json")
@@ -64,6 +70,17 @@ def gather(config: ReportConfig) -> Card:
         timings=_volatile(keys.get("benchmark"), ancestry, "timings.json"),
         sampling=dict((generations or {}).get("sampling") or {}),
         samples=samples_of(generations, config.num_samples),
+    )
+
+
+def check_trained(url: str, manifest: Manifest) -> None:
+    """Refuse an artifact that no training made: neither a run, nor a reshard of one, nor a step."""
+    folders = {record.path.partition("/")[0] for record in manifest.files}
+    if manifest.stage in TRAINED or any(step_of(folder) is not None for folder in folders):
+        return
+    raise ConfigError(
+        f"--checkpoint {url}: made by {manifest.stage}, so there is no training to show; give the "
+        "folder that pretrain wrote, or a reshard of one"
     )
 
 

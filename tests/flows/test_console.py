@@ -80,3 +80,13 @@ def test_on_a_terminal_lines_pass_by_and_headlines_stay(
     assert len(passing) < 200
     assert kept.endswith("\n")
     assert "\033[32m" in kept
+
+
+def test_what_passes_by_is_brief(log: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
+    out = io.StringIO()
+    log.addHandler(Console(out))
+    for line in (" [2026-11-21 03:24:04] iteration       10/     200 | loss", "save: saved 10"):
+        log.info("%s", line, extra={JOB: "pretrain"})
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    assert lines == ["pretrain: iteration 10/ 200 | loss", "pretrain: saved 10"]

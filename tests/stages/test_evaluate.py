@@ -100,6 +100,17 @@ def test_wikitext_is_detokenised_and_its_words_counted_before(
     assert plain["num_bytes"] == len(TEXT * 20)
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_of_any_system_give_one_result(checkpoint: str, tmp_path: Path, end: str) -> None:
+    for name, line_end in (("here", "\n"), ("there", end)):
+        (tmp_path / name).mkdir()
+        data = tmp_path / name / "wiki.test.tokens"
+        data.write_bytes((TEXT * 5).replace("\n", line_end).encode())
+        evaluate(checkpoint, str(data), str(tmp_path / name / "out"))
+    here, there = (tmp_path / n / "out/results.json" for n in ("here", "there"))
+    assert here.read_bytes() == there.read_bytes()
+
+
 def test_results_are_the_same_twice(checkpoint: str, tmp_path: Path) -> None:
     data = tmp_path / "held.txt"
     data.write_text(TEXT * 5)

@@ -35,7 +35,7 @@ def tokens(prefix: str) -> Any:
 def test_pairs_become_one_in_the_order_of_their_names(store_url: str) -> None:
     put(store.join(store_url, "parts/b"), SECOND)
     put(store.join(store_url, "parts/a"), FIRST)
-    store.write_bytes(store.join(store_url, "parts/a.manifest.json"), b"{}")
+    store.write_bytes(store.join(store_url, "parts/a.claim.json"), b"{}")
     prefix = store.join(store_url, "whole")
     metrics = run_directly(
         MergeConfig, run, input=store.join(store_url, "parts"), output_prefix=prefix

@@ -43,6 +43,23 @@ MIXTRAL: dict[str, Any] = {
 }
 
 
+LLAMA3_8B: dict[str, Any] = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "ffn_hidden_size": 14336,
+    "seq_length": 8192,
+    "group_query_attention": True,
+    "num_query_groups": 8,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+    "vocab_size": 128256,
+}
+
+
 def configure(base: dict[str, Any] = GPT_345M, **changes: Any) -> PlanConfig:
     return from_dict(PlanConfig, base | changes)
 
@@ -98,6 +115,19 @@ def test_the_parts_of_memory_stand_apart_and_add_up() -> None:
     assert memory["total"] == sum(memory[part] for part in parts)
     assert document["data_parallel_size"] == 8
     assert document["tokens_per_iteration"] == 64 * 2048
+
+
+@pytest.mark.parametrize(("name", "model"), [("gpt_345m", GPT_345M), ("llama3_8b_gqa", LLAMA3_8B)])
+def test_weights_and_optimizer_are_the_upstream_figure(
+    golden: Path, name: str, model: dict[str, Any]
+) -> None:
+    vectors = json.loads((golden / "megatron_vectors.json").read_text())["compute"][name]
+    upstream = vectors["weight_and_optimizer_bytes"]
+    memory = plan(configure(model))["memory_bytes"]
+    assert memory["parameters"] + memory["gradients"] + memory["optimizer"] == upstream
+    assert memory["activations"] == vectors["activation_bytes_without_sp"]
+    line = report(configure(model)).splitlines()[5]
+    assert f"weight and optimizer={upstream / 2**20:.2f} MB" in line
 
 
 def test_full_recompute_has_a_number_of_its_own() -> None:

@@ -330,6 +330,24 @@ def test_a_checkpoint_without_manifest_is_refused(tmp_path: Path) -> None:
         report(tmp_path, checkpoint=str(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("name", ["tokenizer", "benchmark", "tokens"])
+def test_what_no_training_made_is_not_a_checkpoint(
+    yard: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"--checkpoint .*: made by \w+, so there is no training"):
+        report(tmp_path, checkpoint=yard[name])
+    assert not (tmp_path / "card.html").exists()
+
+
+def test_a_reshard_or_a_folder_with_a_step_is_a_checkpoint(
+    yard: dict[str, str], tmp_path: Path
+) -> None:
+    report(tmp_path / "export", checkpoint=yard["export"])
+    run_folder = Output.directory(str(tmp_path / "elsewhere"))
+    make(run_folder, "finetune", {"iter_0000006/index.json": "{}"})
+    report(tmp_path / "step", checkpoint=run_folder.url)
+
+
 def test_too_many_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="num-samples"):
         from_dict(ReportConfig, {"checkpoint": "c", "output_prefix": "p", "num_samples": 99})

@@ -95,6 +95,7 @@ class Yard:
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    working_directory: Path = ROOT
 
     @property
     def tiny(self) -> Path:
@@ -115,7 +116,7 @@ class Yard:
         environment |= {"YARD": str(self.folder / "yard"), **self.environment}
         return subprocess.Popen(
             [sys.executable, *arguments],
-            cwd=ROOT,
+            cwd=self.working_directory,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=stderr,

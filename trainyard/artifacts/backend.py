@@ -37,6 +37,9 @@ class Backend(Protocol):
     def list_files(self, url: str) -> dict[str, int]:
         """Relative name to size of everything below a folder; empty for no folder."""
 
+    def list_folder(self, url: str) -> dict[str, int]:
+        """Name to size of the files directly in a folder; empty for no folder."""
+
     def glob(self, url: str) -> list[str]:
         """The URLs that match a pattern, sorted."""
 

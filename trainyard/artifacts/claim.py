@@ -89,12 +89,24 @@ class Claim:
             self._version = version or self._version
 
     def release(self) -> None:
-        """Stop renewing and remove the claim, unless another run has it by now."""
+        """Stop renewing and remove the claim, unless another run has it by now.
+
+        Never raises: it runs on the way out of errors, and a claim that stays is taken over."""
         self._stop.set()
         self._thread.join()
-        current = _read(self.url)
-        if current is not None and current[0].run == self.holder.run:
-            store.delete(self.url)
+        try:
+            current = _read(self.url)
+            if current is not None and current[0].run == self.holder.run:
+                store.delete(self.url)
+        except TrainyardError as error:
+            log.warning("could not remove the claim: %s", error)
+
+    def check(self) -> None:
+        """Raise InfrastructureError when another run has taken the output over."""
+        if self.lost:
+            raise ClaimHeldError(
+                f"{self.url}: another run took this output over; nothing more is written"
+            )
 
 
 def _read(url: str) -> tuple[Holder, str] | None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
-from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.manifest import Manifest, read_manifest, read_slot
 from trainyard.artifacts.output import MANIFEST, is_housekeeping
+from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, has_glob, is_local, join, local_path, parent
 from trainyard.errors import ArtifactError
 
@@ -37,42 +38,45 @@ class Input:
 def resolve(name: str, urls: Sequence[str]) -> Input:
     """The files behind the URLs of one input, in order, and their digest.
 
-    Raises ArtifactError when a URL stands for nothing."""
-    parts = [_resolve_one(url) for url in urls]
+    Raises ArtifactError when a URL stands for nothing, or for an artifact that is being made."""
+    manifests = Manifests()
+    parts = [_resolve_one(url, manifests) for url in urls]
     files = tuple(file for files, _ in parts for file in files)
     digests = [digest for _, digest in parts]
     digest = digests[0] if len(digests) == 1 else digest_document(digests)
     return Input(name, tuple(urls), files, digest)
 
 
-def _resolve_one(url: str) -> tuple[list[str], str]:
-    for manifest_url, base in (
-        (f"{url}.{MANIFEST}", url),
-        (join(url, MANIFEST), url.rstrip("/") + "/"),
-    ):
-        found = None if has_glob(url) else read_manifest(manifest_url)
-        if found is not None:
-            return _files_of(found[0], base), found[0].output_digest
+def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
+    if not has_glob(url):
+        for manifest_url, base in _own_manifests(url):
+            found = manifests.read(manifest_url)
+            if found is not None:
+                return _files_of(found, base), found.output_digest
     if has_glob(url) or store.exists(url):
-        return _files_alone(store.expand(url))
+        return _files_alone(store.expand(url), manifests)
     siblings = _prefixed(url)
     if siblings:
-        return _files_alone(siblings)
-    return _folder(url)
+        return _files_alone(siblings, manifests)
+    return _folder(url, manifests)
+
+
+def _own_manifests(url: str) -> list[tuple[str, str]]:
+    """Where the manifest of an artifact at this URL would be, and what its names are added to."""
+    return [(f"{url}.{MANIFEST}", url), (join(url, MANIFEST), url.rstrip("/") + "/")]
 
 
 def _files_of(manifest: Manifest, base: str) -> list[str]:
-    return [
-        base + record.path
-        for record in sorted(manifest.files, key=lambda f: f.path)
-        if not record.volatile
-    ]
+    listed = sorted(record.path for record in manifest.files if not record.volatile)
+    return [base + path for path in listed]
 
 
-def _files_alone(urls: list[str]) -> tuple[list[str], str]:
+def _files_alone(urls: list[str], manifests: Manifests) -> tuple[list[str], str]:
+    digests = [manifests.file_digest(url) for url in urls]
     if len(urls) == 1:
-        return urls, file_digest(urls[0])
-    return urls, digest_files((basename(u), store.info(u).size_bytes, file_digest(u)) for u in urls)
+        return urls, digests[0]
+    sizes = (manifests.size(url) for url in urls)
+    return urls, digest_files(zip(map(basename, urls), sizes, digests, strict=True))
 
 
 def _prefixed(url: str) -> list[str]:
@@ -80,40 +84,72 @@ def _prefixed(url: str) -> list[str]:
     return [url + ending for ending in (".bin", ".idx") if store.exists(url + ending)]
 
 
-def _folder(url: str) -> tuple[list[str], str]:
-    if _has_unfinished_manifest(url):
-        raise ArtifactError(
-            f"{url}: a run was replacing this artifact and has not finished; rerun that stage"
-        )
+def _folder(url: str, manifests: Manifests) -> tuple[list[str], str]:
     root = url.rstrip("/") + "/"
     files = [file for file in store.expand(url) if not is_housekeeping(file.removeprefix(root))]
     if not files:
         raise ArtifactError(f"{url}: no file in this folder; check the path")
-    names = [file[len(root) :] if file.startswith(root) else basename(file) for file in files]
-    sizes = (store.info(file).size_bytes for file in files)
-    return files, digest_files(zip(names, sizes, map(file_digest, files), strict=True))
+    names = [file.removeprefix(root) for file in files]
+    sizes = map(manifests.size, files)
+    return files, digest_files(zip(names, sizes, map(manifests.file_digest, files), strict=True))
 
 
-def _has_unfinished_manifest(url: str) -> bool:
-    return store.exists(join(url, MANIFEST))  # it was there, yet read_manifest did not return it
+class Manifests:
+    """The manifests met while one input is resolved, and each folder's listing: read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, Manifest | None] = {}
+        self._listed: dict[str, dict[str, int]] = {}
+        self._records: dict[str, dict[str, FileRecord]] = {}
+
+    def read(self, url: str) -> Manifest | None:
+        """The manifest at a URL, None when there is none.
+
+        Raises ArtifactError for one that a run is replacing: what it listed does not exist."""
+        if url not in self._read:
+            found = read_manifest(url)
+            if found is None and read_slot(url) is not None:
+                raise ArtifactError(
+                    f"{url}: a run was replacing this artifact and has not finished; rerun that "
+                    "stage"
+                )
+            self._read[url] = found[0] if found is not None else None
+        return self._read[url]
+
+    def size(self, url: str) -> int:
+        """Bytes of a file, from the listing of its folder."""
+        listed = self._folder(parent(url)).get(basename(url))
+        return store.info(url).size_bytes if listed is None else listed
+
+    def file_digest(self, url: str) -> str:
+        """The digest of one file: from the manifest that lists it, from the cache, by reading."""
+        folder, name = parent(url), basename(url)
+        for manifest in self._covering(folder, name):
+            record = self._by_name(join(folder, manifest)).get(name)
+            if record is not None and record.size_bytes == self.size(url):
+                return record.digest
+        return raw_digest(url)
+
+    def _covering(self, folder: str, name: str) -> list[str]:
+        """Manifests in a folder that may list the file: the folder's, or one of its prefix."""
+        beside = (n for n in self._folder(folder) if n == MANIFEST or n.endswith("." + MANIFEST))
+        return [n for n in beside if name.startswith(n.removesuffix(MANIFEST).removesuffix("."))]
+
+    def _by_name(self, url: str) -> dict[str, FileRecord]:
+        if url not in self._records:
+            prefix = basename(url).removesuffix(MANIFEST).removesuffix(".")
+            manifest = self.read(url)
+            files = manifest.files if manifest is not None else ()
+            self._records[url] = {prefix + record.path: record for record in files}
+        return self._records[url]
+
+    def _folder(self, url: str) -> dict[str, int]:
+        if url not in self._listed:
+            self._listed[url] = store.list_folder(url)
+        return self._listed[url]
 
 
-# --- single files -----------------------------------------------------------------------------
-
-
-def file_digest(url: str) -> str:
-    """The digest of one file: from the manifest that lists it, from the cache, or by reading."""
-    listed = _listed_digest(url)
-    return listed if listed is not None else _raw_digest(url)
-
-
-def _listed_digest(url: str) -> str | None:
-    """The digest by which a finished artifact in the same folder lists this file."""
-    found = read_manifest(join(parent(url), MANIFEST))
-    record = found[0].record(basename(url)) if found is not None else None
-    if record is not None and record.size_bytes == store.info(url).size_bytes:
-        return record.digest
-    return None
+# --- raw files --------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:
@@ -124,7 +160,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
 
 
-def _raw_digest(url: str) -> str:
+def raw_digest(url: str) -> str:
+    """The digest of a file that no manifest lists: remembered, or read now."""
     path = local_path(url)
     absolute = str(path.resolve()) if path is not None else url
     found = store.info(url)

@@ -14,7 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,9 +55,19 @@ class LocalBackend:
         found = {}
         for folder, folders, names in os.walk(root):
             folders.sort()
-            for name in sorted(names):
+            for name in names:
                 path = Path(folder, name)
-                found[path.relative_to(root).as_posix()] = path.stat().st_size
+                with suppress(FileNotFoundError):  # a link to nowhere, or gone since
+                    found[path.relative_to(root).as_posix()] = path.stat().st_size
+        return dict(sorted(found.items()))
+
+    def list_folder(self, url: str) -> dict[str, int]:
+        found = {}
+        with suppress(FileNotFoundError), os.scandir(_path(url)) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.is_file():
+                        found[entry.name] = entry.stat().st_size
         return dict(sorted(found.items()))
 
     def glob(self, url: str) -> list[str]:

@@ -21,7 +21,7 @@ from trainyard.artifacts import conditional
 from trainyard.artifacts.digest import digest_files
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import check_relative
-from trainyard.errors import ArtifactError, InfrastructureError
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 FORMAT_VERSION = 1
 
@@ -85,9 +85,15 @@ def parse(data: bytes, url: str) -> Manifest | None:
                 f"{url}: manifest format {version} is newer than {FORMAT_VERSION}, the newest this "
                 f"version of trainyard reads; upgrade trainyard"
             )
+        if document["status"] not in ("complete", "replacing"):
+            raise ValueError(f"status {document['status']!r}")
         if document["status"] == "replacing":
             return None
         manifest = _from_document(document)
+        for record in manifest.files:
+            check_relative(record.path)
+    except ConfigError as error:
+        raise ArtifactError(f"{url}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
             f"{url}: not a manifest ({error!r}); remove it and rerun the stage"
@@ -96,14 +102,15 @@ def parse(data: bytes, url: str) -> Manifest | None:
         raise ArtifactError(
             f"{url}: the output digest does not follow from the files listed; it was edited"
         )
-    for record in manifest.files:
-        check_relative(record.path)
     return manifest
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:
     names = {f.name for f in dataclasses.fields(Manifest)}
     values = {key: value for key, value in document.items() if key in names}
+    for name in ("code", "config", "metrics", "run"):
+        if not isinstance(values.get(name, {}), dict):
+            raise TypeError(f"{name} is not a table")
     values["files"] = tuple(FileRecord(**record) for record in document["files"])
     values["inputs"] = {
         name: InputRecord(tuple(record["urls"]), record["digest"])

@@ -10,18 +10,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from trainyard.artifacts.urls import join
+from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ConfigError, InfrastructureError
 
 LOST_RACE = (412, 409)
 """Precondition failed; and the conflict that AWS answers while another conditional write is in
 flight."""
 
-ATTEMPTS = 4
+ATTEMPTS = 3
+
+S3 = ("s3", "s3a")
+S3_OPTIONS = {
+    "use_listings_cache": False,  # another process of ours writes while we look
+    # A store that does not answer is said so within a minute or two, not within five.
+    "config_kwargs": {
+        "connect_timeout": 5,
+        "read_timeout": 20,
+        "retries": {"mode": "standard", "max_attempts": 2},
+    },
+}
 
 
 @lru_cache(maxsize=8)
@@ -29,13 +40,14 @@ def _filesystem(protocol: str) -> Any:
     import fsspec
 
     try:
-        # No listing cache: another process of ours writes while we look.
-        options = {"use_listings_cache": False} if protocol in ("s3", "s3a") else {}
-        return fsspec.filesystem(protocol, **options)
+        filesystem = fsspec.filesystem(protocol, **(S3_OPTIONS if protocol in S3 else {}))
+        if protocol in S3:
+            filesystem.retries = 2  # times the client's own attempts
+        return filesystem
     except ImportError as error:
         raise ConfigError(
-            f"{protocol}:// needs a package that is not installed ({error}); "
-            f'for s3:// install it with: pip install "trainyard[s3]"'
+            f"{protocol}:// needs a package that is not installed: {error}"
+            + ("; trainyard's extra [s3] brings it" if protocol in S3 else "")
         ) from error
     except ValueError as error:
         raise ConfigError(f"{protocol}:// is not a kind of storage that fsspec knows") from error
@@ -64,23 +76,37 @@ class RemoteBackend:
         )
 
     def is_file(self, url: str) -> bool:
-        return bool(self.fs.isfile(url))
+        # fs.isfile would take every fault of the store for "no".
+        try:
+            return bool(self.fs.info(url)["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def list_files(self, url: str) -> dict[str, int]:
         root = self.fs._strip_protocol(url).rstrip("/") + "/"
         try:
             found = self.fs.find(root, detail=True)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            _refuse_missing_bucket(error)
             return {}
         return {
             name[len(root) :]: int(found[name]["size"]) for name in sorted(found) if name != root
         }
 
+    def list_folder(self, url: str) -> dict[str, int]:
+        try:
+            found = self.fs.ls(url, detail=True)
+        except FileNotFoundError as error:
+            _refuse_missing_bucket(error)
+            return {}
+        files = (entry for entry in found if entry["type"] == "file")
+        return dict(sorted((basename(entry["name"]), int(entry["size"])) for entry in files))
+
     def glob(self, url: str) -> list[str]:
         return sorted(f"{self.protocol}://{name}" for name in self.fs.glob(url))
 
     def delete(self, url: str) -> None:
-        if self.is_file(url):
+        with suppress(FileNotFoundError):
             self.fs.rm_file(url)
 
     def delete_tree(self, url: str) -> None:
@@ -99,6 +125,8 @@ class RemoteBackend:
     # --- conditional writes ---------------------------------------------------------------
 
     def read_version(self, url: str) -> tuple[bytes, str]:
+        if self.protocol not in S3:
+            return self.fs.cat_file(url), self.size_and_version(url)[1]
         bucket, key, _ = self.fs.split_path(url)
         reply = self._call("get_object", Bucket=bucket, Key=key)
         return reply["Data"], str(reply["ETag"])
@@ -110,7 +138,7 @@ class RemoteBackend:
         return self._conditional_put(url, data, IfMatch=version)
 
     def _conditional_put(self, url: str, data: bytes, **condition: str) -> str | None:
-        if self.protocol not in ("s3", "s3a"):
+        if self.protocol not in S3:
             raise ConfigError(
                 f"{url}: trainyard publishes by conditional writes, which it knows for s3:// and "
                 f"for file systems, not for {self.protocol}://; use one of those for outputs"
@@ -151,7 +179,9 @@ class RemoteBackend:
                 if status in LOST_RACE or (status == 404 and "IfMatch" in arguments):
                     return None
                 if status == 404:
-                    raise FileNotFoundError(arguments["Key"]) from error
+                    missing = FileNotFoundError(str(error))
+                    _refuse_missing_bucket(missing)
+                    raise missing from error
                 if status == 403:
                     raise PermissionError(str(error)) from error
                 if status < 500 or last:
@@ -171,6 +201,15 @@ class RemoteBackend:
         finally:
             self.delete(url)
         return first is not None and second is None and stale is None
+
+
+def _refuse_missing_bucket(error: FileNotFoundError) -> None:
+    """A bucket that is not there is not an empty one."""
+    if "bucket does not exist" in str(error) or "NoSuchBucket" in str(error):
+        raise ConfigError(
+            "the bucket does not exist at this endpoint; create it, or check the URL and "
+            "AWS_ENDPOINT_URL"
+        ) from error
 
 
 class RemoteWriter:

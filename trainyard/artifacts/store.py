@@ -21,13 +21,23 @@ from trainyard.artifacts import local
 from trainyard.artifacts.backend import Backend, Writer
 from trainyard.artifacts.digest import digest_bytes, hasher
 from trainyard.artifacts.local import LocalBackend
-from trainyard.artifacts.urls import basename, has_glob, is_local, join, local_path, parent
+from trainyard.artifacts.urls import (
+    basename,
+    has_glob,
+    is_local,
+    join,
+    local_path,
+    parent,
+    refuse_secrets,
+)
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError, TrainyardError
 
 observers: list[Callable[[str, str], None]] = []
 """Called with (operation, url) before each operation."""
 
 CHUNK = 2**22
+
+CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
 
 __all__ = [
     "FileInfo",
@@ -65,6 +75,7 @@ class FileInfo:
 
 def backend(url: str) -> Backend:
     """The kind of store behind a URL."""
+    refuse_secrets(url)
     if is_local(url):
         return LocalBackend()
     from trainyard.artifacts.remote import RemoteBackend  # fsspec: a quarter of a second
@@ -81,17 +92,27 @@ def operation(name: str, url: str) -> Iterator[Backend]:
         yield backend(url)
     except TrainyardError:
         raise
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileExistsError, NotADirectoryError) as error:
+        if name in ("open", "create", "replace", "move"):
+            raise ConfigError(
+                f"{url}: a file stands where a folder is needed; choose another place"
+            ) from error
+        raise ArtifactError(f"{url}: there is no such file or object") from error
+    except FileNotFoundError as error:
+        if "bucket does not exist" in str(error):
+            raise ConfigError(f"{url}: the bucket does not exist; create it first") from error
         raise ArtifactError(f"{url}: there is no such file or object") from error
     except IsADirectoryError as error:
         raise ArtifactError(f"{url}: this is a folder, not a file") from error
     except PermissionError as error:
-        raise ConfigError(
-            f"{url}: access refused ({error}); check the path's permissions, or AWS_ACCESS_KEY_ID, "
-            f"AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
-        ) from error
+        check = "the permissions of the path" if is_local(url) else CREDENTIALS
+        raise ConfigError(f"{url}: access refused ({error}); check {check}") from error
     except OSError as error:
         raise InfrastructureError(f"{url}: {name} failed: {error}") from error
+    except ValueError as error:
+        if "endpoint" in str(error).lower():
+            raise ConfigError(f"AWS_ENDPOINT_URL is not a URL: {error}") from error
+        raise
     except Exception as error:
         if type(error).__module__.startswith(
             ("botocore", "aiobotocore", "aiohttp", "s3fs", "fsspec")
@@ -152,6 +173,12 @@ def list_files(url: str) -> dict[str, int]:
         return store.list_files(url)
 
 
+def list_folder(url: str) -> dict[str, int]:
+    """The files directly in a folder: name to size in bytes, sorted; empty when there is none."""
+    with operation("list", url) as store:
+        return store.list_folder(url)
+
+
 def expand(url: str) -> list[str]:
     """The files that a URL, a pattern or a folder stands for, sorted; hidden files are passed over.
 
@@ -199,8 +226,9 @@ class OutputFile(io.RawIOBase):
 
     def __init__(self, url: str, name: str, volatile: bool) -> None:
         super().__init__()
+        self._writer: Writer | None = None
         with operation("open", url) as store:
-            self._writer: Writer = store.open_output(url)
+            self._writer = store.open_output(url)
         self.url = url
         self._name = name
         self._volatile = volatile
@@ -218,6 +246,7 @@ class OutputFile(io.RawIOBase):
         for start in range(0, len(view), CHUNK):
             piece = view[start : start + CHUNK]
             with operation("write", self.url):
+                assert self._writer is not None
                 self._writer.write(piece)
             self._digest.update(piece)
         self._size += len(view)
@@ -231,6 +260,7 @@ class OutputFile(io.RawIOBase):
         """Publish under the final name."""
         if self._record is None and not self.closed:
             with operation("publish", self.url):
+                assert self._writer is not None
                 self._writer.publish()
             self._record = FileRecord(
                 self._name, self._size, self._digest.hexdigest(), self._volatile
@@ -240,7 +270,8 @@ class OutputFile(io.RawIOBase):
     def discard(self) -> None:
         """Leave no trace of what was written."""
         if not self.closed:
-            self._writer.discard()
+            if self._writer is not None:
+                self._writer.discard()
             super().close()
 
     @property

@@ -27,6 +27,30 @@ def local_path(url: str) -> Path | None:
     return Path(unquote(parts.path))
 
 
+def refuse_secrets(url: str) -> None:
+    """Refuse a URL that carries credentials: it would end up in manifests and logs."""
+    parts = urlsplit(url) if "://" in url else None
+    if parts is not None and (
+        "@" in parts.netloc or (parts.scheme.startswith("http") and parts.query)
+    ):
+        raise ConfigError(
+            f"{parts.scheme}://...{parts.path}: a URL with a user, a password or a query would be "
+            "written into manifests and logs; give credentials in the environment instead"
+        )
+
+
+def canonical(url: str) -> str:
+    """One spelling for one place: absolute, links resolved, no trailing slash."""
+    path = local_path(url)
+    return str(path.resolve()) if path is not None else url.rstrip("/")
+
+
+def lies_in(url: str, folder: str) -> bool:
+    """True when a place is a folder or below it."""
+    inner, outer = canonical(url), canonical(folder)
+    return inner == outer or inner.startswith(outer.rstrip("/") + "/")
+
+
 def join(url: str, *parts: str) -> str:
     """A URL below another one."""
     joined = url

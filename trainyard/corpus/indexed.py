@@ -25,6 +25,7 @@ from trainyard.corpus.layout import (
     check_bin_size,
     optimal_dtype,
     parse_index,
+    verify_index,
     write_array,
     write_header,
     write_offsets,
@@ -130,8 +131,10 @@ def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
 
 
 def read_index(prefix_url: str, cache: Path) -> Index:
-    """The index of a pair, its .bin checked by size; a remote .idx is copied to `cache`."""
+    """The index of a pair, every entry of it checked, and the size of the .bin; a remote .idx is
+    copied to `cache`."""
     index = parse_index(map_file(store.fetch(prefix_url + ".idx", cache)), prefix_url + ".idx")
+    verify_index(index, prefix_url + ".idx")
     check_bin_size(index, store.info(prefix_url + ".bin").size_bytes, prefix_url)
     return index
 

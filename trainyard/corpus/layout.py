@@ -175,12 +175,17 @@ def _views(raw: Tokens, start: int, layout: list[tuple[str, int]]) -> Iterator[T
 
 
 def check_bin_size(index: Index, bin_bytes: int, prefix: str) -> None:
-    """Refuse a .bin whose size is not the one its .idx tells."""
-    if bin_bytes != index.bin_bytes:
-        raise ArtifactError(
-            f"{prefix}.bin is {bin_bytes} bytes, but {prefix}.idx tells of {index.bin_bytes}: "
-            "one of the two is cut short or from another run; make the pair again"
-        )
+    """Refuse a .bin whose size is not the one its .idx, of which `verify_index` is true, tells."""
+    if bin_bytes == index.bin_bytes:
+        return
+    where = "behind the last sequence"
+    if bin_bytes < index.bin_bytes:
+        first = int(index.sequence_offsets.searchsorted(bin_bytes, side="right")) - 1
+        where = f"from sequence {first} on"
+    raise ArtifactError(
+        f"{prefix}.bin is {bin_bytes} bytes, but {prefix}.idx tells of {index.bin_bytes} (they "
+        f"differ {where}): one of the two is cut short or from another run; make the pair again"
+    )
 
 
 def verify_index(index: Index, name: str) -> None:
@@ -197,6 +202,7 @@ def verify_index(index: Index, name: str) -> None:
                 "the index is damaged, make the pair again"
             )
     for start in range(0, len(index.document_indices) - 1, CHUNK):
-        falls = np.flatnonzero(np.diff(index.document_indices[start : start + CHUNK + 1]) < 0)
+        bounds = index.document_indices[start : start + CHUNK + 1]
+        falls = np.flatnonzero(bounds[1:] < bounds[:-1])  # a difference may not fit 64 bits
         if len(falls):
             raise ArtifactError(f"{name}: document {start + falls[0]} ends before it begins")

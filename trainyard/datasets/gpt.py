@@ -60,6 +60,11 @@ class GPTDataset:
         form: SampleFormat,
         drop_last_partial: bool = True,
     ) -> None:
+        if indexed.dtype.kind == "f":
+            raise DataError(
+                f"{indexed.prefix}.idx: the tokens are stored as {indexed.dtype}; ids to train on "
+                "are whole numbers, tokenize the text again"
+            )
         self.indexed = indexed
         self.form = form
         self.indices: SampleIndices = build_sample_indices(
@@ -92,8 +97,10 @@ class GPTDataset:
         filled = 0
         for position in range(first, last + 1):
             document = int(self.indices.document_index[position])
-            length = end + 1 - offset if position == last else None
-            piece = self.indexed.get(document, offset, length)
+            stop = end + 1 if position == last else int(self.indexed.sequence_lengths[document])
+            piece = self.indexed.get(document, offset, stop - offset)
+            if len(piece) != stop - offset:
+                self._refuse_piece(document, stop - offset, len(piece))
             text[filled : filled + len(piece)] = piece
             filled, offset = filled + len(piece), 0
         if (
@@ -102,6 +109,12 @@ class GPTDataset:
             self._refuse_token(text[:filled], first, last)
         text[filled:] = self.form.pad
         return text
+
+    def _refuse_piece(self, document: int, asked: int, found: int) -> None:
+        raise DataError(
+            f"{self.indexed.prefix}.bin: sequence {document} gave {found} of {asked} tokens; the "
+            "file was changed or cut short, make the pair again"
+        )
 
     def _refuse_token(self, text: NDArray[np.int64], first: int, last: int) -> None:
         documents = self.indices.document_index[first : last + 1].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,14 @@ def collate(samples: list[Sample]) -> Batch:
     return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
 
 
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """A signal to the whole process group must not end a worker while the trainer still saves.
+
+    Workers end when the loader does, or when they find their parent gone."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def build_loader(
     dataset: Dataset, data: DataConfig, shape: SamplerShape, consumed: int, dp_rank: int
 ) -> Iterator[Batch]:
@@ -65,5 +74,6 @@ def build_loader(
         num_workers=data.num_workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_leave_signals_to_the_trainer,
     )
     return iter(loader)

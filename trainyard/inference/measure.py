@@ -1,26 +1,14 @@
-"""Time and memory of generation: clocks that wait for the device, peaks, percentiles."""
+"""Time of generation: clocks that wait for the device, percentiles, throughput."""
 
 from __future__ import annotations
 
 import math
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-from trainyard.errors import ConfigError
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one; `cuda` where there is none is refused."""
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ConfigError("--device cuda: torch sees no GPU here; use --device cpu or leave it out")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
@@ -33,14 +21,6 @@ def device_clock(device: torch.device) -> Callable[[], float]:
         return time.perf_counter()
 
     return synchronized
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most that was allocated on the GPU so far; on the CPU, most that the process held."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:

@@ -49,26 +49,6 @@ def rank_of_environment() -> tuple[int, int, int, int]:
     )
 
 
-def resolve_device(option: str, local_rank: int) -> torch.device:
-    """The device of this rank: `cpu`, `cuda`, or `auto` for CUDA where there is one."""
-    available = torch.cuda.is_available()
-    if option == "cpu" or (option == "auto" and not available):
-        return torch.device("cpu")
-    if not available:
-        raise ConfigError(
-            "--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA "
-            "build of torch"
-        )
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"--nproc-per-node needs a CUDA device for each rank, and there are "
-            f"{torch.cuda.device_count()}; start fewer ranks, or use --device cpu"
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
 T = TypeVar("T")
 
 

@@ -67,10 +67,14 @@ def byte_level_engine(vocab: dict[str, int], merges: list[tuple[str, str]], name
 def _parse_vocab(data: bytes, url: str) -> dict[str, int]:
     try:
         vocab = json.loads(data)
-    except ValueError as error:
+    except UnicodeDecodeError as error:
+        raise _not_text("--vocab-file", url, error) from None
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"--vocab-file {url}: not a JSON document: {error}") from None
-    if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
-        raise ArtifactError(f"--vocab-file {url}: not a table of tokens and ids")
+    if not isinstance(vocab, dict) or not all(_is_id(i) for i in vocab.values()):
+        raise ArtifactError(
+            f"--vocab-file {url}: not a table of tokens and ids (whole numbers from 0)"
+        )
     if END_OF_TEXT not in vocab:
         raise ConfigError(
             f"--vocab-file {url} has no {END_OF_TEXT}, by which this type ends documents"
@@ -78,9 +82,25 @@ def _parse_vocab(data: bytes, url: str) -> dict[str, int]:
     return vocab
 
 
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**32
+
+
+def _not_text(flag: str, url: str, error: UnicodeDecodeError) -> ArtifactError:
+    line = 1 + bytes(error.object[: error.start]).count(b"\n")
+    return ArtifactError(
+        f"{flag} {url}: byte {error.start}, on line {line}, is not UTF-8 text; is it the right "
+        "file, and whole?"
+    )
+
+
 def _parse_merges(data: bytes, url: str) -> list[tuple[str, str]]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise _not_text("--merge-file", url, error) from None
     merges = []
-    for number, line in enumerate(data.decode().split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         left, _, right = line.rstrip("\r").partition(" ")

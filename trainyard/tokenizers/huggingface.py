@@ -40,7 +40,7 @@ class EngineTokenizer:
         self.engine = engine
         self.eod = eod
         self.pad = pad
-        self.vocab_size: int = engine.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = count_ids(engine)
         self._files = files
         engine.no_truncation()  # a file may carry the limits of some model; documents are not cut
         engine.no_padding()
@@ -78,6 +78,12 @@ def build_huggingface(config: TokenizerConfig) -> EngineTokenizer:
     return EngineTokenizer(
         config, engine, files, eod, _token_id(engine, settings, "pad_token", url)
     )
+
+
+def count_ids(engine: Engine) -> int:
+    """One above the highest id, which ids left out make more than the number of tokens."""
+    vocab: dict[str, int] = engine.get_vocab(with_added_tokens=True)
+    return max(len(vocab), 1 + max(vocab.values(), default=-1))
 
 
 def parse_engine(data: bytes, name: str) -> Engine:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 import statistics
-import sys
 from dataclasses import asdict, dataclass
 
 import torch
+
+from trainyard.parallel.device import peak_memory_bytes
 
 FILE = "timings.jsonl"
 
@@ -53,14 +53,6 @@ class Workload:
             self.flops / (seconds * 1e12 * self.world_size),
             peak_memory_bytes(device),
         )
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory this process has held so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def summary(timings: list[StepTiming]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import Manifest, publish, read_slot, retire
-from trainyard.errors import ArtifactError
+from trainyard.errors import ArtifactError, ConfigError
 
 
 def artifact(folder: str, names: tuple[str, ...]) -> Manifest:
@@ -87,7 +88,8 @@ def test_a_folder_of_artifacts_counts_by_their_files_alone(store_url: str) -> No
     publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
     before = resolve("input", [store.join(store_url, "parts")])
     assert before.files == (prefix + "_text.bin",)
-    store.write_bytes(prefix + ".manifest.json", b"another run, the same bytes")
+    again = Manifest(stage="tokenize", files=(record,), run={"seconds": 9})
+    store.write_bytes(prefix + ".manifest.json", json.dumps(again.to_document()).encode())
     store.write_bytes(prefix + ".work/unit.json", b"1")
     store.write_bytes(prefix + ".claim.json", b"1")
     assert resolve("input", [store.join(store_url, "parts")]).digest == before.digest
@@ -103,3 +105,38 @@ def test_what_is_missing_or_half_replaced_is_refused(store_url: str) -> None:
     retire(url, slot, "a run")
     with pytest.raises(ArtifactError, match="has not finished; rerun that stage"):
         resolve("input", [store_url])
+
+
+def test_nothing_of_an_artifact_that_is_being_replaced_is_an_input(store_url: str) -> None:
+    folder = store.join(store_url, "corpus")
+    artifact(folder, ("a.jsonl",))
+    prefix = store.join(store_url, "parts", "shard")
+    record = store.write_bytes(prefix + "_text.bin", b"1", "_text.bin")
+    publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
+    for manifest_url in (store.join(folder, "manifest.json"), prefix + ".manifest.json"):
+        slot = read_slot(manifest_url)
+        assert slot is not None
+        retire(manifest_url, slot, "a run")
+    for url in ("corpus/a.jsonl", "corpus/*.jsonl", "parts", "parts/shard", "parts/shard_text.bin"):
+        with pytest.raises(ArtifactError, match="has not finished"):
+            resolve("input", [store.join(store_url, url)])
+
+
+def test_files_of_prefix_artifacts_count_by_their_manifests(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = store.join(store_url, "shard")
+    names = ("_text_document.bin", "_text_document.idx")
+    records = tuple(store.write_bytes(prefix + name, name.encode(), name) for name in names)
+    publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=records), None)
+    monkeypatch.setattr(inputs, "read_digest", lambda url: pytest.fail(f"{url} was read"))
+    found = resolve("data", [prefix + "_text_document"])
+    assert found.files == tuple(prefix + name for name in names)
+    assert resolve("data", [store_url]).digest == found.digest
+
+
+def test_a_url_with_a_secret_in_it_is_refused_without_repeating_it() -> None:
+    for url in ("https://user:hunter2@host/a.jsonl", "https://host/a.jsonl?sig=hunter2"):
+        with pytest.raises(ConfigError, match="in the environment instead") as caught:
+            resolve("input", [url])
+        assert "hunter2" not in str(caught.value)

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.vectors import GOLDEN
 from trainyard.artifacts import store
 from trainyard.corpus import layout
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter, optimal_dtype
@@ -38,23 +40,23 @@ def write_pair(prefix: Path, docs: Documents, dtype: Any = np.uint16, modes: Any
     return str(prefix)
 
 
-def golden(shared: Path) -> dict[str, Any]:
-    vectors: dict[str, Any] = json.loads((shared / "golden/megatron_vectors.json").read_text())
+def golden() -> dict[str, Any]:
+    vectors: dict[str, Any] = json.loads((GOLDEN / "megatron_vectors.json").read_text())
     return vectors
 
 
 # --- Megatron's bytes -------------------------------------------------------------------------
 
 
-def test_layout_is_megatrons(shared: Path) -> None:
-    case = golden(shared)["layout"]
+def test_layout_is_megatrons() -> None:
+    case = golden()["layout"]
     bin_data, idx_data = written(case["docs"], case["dtype"])
     assert bin_data.hex() == case["bin_hex"]
     assert idx_data.hex() == case["idx_hex"]
 
 
-def test_multimodal_layout_is_megatrons(shared: Path) -> None:
-    case = golden(shared)["layout_multimodal"]
+def test_multimodal_layout_is_megatrons() -> None:
+    case = golden()["layout_multimodal"]
     bin_data, idx_data = written([[[1, 2], [3, 4]]], np.int32, modes=[[0, 1]])
     assert bin_data.hex() == case["bin_hex"]
     assert idx_data.hex() == case["idx_hex"]
@@ -63,8 +65,8 @@ def test_multimodal_layout_is_megatrons(shared: Path) -> None:
     assert index.modes.tolist() == [0, 1]
 
 
-def test_optimal_dtype_is_megatrons(shared: Path) -> None:
-    for vocab_size, dtype in golden(shared)["optimal_dtype"].items():
+def test_optimal_dtype_is_megatrons() -> None:
+    for vocab_size, dtype in golden()["optimal_dtype"].items():
         assert optimal_dtype(int(vocab_size)) == np.dtype(dtype)
     assert optimal_dtype(None) == np.int32
 
@@ -178,6 +180,47 @@ def test_a_damaged_index_is_refused_in_words(offset: int, field: bytes, message:
     broken = damage(idx_data, offset, field)
     with pytest.raises(ArtifactError, match=message):
         verify_index(parse_index(np.frombuffer(broken, np.uint8), "p.idx"), "p.idx")
+
+
+FIELDS = {"length": (34, 4, "<i"), "offset": (46, 8, "<q")}
+"""Where the entries of an index of three sequences begin, their size and type."""
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("offset", 10**9), ("offset", 3), ("offset", -(2**63)), ("length", 2_000_000), ("length", -7)],
+)
+def test_no_dataset_opens_on_a_damaged_index(
+    tmp_path: Path, sequence: int, what: str, value: int
+) -> None:
+    prefix = write_pair(tmp_path / "p", [[[1, 2, 3]], [[4], [5, 6, 7]]])
+    start, size, kind = FIELDS[what]
+    idx = Path(prefix + ".idx")
+    field = struct.pack(kind, value)
+    idx.write_bytes(damage(idx.read_bytes(), start + sequence * size, field))
+    with pytest.raises(DataError, match=r"p\.idx.* sequence \d"):
+        IndexedDataset(prefix)
+
+
+def test_bounds_far_apart_are_seen_to_descend() -> None:
+    _, idx_data = written([[[1, 2, 3]], [[4]], [[5, 6, 7]]])
+    far = damage(idx_data, 34 + 3 * 12 + 8, struct.pack("<2q", 2**63 - 1, -2))
+    with pytest.raises(ArtifactError, match="document 1 ends before it begins"):
+        verify_index(parse_index(np.frombuffer(far, np.uint8), "p.idx"), "p.idx")
+
+
+def test_checking_an_index_takes_milliseconds_per_million_sequences() -> None:
+    lengths = np.full(10**6, 300, np.int32)
+    offsets = np.arange(10**6, dtype=np.int64) * 600
+    bounds = np.arange(10**6 + 1, dtype=np.int64)
+    index = layout.Index(np.dtype(np.uint16), lengths, offsets, bounds, None)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        verify_index(index, "p.idx")
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.1  # about 5 ms; a loop over the sequences takes a second
 
 
 @pytest.mark.parametrize("keep", [0, 20, 40, -1])

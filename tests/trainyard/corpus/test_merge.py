@@ -135,6 +135,7 @@ def test_a_damaged_part_is_named_before_anything_is_written(tmp_path: Path) -> N
     Path(bad + ".idx").write_bytes(data)
     with pytest.raises(ArtifactError, match=r"b\.idx: sequence 1 is not laid"):
         survey([good, bad], tmp_path)
+    put(str(tmp_path / "b"), pair([[[1, 2, 3]], [[4]]]))
     Path(bad + ".bin").write_bytes(b"")
     with pytest.raises(ArtifactError, match=r"b\.bin is 0 bytes"):
         survey([good, bad], tmp_path)

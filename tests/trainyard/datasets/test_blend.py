@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.vectors import GOLDEN
 from trainyard.datasets.blend import blend, blend_exhaustive, rank_within
 from trainyard.errors import ConfigError
 
@@ -28,8 +28,8 @@ def greedy(weights: list[float], limits: list[float], num_samples: int) -> list[
     return chosen
 
 
-def test_blend_equals_megatrons(shared: Path) -> None:
-    golden = json.loads((shared / "golden/megatron_vectors.json").read_text())
+def test_blend_equals_megatrons() -> None:
+    golden = json.loads((GOLDEN / "megatron_vectors.json").read_text())
     case = golden["blend"]
     index, sample = blend(case["weights"], case["size"])
     assert index.tolist() == case["dataset_index"]

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from tests.vectors import GOLDEN
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets.gpt import (
     GPTDataset,
@@ -14,6 +16,7 @@ from trainyard.datasets.gpt import (
     build_sample,
     positions_in_documents,
 )
+from trainyard.errors import DataError
 
 EOD = 999
 FORM = SampleFormat(seq_length=16, seed=1234, vocab_size=1000, eod=EOD)
@@ -36,8 +39,8 @@ def sample_of(text: list[int], form: SampleFormat) -> dict[str, list[float]]:
     return {key: values.tolist() for key, values in sample.items()}
 
 
-def test_first_samples_equal_megatrons(shared: Path, tmp_path: Path) -> None:
-    golden = json.loads((shared / "golden/megatron_vectors.json").read_text())["gpt"]
+def test_first_samples_equal_megatrons(tmp_path: Path) -> None:
+    golden = json.loads((GOLDEN / "megatron_vectors.json").read_text())["gpt"]
     indexed = IndexedDataset(write_pair(tmp_path / "t", golden["doc_lengths"]))
     documents = np.arange(len(indexed), dtype=np.int32)
     for case in golden["cases"]:
@@ -70,6 +73,28 @@ def test_padding_does_not_count_and_becomes_zero() -> None:
     assert sample["tokens"] == [5, 6, 0]
     assert sample["labels"] == [6, 0, 0]
     assert sample["loss_mask"] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tokens_that_are_no_whole_numbers_are_refused(tmp_path: Path, dtype: type) -> None:
+    prefix = tmp_path / "t"
+    with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
+        writer = IndexedWriter(bin_file, dtype)
+        writer.add_document([np.arange(40.0)])
+        writer.write_index(idx_file)
+    indexed = IndexedDataset(str(prefix))
+    with pytest.raises(DataError, match=r"t\.idx: the tokens are stored as float"):
+        GPTDataset(indexed, np.arange(1, dtype=np.int32), None, FORM)
+
+
+def test_a_piece_shorter_than_asked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed = IndexedDataset(write_pair(tmp_path / "t", [40, 3, 90]))
+    dataset = GPTDataset(indexed, np.arange(3, dtype=np.int32), None, FORM)
+    monkeypatch.setattr(indexed, "_tokens", indexed._tokens[:60])
+    with pytest.raises(DataError, match=r"t\.bin: sequence 2 gave \d+ of \d+ tokens"):
+        [dataset[index] for index in range(len(dataset))]
 
 
 def test_end_of_document_resets_positions_and_loss_if_asked() -> None:

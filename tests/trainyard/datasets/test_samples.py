@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.vectors import GOLDEN
 from trainyard.datasets.samples import build_sample_indices, locate_samples
 
 
 @pytest.fixture
-def golden(shared: Path) -> dict[str, Any]:
-    vectors: dict[str, Any] = json.loads((shared / "golden/megatron_vectors.json").read_text())[
-        "gpt"
-    ]
+def golden() -> dict[str, Any]:
+    vectors: dict[str, Any] = json.loads((GOLDEN / "megatron_vectors.json").read_text())["gpt"]
     return vectors
 
 

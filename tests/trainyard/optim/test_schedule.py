@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
+from tests.vectors import GOLDEN
 from trainyard.errors import ConfigError
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.schedule import LearningRateSchedule, WeightDecaySchedule, build_schedule
 
 
-def test_both_rates_equal_megatrons(shared: Path) -> None:
-    golden = json.loads((shared / "golden/megatron_vectors.json").read_text())
+def test_both_rates_equal_megatrons() -> None:
+    golden = json.loads((GOLDEN / "megatron_vectors.json").read_text())
     setup = golden["lr_setup"]
     decay = WeightDecaySchedule(
         start=setup["start_wd"],

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from trainyard.artifacts import store
+from trainyard.corpus.layout import optimal_dtype
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers.base import DESCRIPTION, Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
@@ -146,6 +147,33 @@ def test_the_table_has_every_type() -> None:
     assert set(TOKENIZERS) == {"GPT2BPETokenizer", "HuggingFaceTokenizer", "NullTokenizer"}
 
 
+def move_id(folder: Path, to: Path, old_id: int, new_id: int) -> None:
+    """The tokenizer of `folder` with another number for one of its ids."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocab = document["model"]["vocab"]
+    vocab[next(token for token, i in vocab.items() if i == old_id)] = new_id
+    (to / "tokenizer.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(("new_id", "dtype"), [(9000, "uint16"), (70000, "int32")])
+def test_holes_in_the_ids_count_in_the_vocabulary(
+    folder: Path, tmp_path: Path, new_id: int, dtype: str
+) -> None:
+    old_id = huggingface(folder).encode("q")[0]
+    move_id(folder, tmp_path, old_id, new_id)
+    tokenizer = huggingface(tmp_path)
+    assert tokenizer.encode("q") == [new_id]
+    assert tokenizer.vocab_size == new_id + 1
+    assert optimal_dtype(tokenizer.vocab_size) == dtype
+
+
+def test_holes_in_the_ids_of_gpt2_count_too(tmp_path: Path) -> None:
+    vocab = {"a": 0, "b": 1, "ab": 9000, "<|endoftext|>": 2}
+    tokenizer = build_gpt2_from(tmp_path, vocab, "a b\n")
+    assert tokenizer.vocab_size == 9001
+    assert tokenizer.encode("ab<|endoftext|>") == [9000, 2]
+
+
 # --- which token ends a document --------------------------------------------------------------
 
 
@@ -231,6 +259,28 @@ def build_gpt2_from(folder: Path, vocab: dict[str, int] | None, merges: str | No
         tokenizer_type="GPT2BPETokenizer", vocab_file=str(files[0]), merge_file=str(files[1])
     )
     return build_tokenizer(config)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "message"),
+    [
+        (b'{"<|endoftext|>": 0, "\xff": 1}', b"", r"--vocab-file .*byte 22, on line 1, is not UTF"),
+        (b'{"<|endoftext|>": 0, "a"', b"", "--vocab-file .*not a JSON document"),
+        (b"[" * 100_000, b"", "--vocab-file .*not a JSON document"),
+        (b'["<|endoftext|>"]', b"", "--vocab-file .*not a table of tokens and ids"),
+        (b'{"<|endoftext|>": -1}', b"", "--vocab-file .*not a table of tokens and ids"),
+        (b'{"<|endoftext|>": 4294967296}', b"", "--vocab-file .*not a table of tokens and ids"),
+        (b'{"<|endoftext|>": 0}', b"#version\na \xe9\n", r"--merge-file .*byte 11, on line 2, is"),
+        (b'{"<|endoftext|>": 0}', b"a b c\n", "--merge-file .*line 1 is not two tokens"),
+    ],
+)
+def test_gpt2_files_that_are_not_what_they_should_be(
+    tmp_path: Path, vocab: bytes, merges: bytes, message: str
+) -> None:
+    (tmp_path / "vocab.json").write_bytes(vocab)
+    (tmp_path / "merges.txt").write_bytes(merges)
+    with pytest.raises(ArtifactError, match=message):
+        build_gpt2_from(tmp_path, None, None)
 
 
 def test_a_newer_description_is_refused(tmp_path: Path) -> None:
