@@ -66,17 +66,17 @@ def link_to(url: str) -> str:
 
 
 def stage_table(summaries: Sequence[Summary]) -> str:
-    """A markdown table: stage, state, seconds, output digest, metrics, why it ran."""
-    lines = ["| stage | state | seconds | output digest | metrics | why it ran |"]
+    """A markdown table: stage, state, seconds, output digest, why it ran, metrics."""
+    lines = ["| stage | state | seconds | output digest | why it ran | metrics |"]
     lines.append("| --- | --- | ---: | --- | --- | --- |")
     for summary in summaries:
         cells = (
             f"`{summary.job}`",
             "reused" if summary.reused else "done",
             f"{summary.seconds:.1f}",
-            f"`{summary.output_digest[:16]}`" if summary.output_digest else "",
-            _cell(metrics_text(summary.metrics)),
+            f"`{summary.output_digest[:12]}`" if summary.output_digest else "",
             _cell(summary.reason),
+            _cell(metrics_text(summary.metrics)),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

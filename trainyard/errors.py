@@ -43,12 +43,12 @@ class ClaimHeldError(InfrastructureError):
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGINT asked the run to stop; nothing is wrong. Exit status 128 + signal.
+    """SIGTERM, SIGINT or an option asked the run to stop; nothing is wrong. Status 128 + signal.
 
     A BaseException, so that no `except Exception` on the way mistakes it for a failure."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signals.Signals(signum).name}")
+    def __init__(self, signum: int, by: str = "") -> None:
+        super().__init__(f"stopped by {by or signals.Signals(signum).name}")
         self.signum = signum
 
     @property

@@ -13,6 +13,7 @@ from stages.context import StageRun
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.documents import config_document, losses_of, state_facts
 from stages.pretrain.folder import RunKeeper
+from stages.pretrain.origin import check_samples_left, check_tokenizer, refuse_other_options
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.datasets.gpt import NO_PAD, SampleFormat
 from trainyard.errors import ConfigError, Stopped
@@ -175,6 +176,7 @@ class _Pretraining:
         step = self.found.latest
         if step is not None:
             return resume(self.config.save, step, trainee)
+        refuse_other_options(self.config, self.found)
         load = self.config.foreign_load()
         if load is None:
             assert isinstance(trainee.model, GPTModel)
@@ -183,6 +185,7 @@ class _Pretraining:
             return TrainState(), Ledger()
         state = TrainState()
         with open_checkpoint(load, "--load") as checkpoint:
+            check_tokenizer(checkpoint, self.tokenizer, self.config.finetune)
             if self.config.finetune:
                 restore_weights(checkpoint, trainee)
             else:
@@ -194,6 +197,8 @@ class _Pretraining:
                 f"{self.config.training.train_iters}: nothing is left to train; raise it, or use "
                 "--finetune"
             )
+        size = self.batch_size.global_batch_size
+        check_samples_left(self.config, state, size, len(self.data.train))
         return state, Ledger(state.ledger_digest)
 
     def _log_start(self, trainee: Trainee, origin: str) -> None:
@@ -240,7 +245,7 @@ class _Pretraining:
             log.warning("saved step %d (%s); the same command continues from it", state.step, why)
         if self.stage.stop_requested:
             self.stage.stop()
-        raise Stopped(signal.SIGTERM)
+        raise Stopped(signal.SIGTERM, "--exit-interval")
 
 
 def _nothing() -> None:

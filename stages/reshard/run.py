@@ -8,6 +8,7 @@ from typing import Any
 
 from stages.context import StageRun
 from stages.reshard.config import ReshardConfig
+from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
@@ -18,6 +19,7 @@ from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.rewrite import rewrite_step
 from trainyard.checkpoint.save import clear_step, publish_step
 from trainyard.checkpoint.steps import step_folder
+from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
     with open_checkpoint(config.load_dir, "--load-dir") as checkpoint:
         if config.saver == "hf":
             architecture(gpt_config(checkpoint)[0])  # refuse before anything is touched
+            _refuse_strange_weights(config, stage)
             _save_hf(config, stage, checkpoint)
         else:
             _save_trainyard(config, stage, checkpoint)
@@ -39,6 +42,19 @@ def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
         }
     log.info("resharded %s", " ".join(f"{key}={value}" for key, value in metrics.items()))
     return metrics
+
+
+def _refuse_strange_weights(config: ReshardConfig, stage: StageRun) -> None:
+    """A model file that is not ours would be loaded in the place of what is written."""
+    ours = set(stage.slot.files if stage.slot else ()) | stage.work.final_names()
+    weights = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+    found = store.list_folder(config.save_dir)
+    strange = [name for name in found if name.endswith(weights) and name not in ours]
+    if strange:
+        raise ConfigError(
+            f"--save-dir {config.save_dir} holds {', '.join(strange[:3])}, which this stage did "
+            "not write and a loader might take for the model; choose an empty folder"
+        )
 
 
 def _save_hf(config: ReshardConfig, stage: StageRun, checkpoint: Checkpoint) -> None:

@@ -21,8 +21,7 @@ def test_the_table_has_a_row_for_each_stage() -> None:
     reused = Summary(job="plan", stage="plan", reused=True, reason="", seconds=0.3)
     rows = stage_table([ran, reused]).splitlines()[2:]
     assert rows == [
-        "| `merge` | done | 1.3 | `0123456789abcdef` | tokens 1,234,567 "
-        "| input a\\|b changed here |",
+        "| `merge` | done | 1.3 | `0123456789ab` | input a\\|b changed here | tokens 1,234,567 |",
         "| `plan` | reused | 0.3 |  |  |  |",
     ]
 

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from stages.context import StageRun
 from tests.stages.toy import ToyConfig
-from trainyard.artifacts import store
+from trainyard.artifacts import claim, store
 from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.output import Output
 from trainyard.config import from_dict, parse_document
+from trainyard.errors import ClaimHeldError
 
 TEXT = "one\ntwo\nthree\n"
 
@@ -201,6 +204,65 @@ def test_a_stage_stops_when_whoever_started_it_dies(toy: Toy) -> None:
         starter.kill()
     _until(lambda: not _alive(child))
     assert not Path(toy.output, ".claim.json").exists()
+
+
+def test_another_stages_artifact_is_never_replaced(toy: Toy) -> None:
+    toy()
+    url = store.join(toy.output, "manifest.json")
+    document = store.read_json(url) | {"stage": "pretrain"}
+    store.write_bytes(url, json.dumps(document).encode())
+    for force in ([], ["--force"]):
+        text = toy("--suffix", "!", *force, expect=2)
+        assert "this is an artifact of pretrain, which toy would replace" in text
+    assert store.exists(store.join(toy.output, "upper.txt"))
+
+
+@pytest.mark.parametrize("nested", ["same", "around", "inside"])
+def test_an_output_over_an_input_is_refused(tmp_path: Path, nested: str) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "in.txt").write_text(TEXT)
+    source = {"same": folder, "around": folder / "in.txt", "inside": folder}[nested]
+    output = {"same": folder, "around": folder, "inside": folder / "out"}[nested]
+    (tmp_path / "link").symlink_to(output.parent)
+    command = [sys.executable, "-m", "tests.stages.toy", "--input", str(source)]
+    command += ["--output-dir", str(tmp_path / "link" / output.name)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "choose another place for the output" in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["in.txt"]
+
+
+def test_an_output_that_is_a_file_is_refused(toy: Toy) -> None:
+    store.write_bytes(toy.output, b"a file")
+    assert "this is a file" in toy(expect=2)
+    toy.output = store.join(toy.output, "below")
+    assert "a file stands where a folder is needed" in toy(expect=2)
+
+
+def test_numbers_that_are_none_are_refused(toy: Toy) -> None:
+    assert "--seconds must be a finite number, got nan" in toy("--seconds", "nan", expect=2)
+
+
+def test_units_of_other_code_are_not_taken_over(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = StageRun("toy", {}, Output.directory(toy.output), lineage="a", code="one")
+    run.work.publish("0", {})
+    for code, found in (("one", {}), ("two", None)):
+        again = StageRun("toy", {}, Output.directory(toy.output), lineage="a", code=code)
+        assert again.work.published("0") == found
+
+
+def test_a_run_that_lost_its_claim_writes_nothing_more(toy: Toy) -> None:
+    output = Output.directory(toy.output)
+    run = StageRun("toy", {}, output, claim=claim.acquire(output.claim_url, 0))
+    assert run.claim is not None
+    run.claim.lost = True
+    with pytest.raises(ClaimHeldError, match="took this output over"):
+        run.write_text("upper.txt", "late")
+    run.defer_signals()
+    with pytest.raises(ClaimHeldError):
+        run.on_signal(signal.SIGTERM, None)
+    run.claim.release()
 
 
 def test_files_of_an_earlier_version_go_and_files_of_others_stay(toy: Toy) -> None:

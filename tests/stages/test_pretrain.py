@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stages.pretrain.config import PretrainConfig
+from stages.pretrain.origin import check_samples_left
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.checkpoint.load import find_steps, open_checkpoint
@@ -22,6 +23,7 @@ from trainyard.config import from_dict, leaves
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote
 from trainyard.training.ledger import parse_ledger
+from trainyard.training.state import TrainState
 
 OPTIONS = {
     "num_layers": 2,
@@ -167,6 +169,19 @@ def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
     assert find_steps(str(tmp_path / "longer")) == [6]
 
 
+def test_load_that_names_save_does_not_begin_anew_over_other_options(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    short = {"eval_iters": 0, "train_iters": 3}
+    assert zygote.run("stages.pretrain", arguments(tokens, folder, **short))[0] == 0
+    longer = arguments(tokens, folder, eval_iters=0, train_iters=6, load=str(folder))
+    status, _, log = zygote.run("stages.pretrain", longer)
+    assert status == 2, log
+    assert f"give it a --save of its own, as in --load {folder} --save {folder}-2" in log
+    assert find_steps(str(folder)) == [3]
+
+
 def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
     zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +206,7 @@ def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
         ({"load": "{tmp}/nowhere"}, (1, 2), "nowhere"),
         ({"load": "{whole}", "train_iters": 4}, (2,), "nothing is left to train"),
         ({"load": "{whole}", "hidden_size": 32, "train_iters": 9}, (1,), "of another shape"),
+        ({"load": "{whole}", "vocab_size": 1002, "train_iters": 9}, (2,), "another tokenizer"),
         ({"global_batch_size": 5}, (2,), "--global-batch-size"),
         ({"split": "1,0,0"}, (2,), "the valid split"),
         ({"vocab_size": 500}, (1,), "outside the vocabulary of 500"),
@@ -230,6 +246,15 @@ def test_a_folder_with_checkpoints_of_another_program_is_left_alone(
     assert status == 2, log
     assert "was not written by trainyard" in log
     assert theirs.read_bytes() == b"months of work"
+
+
+def test_a_checkpoint_beyond_the_data_of_this_run_is_refused(tokens: str) -> None:
+    document = {**OPTIONS, "data_path": [tokens], "save": "x", "train_iters": 14}
+    config = from_dict(PretrainConfig, document)
+    state = TrainState(step=11, consumed_train_samples=704)
+    check_samples_left(config, state, global_batch_size=2, num_samples=710)
+    with pytest.raises(ConfigError, match="end at 710, but the data of this run holds 700"):
+        check_samples_left(config, state, global_batch_size=2, num_samples=700)
 
 
 def test_every_flag_has_one_owner() -> None:
@@ -281,6 +306,27 @@ def test_sigterm_saves_the_step_and_the_same_command_goes_on(
     with open_checkpoint(str(folder)) as checkpoint:
         lines = parse_ledger((Path(checkpoint.url) / "ledger.jsonl").read_bytes())
         assert [line["step"] for line in lines] == list(range(1, step + 3))
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_whole_group_saves_with_loader_workers_too(
+    tokens: str, tmp_path: Path
+) -> None:
+    options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "num_workers": 2}
+    command = [sys.executable, "-m", "stages.pretrain"]
+    command += arguments(tokens, tmp_path / "run", **options)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(process, " iteration        3/")
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert find_steps(str(tmp_path / "run"))
 
 
 @pytest.mark.slow

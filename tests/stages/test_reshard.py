@@ -128,3 +128,11 @@ def test_the_command_line_exports_once_and_then_has_nothing_to_do(tmp_path: Path
     listed = {record["path"] for record in manifest["files"]}
     assert {"config.json", "generation_config.json", "model-00001-of-00002.safetensors"} <= listed
     assert {"tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"} <= listed
+
+
+def test_weights_that_are_not_ours_are_not_mixed_with_an_export(tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export/model.safetensors").write_bytes(b"of somebody else")
+    with pytest.raises(ConfigError, match=r"holds model\.safetensors"):
+        reshard(tmp_path / "run", tmp_path / "export", saver="hf", num_shards=3)

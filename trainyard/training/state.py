@@ -15,8 +15,7 @@ class TrainState:
     consumed_train_samples: int = 0
     """Samples served to them: the position in the data."""
     num_updates: int = 0
-    """Updates that the optimizer's moments hold; less than `step` after --finetune or a skipped
-    step."""
+    """Updates that the optimizer's moments hold: the t of Adam's bias correction."""
     ledger_digest: str = ""
     """Digest of every ledger line so far, each chained to the one before."""
 

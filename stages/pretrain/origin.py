@@ -1,0 +1,59 @@
+"""What may be continued: refusals for a checkpoint that does not fit this run, before any step."""
+
+from __future__ import annotations
+
+import logging
+
+from stages.pretrain.config import PretrainConfig
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.checkpoint.load import Checkpoint
+from trainyard.errors import ConfigError
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.training.resume import FoundSteps
+from trainyard.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+def refuse_other_options(config: PretrainConfig, found: FoundSteps) -> None:
+    """`--load` that names `--save` asks to go on; what lies there may be of other options."""
+    asked = config.load is not None and config.foreign_load() is None
+    if asked and found.foreign and found.latest is None:
+        raise ConfigError(
+            f"--load {config.load}: the steps there are of other options or data, so this is "
+            f"another run: give it a --save of its own, as in --load {config.load} --save "
+            f"{config.save.rstrip('/')}-2 (or leave --load out to start at step 0 here)"
+        )
+
+
+def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool) -> None:
+    """Weights learnt with other tokens are noise to these; only fine-tuning may mean it."""
+    carried = {name: digest_bytes(data) for name, data in tokenizer.files().items()}
+    differ = [
+        name
+        for name, digest in sorted(carried.items())
+        if (record := checkpoint.manifest.record(f"tokenizer/{name}")) is None
+        or record.digest != digest
+    ]
+    if differ and finetune:
+        log.warning("the tokenizer is not that of the checkpoint: %s differ", ", ".join(differ))
+    elif differ:
+        raise ConfigError(
+            f"--load {checkpoint.url} was trained with another tokenizer ({', '.join(differ)} "
+            "differ); give its own, which it carries in tokenizer/, or --finetune"
+        )
+
+
+def check_samples_left(
+    config: PretrainConfig, state: TrainState, global_batch_size: int, num_samples: int
+) -> None:
+    """The samples of the steps that are left must be there; a cyclic order never ends."""
+    steps = config.training.train_iters - state.step
+    needed = state.consumed_train_samples + steps * global_batch_size
+    if config.data.dataloader_type == "single" and needed > num_samples:
+        raise ConfigError(
+            f"--load is at {state.consumed_train_samples} samples, and {steps} steps of "
+            f"--global-batch-size {global_batch_size} end at {needed}, but the data of this run "
+            f"holds {num_samples}: keep the batch size, raise --train-iters, or begin the data "
+            "anew with --finetune"
+        )
