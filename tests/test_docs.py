@@ -184,6 +184,7 @@ def test_printed_tables_of_recipes_are_recipes(name: str) -> None:
 # --- the printed training loop ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_printed_training_loop_trains(tmp_path: Path) -> None:
     program = "\n".join(fenced("docs/library.md", "python"))
     imported = set(re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE))

@@ -49,7 +49,8 @@ def _refuse_strange_weights(config: ReshardConfig, stage: StageRun) -> None:
     ours = set(stage.slot.files if stage.slot else ()) | stage.work.final_names()
     weights = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
     found = store.list_folder(config.save_dir)
-    strange = [name for name in found if name.endswith(weights) and name not in ours]
+    seen = (name for name in found if not name.startswith("."))  # not what a kill left torn
+    strange = [name for name in seen if name.endswith(weights) and name not in ours]
     if strange:
         raise ConfigError(
             f"--save-dir {config.save_dir} holds {', '.join(strange[:3])}, which this stage did "

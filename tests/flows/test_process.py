@@ -20,8 +20,7 @@ from flows.blocks import process
 from flows.blocks.process import ProcessJob, ProcessJobRun
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.spec import LaunchSpec
-
-from .processes import ROOT, is_running, python, read_pid, wait_until
+from tests.flows.processes import ROOT, is_running, python, read_pid, wait_until
 
 WRITE_PID = "import os; open({file!r}, 'w').write(f'{{os.getpid()}}\\n');"
 SLEEP = "import time; time.sleep(60)"

@@ -9,9 +9,8 @@ import pytest
 from flows.job import CONFIGS, read_job
 from flows.pretrain_jobs import PretrainJobs, part_names, pretrain_jobs
 from flows.recipe import parse_recipe, read_recipe, yard_root
+from tests.flows.processes import ROOT
 from trainyard.errors import ArtifactError, ConfigError
-
-from .processes import ROOT
 
 TINY = """
 [collect]

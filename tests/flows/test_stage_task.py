@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Completed, Failed
 
@@ -16,9 +17,8 @@ from flows import stage_task
 from flows.job import StageJob, stage_job
 from flows.launch.outcome import Kind, StageError, classify
 from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
+from tests.flows.processes import ROOT
 from trainyard.artifacts.output import Output
-
-from .processes import ROOT
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 32}
 
@@ -100,7 +100,7 @@ def test_a_stage_that_ends_well_without_a_manifest_is_a_defect(
     ("code", "again"), [(1, False), (2, False), (3, True), (70, False), (143, False), (-9, True)]
 )
 def test_only_infrastructure_is_tried_again(code: int, again: bool) -> None:
-    state = Failed(data=StageError(classify("job", code, None)))
+    state: State[Any] = Failed(data=StageError(classify("job", code, None)))
     assert asyncio.run(worth_retrying(None, None, state)) is again  # type: ignore[arg-type]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from trainyard.artifacts import store
 from trainyard.testing.kill import Zygote, check_kill_anywhere, spread
 
@@ -14,6 +16,7 @@ def test_points_are_spread_from_the_first_to_the_last_operation() -> None:
     assert spread(101, 5) == [1, 26, 51, 76, 101]
 
 
+@pytest.mark.kill
 def test_the_toy_stage_survives_a_kill_anywhere(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
     os.utime(tmp_path / "in.txt", (1e9, 1e9))  # settled: its digest is remembered

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import COLLECTED, ROOT, Yard
+from tests.yard.yard import COLLECTED, ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import COLLECTED, Ended, Yard
+from tests.yard.yard import COLLECTED, Ended, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.yard.yard import COLLECTED, ROOT, Yard
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
-
-from .conftest import COLLECTED, ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.s3, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import COLLECTED, Yard
+from tests.yard.yard import COLLECTED, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 

@@ -63,7 +63,7 @@ def check_vocab_size(config: TokenizerConfig, found: int) -> None:
     """Refuse a `--vocab-size` that is not the one the files have."""
     if config.vocab_size not in (None, found):
         raise ConfigError(
-            f"--vocab-size {config.vocab_size}, but {config.tokenizer_type} has {found} entries; "
+            f"--vocab-size {config.vocab_size}, but {config.tokenizer_type} has {found} ids; "
             "leave the option out"
         )
 
