@@ -135,7 +135,18 @@ class RemoteBackend:
         return self._conditional_put(url, data, IfNoneMatch="*")
 
     def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
-        return self._conditional_put(url, data, IfMatch=version)
+        # ETags are quoted, and most stores want them back so; Ceph RGW compares the bare digest.
+        # Where the quoted one is refused although nothing changed, the bare one is what counts.
+        replaced = self._conditional_put(url, data, IfMatch=version)
+        if replaced is None and version.startswith('"') and self._version_now(url) == version:
+            return self._conditional_put(url, data, IfMatch=version.strip('"'))
+        return replaced
+
+    def _version_now(self, url: str) -> str | None:
+        try:
+            return self.read_version(url)[1]
+        except FileNotFoundError:
+            return None
 
     def _conditional_put(self, url: str, data: bytes, **condition: str) -> str | None:
         if self.protocol not in S3:
