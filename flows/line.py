@@ -12,6 +12,7 @@ from typing import Any
 from prefect.exceptions import TerminationSignal
 
 from flows.board import Board
+from flows.interrupt import heed_interrupt
 from flows.job import StageJob
 from flows.stage_task import Place, Summary, run_stage_task
 from trainyard.artifacts import store
@@ -35,6 +36,7 @@ class Line:
 
     async def __aenter__(self) -> Line:
         _heed_termination()
+        heed_interrupt()
         await self._board.open()
         return self
 

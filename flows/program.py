@@ -64,16 +64,17 @@ def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, An
     from prefect.exceptions import PrefectException, TerminationSignal
 
     from flows.console import take_over
+    from flows.interrupt import interrupted
 
     take_over(verbose)
     try:
         return 0, asyncio.run(flow(**parameters))
     except (TrainyardError, StageError) as error:
-        return fail(error), None
+        return _stopped(signal.SIGINT) if interrupted() else fail(error), None
     except KeyboardInterrupt:
         return _stopped(signal.SIGINT), None
     except (TerminationSignal, asyncio.CancelledError):
-        return _stopped(signal.SIGTERM), None
+        return _stopped(signal.SIGINT if interrupted() else signal.SIGTERM), None
     except Exception as error:
         if isinstance(error, PrefectException) or _is_of_network(error):
             url = os.environ["PREFECT_API_URL"]

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -75,6 +76,10 @@ class ProcessJob(JobBlock[Outcome]):
         return ProcessJobRun(self.spec, process, write_end)
 
 
+_live: weakref.WeakSet[ProcessJobRun] = weakref.WeakSet()
+"""The jobs of this process that may still run."""
+
+
 class ProcessJobRun(JobRun[Outcome]):
     """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
 
@@ -88,6 +93,7 @@ class ProcessJobRun(JobRun[Outcome]):
         # A thread, since it has to go on listening while everything in the loop is cancelled.
         self._listener = threading.Thread(target=self._listen, name=spec.name, daemon=True)
         self._listener.start()
+        _live.add(self)
 
     @property
     def log_path(self) -> Path:
@@ -116,16 +122,26 @@ class ProcessJobRun(JobRun[Outcome]):
 
         Being cancelled meanwhile, as a task of a stopping flow is several times over, changes
         nothing: the job has its time to save."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
+        stopping = self.begin_stopping()
         cancelled: asyncio.CancelledError | None = None
-        while not self._stopping.done():
+        while not stopping.done():
             try:
-                await asyncio.shield(self._stopping)
+                await asyncio.shield(stopping)
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
             raise cancelled
+
+    @property
+    def is_being_stopped(self) -> bool:
+        """True once it was told to stop, or has ended."""
+        return self._stopping is not None or self._process.poll() is not None
+
+    def begin_stopping(self) -> asyncio.Task[None]:
+        """Tell it to stop, unless it was told; the task ends when it has."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return self._stopping
 
     async def _stop(self) -> None:
         try:
@@ -173,6 +189,13 @@ class ProcessJobRun(JobRun[Outcome]):
                     file.write(line + "\n")
                 level, text = _parse(line)
                 self._log.log(level, "%s", text, extra={JOB: self.spec.name})
+
+
+def stop_untold() -> None:
+    """Stop every job that runs and that nobody has told to stop."""
+    for job in list(_live):
+        if not job.is_being_stopped:
+            job.begin_stopping()
 
 
 def _is_alive(group: int) -> bool:

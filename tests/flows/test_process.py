@@ -260,3 +260,18 @@ def test_a_job_does_not_outlive_a_flow_that_is_killed(tmp_path: Path) -> None:
         assert is_running(pid)
         flow.send_signal(signal.SIGKILL)
     assert wait_until(lambda: not is_running(pid))
+
+
+def test_jobs_that_nobody_told_are_stopped_although_the_cancellation_was_lost(
+    tmp_path: Path,
+) -> None:
+    async def whole() -> Outcome:
+        started = await job(tmp_path, SLEEP).trigger()
+        asyncio.get_running_loop().call_later(0.3, process.stop_untold)
+        await started.wait_for_completion()
+        assert started.is_being_stopped
+        return await started.fetch_result()
+
+    began = time.monotonic()
+    assert asyncio.run(whole()).kind is Kind.STOPPED
+    assert time.monotonic() - began < 20
