@@ -123,7 +123,7 @@ def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]]) -> None:
             passed_on = True
             _signal(ranks, signal.SIGTERM)
         elif failed and not run.stop_requested:
-            _raise_for(*failed[0])
+            _raise_for(*min(failed, key=lambda found: _suspicion(found[1])))
         if all(code is not None for code in codes):
             _raise_if_stopped(run, [code for code in codes if code is not None])
             return
@@ -138,6 +138,12 @@ def _raise_if_stopped(run: StageRun, codes: list[int]) -> None:
             _raise_for(rank, code)
     if any(codes):
         run.stop()
+
+
+def _suspicion(code: int) -> int:
+    """Order of failures seen at once: a rank that ends makes others lose their connection to it."""
+    order = [DataError.exit_status, ConfigError.exit_status, InfrastructureError.exit_status]
+    return -1 if code < 0 else order.index(code) if code in order else len(order)
 
 
 def _raise_for(rank: int, code: int) -> None:

@@ -33,8 +33,8 @@ def run_distributed(
 ) -> list[Any]:
     """Call `fn(*args)` on every rank, the default process group being up; what each rank returned.
 
-    Raises what the first failing rank raised, with its traceback as a note; TimeoutError when the
-    ranks have not finished in time. No process outlives the call."""
+    Raises what was raised first, with its traceback as a note, and not what it made other ranks
+    raise; TimeoutError when the ranks have not finished in time. No process outlives the call."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torch.testing"])
     with tempfile.TemporaryDirectory(prefix="trainyard-ranks-") as folder:
@@ -60,23 +60,27 @@ def run_distributed(
 def _wait(ranks: Sequence[BaseProcess], folder: Path, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
-        finished = [process.exitcode is not None for process in ranks]
-        for rank, process in enumerate(ranks):
-            if process.exitcode not in (None, 0):
-                raise _error_of(rank, int(process.exitcode or 0), folder)
-        if all(finished):
+        codes = [process.exitcode for process in ranks]
+        if any(codes):
+            raise _cause(codes, folder)
+        if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:
-            running = [rank for rank, done in enumerate(finished) if not done]
+            running = [rank for rank, code in enumerate(codes) if code is None]
             raise TimeoutError(f"ranks {running} still ran after {timeout_seconds:.0f} s")
         time.sleep(0.01)
 
 
-def _error_of(rank: int, code: int, folder: Path) -> BaseException:
-    file = folder / f"{rank}.error"
-    if not file.exists():
-        return RuntimeError(f"rank {rank} ended with exit code {code} and left no error")
-    error, text = pickle.loads(file.read_bytes())
+def _cause(codes: Sequence[int | None], folder: Path) -> BaseException:
+    """The error that came first: a rank that ends takes the others with it, who may end sooner."""
+    errors = []
+    for rank, code in enumerate(codes):
+        file = folder / f"{rank}.error"
+        if file.exists():
+            errors.append((*pickle.loads(file.read_bytes()), rank))
+        elif code:
+            return RuntimeError(f"rank {rank} ended with exit code {code} and left no error")
+    _, error, text, rank = min(errors, key=lambda found: found[0])
     if not isinstance(error, BaseException):
         return RuntimeError(f"rank {rank} raised {error}\n{text}")
     error.add_note(f"raised on rank {rank}:\n{text}")
@@ -110,12 +114,13 @@ def _rank_main(
 
 
 def _pickled(error: BaseException) -> bytes:
-    text = traceback.format_exc()
+    """When (on the clock that all processes of a machine share), what, and its traceback."""
+    when, text = time.monotonic(), traceback.format_exc()
     try:
-        data = pickle.dumps((error, text))
+        data = pickle.dumps((when, error, text))
         pickle.loads(data)  # some exceptions only fail on the way back
     except Exception:
-        return pickle.dumps((repr(error), text))
+        return pickle.dumps((when, repr(error), text))
     return data
 
 
