@@ -5,6 +5,7 @@ YARD ?= yard
 TORCH_INDEX ?=
 JOBS ?= 2
 UI_PORT ?= 4200
+FUZZ_SECONDS ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow check lint format ui clean clean-quickstart
+.PHONY: help install quickstart test test-slow test-full fuzz bench check lint format ui clean clean-quickstart
 
 help: ## List the targets and variables
 	@echo "trainyard: make TARGET [VARIABLE=value]"
@@ -32,6 +33,7 @@ help: ## List the targets and variables
 	@echo "      CUDA 13:           https://download.pytorch.org/whl/cu130"
 	@echo "  JOBS=$(JOBS)  test processes side by side"
 	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
+	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS)  how long make fuzz takes"
 
 install: $(STAMP) ## Make .venv with all that quickstart, tests and checks need
 
@@ -67,6 +69,24 @@ test: install ## Unit tests, under two minutes
 
 test-slow: install ## Kill-anywhere and whole-yard suites, minutes
 	@$(PYTEST) -q -m 'slow or kill or yard'
+
+test-full: install ## What takes longest: whole corpora, huge inputs, ten minutes of fuzzing
+	@$(PYTEST) -q -n $(JOBS) -m full
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=600
+
+fuzz: install ## Readers of files on random bytes, FUZZ_SECONDS in all
+	@set -e; targets=$$(ls tests/fuzz/fuzz_*.py); each=$$(($(FUZZ_SECONDS) / $$(echo $$targets | wc -w))); \
+	  for target in $$targets; do \
+	    echo "fuzzing $$target for $$each s"; \
+	    scratch=$$(mktemp -d); \
+	    (cd "$$scratch" && PYTHONPATH="$(CURDIR)" "$(CURDIR)/$(BIN)/python" "$(CURDIR)/$$target" \
+	      -max_total_time=$$each -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 >log 2>&1) || \
+	      { tail -n 40 "$$scratch/log"; echo "$$target found something: $$scratch"; exit 1; }; \
+	    grep -E "number_of_executed_units" "$$scratch/log"; rm -rf "$$scratch"; \
+	  done
+
+bench: install ## Speed and memory of the corpus stages, beside their peers; 40 minutes
+	@$(BIN)/python -m benchmarks.corpus
 
 lint: install ## Style, types and import contracts
 	@$(BIN)/ruff check

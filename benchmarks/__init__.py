@@ -1,0 +1,1 @@
+"""One command a figure, each beside its peer's where the peer can run."""

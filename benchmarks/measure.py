@@ -1,0 +1,137 @@
+"""Times of whole commands: wall, processor, and the peak memory of the process tree.
+
+A figure is the median of several runs, ours and the peer's in turn, so that a machine whose speed
+drifts slows both. The first run of each is not counted: it brings the files into the page cache."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLE_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a command."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    """Largest sum, over time, of the memory of the process and all its children, shared pages
+    counted once (PSS)."""
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Several runs of a command."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def wall_seconds(self) -> float:
+        """Median."""
+        return statistics.median(run.wall_seconds for run in self.runs)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Median."""
+        return statistics.median(run.cpu_seconds for run in self.runs)
+
+    @property
+    def peak_mb(self) -> float:
+        """The largest of all runs, in 10^6 bytes."""
+        return max(run.peak_bytes for run in self.runs) / 1e6
+
+    @property
+    def spread(self) -> str:
+        """Fastest to slowest."""
+        walls = [run.wall_seconds for run in self.runs]
+        return f"{min(walls):.2f}-{max(walls):.2f}"
+
+
+Prepare = Callable[[], Sequence[str]]
+"""Makes ready what a run needs, outside its time, and says which command to run."""
+
+
+def measure(prepares: dict[str, Prepare], runs: int, warm_up: int = 1) -> dict[str, Figure]:
+    """Run every command in turn, `runs` times after the warm-up; RuntimeError when one fails."""
+    found: dict[str, list[Run]] = {name: [] for name in prepares}
+    for number in range(warm_up + runs):
+        for name, prepare in prepares.items():
+            run = run_once(prepare())
+            if number >= warm_up:
+                found[name].append(run)
+    return {name: Figure(tuple(each)) for name, each in found.items()}
+
+
+def run_once(command: Sequence[str], environment: dict[str, str] | None = None) -> Run:
+    """Run a command to its end. RuntimeError, with what it printed, when it fails."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        list(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **(environment or {})},
+    )
+    watch = _Watch(process.pid)
+    watch.start()
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    watch.stop()
+    text = output.decode(errors="replace")
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}\n{text}")
+    peak = max(watch.peak_bytes, usage.ru_maxrss * 1024)
+    return Run(wall, usage.ru_utime + usage.ru_stime, peak, text)
+
+
+class _Watch(threading.Thread):
+    """Samples the memory of a process and all below it."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._over = threading.Event()
+        self.peak_bytes = 0
+
+    def run(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, _tree(self._pid))))
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def _tree(pid: int) -> list[int]:
+    found, queue = [], [pid]
+    while queue:
+        process = queue.pop()
+        found.append(process)
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            try:
+                queue += [int(child) for child in children.read_text().split()]
+            except OSError:  # it ended meanwhile
+                continue
+    return found
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # it ended meanwhile
+        return 0
+    return 0

@@ -1,0 +1,80 @@
+"""What the figures are compared with: the reference libraries, alone, as one would use them.
+
+    python -m benchmarks.peers NAME FILE ARGUMENT...
+
+Each prints one number, the seconds of its inner loop: importing, building the tokenizer and reading
+the file are left out, which favours the peer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+BATCH = 1000
+
+
+def _batches(file: str) -> Iterator[list[str]]:
+    with open(file, encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    for start in range(0, len(texts), BATCH):
+        yield texts[start : start + BATCH]
+
+
+def _loop(file: str, encode: Callable[[list[str]], Any]) -> float:
+    batches = list(_batches(file))
+    began = time.perf_counter()
+    for batch in batches:
+        encode(batch)
+    return time.perf_counter() - began
+
+
+def huggingface_gpt2(file: str, vocab: str, merges: str) -> float:
+    """`encode_batch` of Hugging Face tokenizers, on as many threads as RAYON_NUM_THREADS says."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer(vocab, merges)
+    return _loop(file, lambda batch: [e.ids for e in tokenizer.encode_batch(batch)])
+
+
+def huggingface_bert(file: str, vocab: str) -> float:
+    """The same with BERT's uncased WordPiece."""
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer(vocab, lowercase=True)
+    return _loop(
+        file, lambda b: [e.ids for e in tokenizer.encode_batch(b, add_special_tokens=False)]
+    )
+
+
+def sentencepiece(file: str, model: str) -> float:
+    """The sentencepiece library on one thread."""
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor(model_file=model)
+    return _loop(file, lambda batch: [processor.encode(text) for text in batch])
+
+
+def gigatoken_files(file: str, tokenizer_json: str) -> float:
+    """gigatoken's own `encode_files`, in this fresh process, on all cores."""
+    import gigatoken
+
+    with open(tokenizer_json, "rb") as source:
+        tokenizer = gigatoken.Tokenizer.from_json(source.read())
+    began = time.perf_counter()
+    tokenizer.encode_files(gigatoken.JsonlFileSource([file]), parallel=True)
+    return time.perf_counter() - began
+
+
+PEERS: dict[str, Callable[..., float]] = {
+    "huggingface_gpt2": huggingface_gpt2,
+    "huggingface_bert": huggingface_bert,
+    "sentencepiece": sentencepiece,
+    "gigatoken_files": gigatoken_files,
+}
+
+
+if __name__ == "__main__":
+    print(PEERS[sys.argv[1]](*sys.argv[2:]))
