@@ -9,8 +9,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from stages.benchmark.config import BenchmarkConfig
+from stages.blame.config import BlameConfig
 from stages.collect.config import CollectConfig
 from stages.evaluate.config import EvaluateConfig
+from stages.index.config import IndexConfig
 from stages.merge.config import MergeConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
@@ -26,8 +28,10 @@ from trainyard.errors import ConfigError, TrainyardError
 
 CONFIGS: dict[str, type[Any]] = {
     "benchmark": BenchmarkConfig,
+    "blame": BlameConfig,
     "collect": CollectConfig,
     "evaluate": EvaluateConfig,
+    "index": IndexConfig,
     "merge": MergeConfig,
     "plan": PlanConfig,
     "pretrain": PretrainConfig,

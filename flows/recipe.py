@@ -24,7 +24,7 @@ from trainyard.config import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
 TOP_LEVEL = ("corpus", "evaluation_data")
-TABLES = tuple(name for name in CONFIGS if name != "verify")
+TABLES = tuple(name for name in CONFIGS if name not in ("blame", "index", "verify"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,14 @@ import tyro
 from stages import lifeline
 from stages.failure import report_failure
 from trainyard import logging as our_logging
-from trainyard.config import check_finite, check_keys, dump_toml, parse_document, partial_config
+from trainyard.config import (
+    check_finite,
+    check_keys,
+    dump_toml,
+    other_names,
+    parse_document,
+    partial_config,
+)
 from trainyard.errors import ConfigError, Stopped, TrainyardError
 from trainyard.version import VERSION
 
@@ -67,6 +74,7 @@ def stage_main(
         return 0
     try:
         lifeline.hold()
+        arguments = _with_first_names(arguments, config_class)
         config, common = _parse(name, config_class, _with_positional(arguments, positional))
         our_logging.configure(common.log_level)
         if common.dry_run:
@@ -92,6 +100,20 @@ def _with_positional(arguments: list[str], option: str) -> list[str]:
     if not option or not count:
         return arguments
     return ["--" + option, *arguments[:count], *arguments[count:]]
+
+
+def _with_first_names(arguments: list[str], config_class: type) -> list[str]:
+    """Flags under the names that options go by in documents and in --help."""
+    flags = {_flag(other): _flag(name) for other, name in other_names(config_class).items()}
+    named = []
+    for argument in arguments:
+        given, equals, value = argument.partition("=")
+        named.append(flags.get(given.replace("_", "-"), given) + equals + value)
+    return named
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _parse(name: str, config_class: type, arguments: list[str]) -> tuple[Any, CommonOptions]:

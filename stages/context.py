@@ -46,6 +46,10 @@ class WorkFolder:
         """Begin a work file; it appears when it is closed."""
         return store.open_output(self.url(name), name)
 
+    def names(self) -> set[str]:
+        """The work files that are there: whole, since none appears before it is closed."""
+        return set(store.list_files(join(self._root, self._mine)))
+
     def publish(self, key: str, document: Mapping[str, Any]) -> None:
         """Mark a unit as finished, with what is to be remembered of it."""
         store.write_bytes(self.url(f"{key}.unit.json"), json.dumps(document).encode())
@@ -137,11 +141,16 @@ class StageRun:
     # --- writing ------------------------------------------------------------------------------
 
     def open(self, name: str, volatile: bool = False) -> OutputFile:
-        """Begin a final file; listed in the manifest once it is closed cleanly."""
+        """Begin a final file; listed in the manifest once it is closed cleanly.
+
+        What stood under its name, and the manifest that lists it, stay until then."""
+        return _Recorded(self, self._output.file_url(name), name, volatile)
+
+    def begin_final(self, name: str) -> None:
+        """Just before a final name is written: the old manifest goes, and the name is noted."""
         self.begin_replacing()
         self._begun.add(name)
         self.work.note_final(self._begun)
-        return _Recorded(self, self._output.file_url(name), name, volatile)
 
     def write_bytes(self, name: str, data: bytes, volatile: bool = False) -> None:
         """Write a final file whole."""
@@ -164,7 +173,8 @@ class StageRun:
     def begin_replacing(self) -> None:
         """From here on final names are written: the old manifest, if any, stops being one.
 
-        `open` does this; a stage that writes final files by other means calls it first."""
+        Closing what `open` began does this; a stage that writes final files otherwise calls it
+        first."""
         self.check_claim()
         if self.slot is not None and not self.retired and self.is_main:
             self.slot = retire(self._output.manifest_url, self.slot, self.lineage)
@@ -219,6 +229,8 @@ class _Recorded(OutputFile):
         self._run = run
 
     def close(self) -> None:
+        if self._record is None and not self.closed:
+            self._run.begin_final(self._name)
         super().close()
         if self._record is not None:
             self._run.record(self._record)

@@ -44,6 +44,12 @@ class Job:
         """Lines of this stage."""
         return logging.getLogger(f"stages.{self.name}")
 
+    @property
+    def spent(self) -> tuple[str, ...]:
+        """Folders that the configuration says are of no use once the output is there."""
+        urls: tuple[str, ...] = self.config.spent() if hasattr(self.config, "spent") else ()
+        return urls
+
     def decide(self) -> Decision:
         """Whether there is work."""
         modules = (self.run_module, type(self.config).__module__)
@@ -57,9 +63,9 @@ def execute(job: Job) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     if ranks.is_delegated():
         return ranks.run_delegated(job.name, job.config, job.run_module)
-    if ranks.is_follower():
+    if ranks.is_follower(job.config):
         return ranks.follow(job.name, job.config, job.run_module)
-    with ranks.leading() as leader:
+    with ranks.leading(job.config) as leader:
         run = StageRun(job.name, {}, job.config.output())
         _handle_signals(run)
         clear_reports()
@@ -71,7 +77,7 @@ def execute(job: Job) -> int:
             run.close()
         elif decision.manifest is not None and decision.reason is None:
             leader.announce(None)
-            _tidy_after_a_kill(run, decision.manifest)
+            _tidy_after_a_kill(job, run, decision.manifest)
             _report_noop(job, run, decision.manifest)
         else:
             _run_claimed(job, run, leader)
@@ -106,7 +112,7 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         manifest = _manifest(job, decision, run, metrics, began)
         run.check_claim()
         publish(run.output.manifest_url, manifest, run.slot.version if run.slot else None)
-        _remove_strays(run, manifest)
+        _remove_strays(job, run, manifest)
     finally:
         claim.release()
     _report_ran(job, run, manifest)
@@ -149,7 +155,7 @@ def _report_ran(job: Job, run: StageRun, manifest: Manifest) -> None:
 # --- what killed runs leave -------------------------------------------------------------------
 
 
-def _tidy_after_a_kill(run: StageRun, manifest: Manifest) -> None:
+def _tidy_after_a_kill(job: Job, run: StageRun, manifest: Manifest) -> None:
     """A run that was killed after it had published may have left its claim and work folder."""
     assert run.output is not None
     if not store.exists(run.output.claim_url):
@@ -159,13 +165,14 @@ def _tidy_after_a_kill(run: StageRun, manifest: Manifest) -> None:
     except ClaimHeldError:
         return  # somebody is at work here; it is theirs to clean up
     try:
-        _remove_strays(run, manifest)
+        _remove_strays(job, run, manifest)
     finally:
         claim.release()
 
 
-def _remove_strays(run: StageRun, manifest: Manifest) -> None:
-    """Remove what earlier versions of this artifact and killed runs of it wrote, nothing else."""
+def _remove_strays(job: Job, run: StageRun, manifest: Manifest) -> None:
+    """Remove what earlier versions of this artifact and killed runs of it wrote, and what only led
+    to it; nothing else."""
     assert run.output is not None
     earlier = set(run.slot.files if run.slot else ()) | run.work.final_names()
     for path in sorted(earlier - {record.path for record in manifest.files}):
@@ -173,6 +180,8 @@ def _remove_strays(run: StageRun, manifest: Manifest) -> None:
     begins = store.basename(run.output.url) if run.output.is_prefix else ""
     store.delete_abandoned(run.output.folder_url, begins)
     run.work.remove()
+    for url in job.spent:
+        store.delete_tree(url)
 
 
 def _handle_signals(run: StageRun) -> None:

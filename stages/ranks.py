@@ -245,16 +245,21 @@ def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> N
 # --- torchrun and job blocks ------------------------------------------------------------------
 
 
-def is_follower() -> bool:
+def is_follower(config: Any) -> bool:
     """True in every rank but the first, when a launcher started the ranks."""
-    return os.environ.get("RANK", "0") != "0"
+    return _has_ranks(config) and os.environ.get("RANK", "0") != "0"
+
+
+def _has_ranks(config: Any) -> bool:
+    """Whether a stage works as several ranks at all; to others a launcher's RANK says nothing."""
+    return hasattr(config, "nproc_per_node")
 
 
 class Leader:
     """Rank 0 under a launcher: tells the other ranks what was decided. Alone, it tells nobody."""
 
-    def __init__(self) -> None:
-        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    def __init__(self, config: Any) -> None:
+        several = _has_ranks(config) and int(os.environ.get("WORLD_SIZE", "1")) > 1
         self._store = _decision_store(is_master=True) if several else None
 
     def announce(self, run: StageRun | None) -> None:
@@ -268,9 +273,9 @@ class Leader:
 
 
 @contextmanager
-def leading() -> Iterator[Leader]:
+def leading(config: Any) -> Iterator[Leader]:
     """The decision maker; when it fails before it has decided, the followers end as it does."""
-    leader = Leader()
+    leader = Leader(config)
     try:
         yield leader
     except BaseException:

@@ -23,6 +23,7 @@ from trainyard.errors import ConfigError
 C = TypeVar("C")
 
 ROLE = "trainyard.role"
+ALSO = "trainyard.also"
 
 
 class _Missing:
@@ -50,6 +51,11 @@ def location(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={ROLE: "location"})
 
 
+def also(*names: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field that documents and flags may call by other names as well."""
+    return dataclasses.field(default=default, metadata={ALSO: names})
+
+
 # --- the flat key space -----------------------------------------------------------------------
 
 
@@ -71,6 +77,11 @@ def leaves(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
             yield from leaves(hints[field.name])
         else:
             yield field.name, hints[field.name], field
+
+
+def other_names(cls: type) -> dict[str, str]:
+    """Second names of flat keys, each with the key that it stands for."""
+    return {other: name for name, _, field in leaves(cls) for other in field.metadata.get(ALSO, ())}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -118,8 +129,11 @@ def _as_document(value: Any) -> Any:
 def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
     """Refuse a key that the configuration does not have, with the nearest one that it has."""
     known = [name for name, _, _ in leaves(cls)]
+    others = other_names(cls)
     for key in document:
-        if key not in known:
+        if others.get(key) in document:
+            raise ConfigError(f"{where}: {key!r} is another name of {others[key]!r}; give one")
+        if key not in known and key not in others:
             near = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
@@ -132,7 +146,9 @@ def partial_config(
 
     No rule that spans fields is checked yet; constructing the class again does that."""
     check_keys(cls, document, where)
-    return typing.cast(C, _partial(cls, document, where, missing))
+    others = other_names(cls)
+    named = {others.get(key, key): value for key, value in document.items()}
+    return typing.cast(C, _partial(cls, named, where, missing))
 
 
 def _partial(cls: type, document: Mapping[str, Any], where: str, missing: Any) -> Any:

@@ -38,6 +38,12 @@ class PretrainConfig:
         """Refuse combinations that cannot be meant."""
         if self.finetune and self.load is None:
             raise ConfigError("--finetune takes weights from --load, which is not given")
+        if self.data.dataloader_type == "external":
+            raise ConfigError(
+                "--dataloader-type external: only a program that brings a loader along can use it, "
+                "and this command has none; give single or cyclic (docs/library.md has a loop of "
+                "your own)"
+            )
 
     @property
     def nproc_per_node(self) -> int:

@@ -15,7 +15,7 @@ from stages.pretrain.documents import config_document, losses_of, state_facts
 from stages.pretrain.folder import RunKeeper
 from stages.pretrain.origin import check_samples_left, check_tokenizer, refuse_other_options
 from trainyard.checkpoint.load import open_checkpoint
-from trainyard.datasets.gpt import NO_PAD, SampleFormat
+from trainyard.datasets.form import SampleFormat, pad_id
 from trainyard.errors import ConfigError, Stopped
 from trainyard.models.flops import flops_per_iteration
 from trainyard.models.gpt import GPTModel
@@ -131,15 +131,17 @@ class _Pretraining:
 
     def _build_data(self) -> RunData:
         data, tokenizer = self.config.data, self.tokenizer
-        ambiguous = tokenizer.pad is None or tokenizer.pad == tokenizer.eod
         form = SampleFormat(
             seq_length=self.config.model.seq_length,
             seed=self.config.training.seed,
             vocab_size=tokenizer.vocab_size,
             eod=tokenizer.eod,
-            pad=NO_PAD if ambiguous or tokenizer.pad is None else tokenizer.pad,
+            pad=pad_id(tokenizer.pad, (tokenizer.eod,), data.allow_ambiguous_pad_tokens),
             reset_position_ids=data.reset_position_ids,
             eod_mask_loss=data.eod_mask_loss,
+            reset_attention_mask=data.reset_attention_mask,
+            inter_document_masking=data.dataloader_inter_document_masking,
+            create_attention_mask=data.create_attention_mask_in_dataloader,
         )
         return build_run_data(
             data, self.config.training, form, self.batch_size, self.groups.dp_rank
@@ -151,11 +153,10 @@ class _Pretraining:
             model = GPTModel(config.model, self.vocab_size)
         optimizer = AdamW(group_parameters(model.named_parameters()), config.optimizer)
         data = config.data
+        own_positions = data.reset_position_ids or data.dataloader_inter_document_masking
         return Trainee(
             model,
-            GPTForward(
-                model, self.tokenizer.eod, data.reset_position_ids, data.reset_attention_mask
-            ),
+            GPTForward(model, own_positions),
             optimizer,
             self.groups,
             self.batch_size,
@@ -209,8 +210,8 @@ class _Pretraining:
                 *(count, self._device_name(), self.groups.dims.world_size),
                 *(torch.get_num_threads(), origin),
             )
-            valid = len(self.data.valid) if self.data.valid is not None else 0
-            log.info("data train_samples=%d valid_samples=%d", len(self.data.train), valid)
+            valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
+            log.info("data train_samples=%d valid_samples=%s", len(self.data.train), valid)
 
     def _device_name(self) -> str:
         cuda = self.device.type == "cuda"

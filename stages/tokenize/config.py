@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, location
+from trainyard.config import also, execution, location
+from trainyard.corpus.sentences import model_folder
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeConfig:
-    """Turn JSONL or plain text into Megatron token files, PREFIX_KEY_document.bin and .idx."""
+    """Turn text into Megatron token files PREFIX_KEY_document.bin and .idx, and .docs of origins.
+
+    The bytes written depend on the input and the options alone: not on workers, partitions, ranks,
+    or on how often the run was killed. Documents come in the order of the input."""
 
     input: tuple[str, ...] = location()
-    """Files, folders, patterns or URLs of JSONL (.jsonl, .json) or plain text (.txt), also .gz."""
+    """Files, folders, patterns or URLs: JSONL (.jsonl, .json), Parquet (.parquet) or plain text
+    (.txt); all but Parquet also as .gz, .zst, .xz or .bz2."""
     output_prefix: str = location()
     """Path or URL that the names of the output begin with."""
     tokenizer: TokenizerConfig
-    json_keys: tuple[str, ...] = ("text",)
-    """Keys that hold text, or a list of sentences; each makes files of its own."""
+    json_keys: tuple[str, ...] = also("json_key", default=("text",))
+    """Keys that hold text, or a list of sentences; each makes files of its own. Also --json-key."""
     append_eod: bool = False
     """End every document that is not empty with the end-of-document token."""
-    workers: int = execution(1)
-    """Processes; 1 works in this process, with the threads of the tokenizer's library."""
+    split_sentences: bool = False
+    """Make every sentence a sequence of its own; the files are PREFIX_KEY_sentence.*."""
+    keep_newlines: bool = False
+    """With --split-sentences: keep the line breaks between sentences."""
+    lang: str = "english"
+    """With --split-sentences: language of the text, one that NLTK's punkt_tab has a model of."""
+    id_key: str = "id"
+    """Key whose value is remembered as the id of a document, where a document has it."""
+    on_bad_line: Literal["stop", "skip"] = "stop"
+    """A line that is no document: stop there with nothing published, or skip, count and list it in
+    PREFIX.bad_lines.jsonl."""
+    max_bad_lines: int | None = None
+    """With --on-bad-line skip: stop when there are more; any number when not given."""
+    validate_tokenizer: float = 0.0
+    """Share of the documents, 0 to 1, that is encoded by the tokenizer's reference library as well;
+    stops at the first difference."""
+    workers: int | None = execution(None)
+    """How many work at once; as many as there are cores when not given, and never more."""
+    partitions: int = execution(1)
+    """Accepted as Megatron takes it; the input is cut finely anyway, and nothing changes."""
+    keep_sequential_samples: bool = execution(False)
+    """Accepted as Megatron takes it; documents always keep the order of the input."""
     log_interval: int = execution(1000)
-    """Documents between two lines of progress."""
+    """Documents between two lines of progress, of which there is at most one a second."""
+    rank: int | None = execution(None)
+    """With --world-size: make this share of the output, from 0; shares may be made at once, on
+    different machines."""
+    world_size: int | None = execution(None)
+    """Number of shares. Without --rank: join them when all are made, to the bytes of one run."""
 
     def __post_init__(self) -> None:
         if not self.input:
@@ -35,14 +66,74 @@ class TokenizeConfig:
             raise ConfigError("--json-keys names no key")
         if len(set(self.json_keys)) < len(self.json_keys):
             raise ConfigError(f"--json-keys names a key twice: {' '.join(self.json_keys)}")
-        for flag, value in (("--workers", self.workers), ("--log-interval", self.log_interval)):
-            if value < 1:
-                raise ConfigError(f"{flag} must be at least 1, got {value}")
+        if any("/" in key or not key for key in self.json_keys):
+            raise ConfigError(
+                f"--json-keys {' '.join(self.json_keys)}: a key becomes part of a file name, so "
+                "it is not empty and has no '/'"
+            )
+        self._check_numbers()
+        self._check_sentences()
+        self._check_ranks()
+
+    def _check_numbers(self) -> None:
+        for name in ("workers", "partitions", "log_interval", "world_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if not 0 <= self.validate_tokenizer <= 1:
+            raise ConfigError(
+                f"--validate-tokenizer {self.validate_tokenizer}: a share of the documents, 0 to 1"
+            )
+        if self.max_bad_lines is not None and self.max_bad_lines < 0:
+            raise ConfigError(f"--max-bad-lines must not be negative, got {self.max_bad_lines}")
+        if self.max_bad_lines is not None and self.on_bad_line == "stop":
+            raise ConfigError(
+                f"--max-bad-lines {self.max_bad_lines}: the first one stops the run; add "
+                "--on-bad-line skip, or leave the option out"
+            )
+
+    def _check_sentences(self) -> None:
+        if self.split_sentences:
+            return
+        for flag, given in (("--keep-newlines", self.keep_newlines), ("--lang", self.lang)):
+            if given not in (False, "english"):
+                raise ConfigError(f"{flag} needs --split-sentences: nothing is split without it")
+
+    def _check_ranks(self) -> None:
+        if self.rank is None:
+            return
+        if self.world_size is None:
+            raise ConfigError(f"--rank {self.rank} needs --world-size, the number of ranks")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"--rank {self.rank}: ranks of --world-size {self.world_size} are 0 to "
+                f"{self.world_size - 1}"
+            )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The corpus and the tokenizer's files."""
-        return {"input": self.input, "tokenizer": self.tokenizer.inputs()}
+        """The corpus, the tokenizer's files, and the model that tells where sentences end."""
+        model = (str(model_folder(self.lang)),) if self.split_sentences else ()
+        return {"input": self.input, "tokenizer": self.tokenizer.inputs(), "sentences": model}
 
     def output(self) -> Output | None:
-        """A prefix."""
-        return Output.prefix(self.output_prefix)
+        """A prefix; a share has one of its own."""
+        return Output.prefix(
+            self.output_prefix if self.rank is None else self.share_prefix(self.rank)
+        )
+
+    def share_prefix(self, rank: int) -> str:
+        """Where the share of one rank lies."""
+        return f"{self.shares_url}/{rank:05d}-of-{self.world_size:05d}"
+
+    def spent(self) -> tuple[str, ...]:
+        """What only led to this output, and goes when it is there."""
+        return (self.shares_url,) if self.world_size is not None and self.rank is None else ()
+
+    @property
+    def shares_url(self) -> str:
+        """The folder of all shares, removed when they are joined."""
+        return f"{self.output_prefix}.shares"
+
+    def file_stem(self, key: str) -> str:
+        """What follows the prefix in the names of a key's files, by Megatron's rule."""
+        return f"_{key}_{'sentence' if self.split_sentences else 'document'}"

@@ -5,113 +5,158 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from stages.context import StageRun
+from stages.tokenize.assemble import Assembly, Totals
 from stages.tokenize.config import TokenizeConfig
-from stages.tokenize.unit import Unit, cached_tokenizer, tokenize_unit
+from stages.tokenize.plan import InputFile, plan_units, share_of
+from stages.tokenize.shares import check_files, join_shares, write_share
+from stages.tokenize.unit import Job, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
-from trainyard.corpus.documents import check_inputs, split_ranges
-from trainyard.corpus.merge import merge_index, merge_tokens, survey
-from trainyard.corpus.workers import run_jobs
-from trainyard.errors import DataError
+from trainyard.corpus.cores import available_cores
+from trainyard.corpus.documents import check_inputs
+from trainyard.corpus.indexed import optimal_dtype
+from trainyard.corpus.workers import Crew, run_jobs
+from trainyard.tokenizers.base import Tokenizer
 
 log = logging.getLogger(__name__)
 
-UNIT_BYTES = 8 << 20
-"""Input a unit reads: what a kill can cost a worker, some seconds. No effect on the output."""
+LOOKING_AT_ONCE = 16
+LINE_SECONDS = 1.0
 
 
 def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
-    """Write PREFIX_KEY_document.bin and .idx for every key."""
+    """Write PREFIX_KEY_document.bin, .idx and .docs for every key, or the share of a rank."""
+    began = time.monotonic()
     files = stage.inputs["input"].files
     check_inputs(config.input, files, config.json_keys)
-    cached_tokenizer(config.tokenizer)  # what is wrong with it is told before any work
-    units = plan_units(config, files, stage)
-    results = _tokenize(config, units, stage)
-    documents = sum(result["documents"] for result in results)
-    tokens = {
-        key: sum(result["tokens"][k] for result in results)
-        for k, key in enumerate(config.json_keys)
+    tokenizer = cached_tokenizer(config.tokenizer)  # what is wrong with it is told before any work
+    sizes = _look_at(files)
+    if config.world_size is not None:
+        check_files(files)
+    if config.world_size is not None and config.rank is None:
+        totals = join_shares(config, stage)
+    else:
+        totals = _tokenize(config, stage, sizes, tokenizer)
+    return _metrics(sizes, totals, tokenizer, time.monotonic() - began)
+
+
+def _look_at(files: Sequence[str]) -> list[InputFile]:
+    with ThreadPoolExecutor(LOOKING_AT_ONCE) as threads:  # each may be a question to a far store
+        found = list(threads.map(store.info, files))
+    sizes = [InputFile(url, info.size_bytes) for url, info in zip(files, found, strict=True)]
+    for file in sizes:
+        if not file.size_bytes:
+            log.warning("%s is empty", file.url)
+    return sizes
+
+
+def _metrics(
+    sizes: Sequence[InputFile], totals: Totals, tokenizer: Tokenizer, seconds: float
+) -> dict[str, Any]:
+    size = sum(file.size_bytes for file in sizes)
+    log.info(
+        "tokenized documents=%d tokens=%d seconds=%.2f mb_per_second=%.1f engine=%r bad_lines=%d",
+        totals.documents,
+        sum(totals.tokens.values()),
+        seconds,
+        size / max(seconds, 1e-9) / 1e6,
+        tokenizer.engine,
+        totals.bad_lines,
+    )
+    return {
+        "documents": totals.documents,
+        "sequences": totals.sequences,
+        "tokens": totals.tokens,
+        "bad_lines": totals.bad_lines,
+        "validated_documents": totals.validated,
+        "input_bytes": size,
+        "empty_files": sum(not file.size_bytes for file in sizes),
+        "engine": tokenizer.engine,
     }
-    _refuse_nothing(config, documents, tokens)
-    for k, key in enumerate(config.json_keys):
-        _assemble([unit.targets[k] for unit in units], f"_{key}_document", stage)
-    return {"documents": documents, "tokens": tokens, "input_bytes": _size(units)}
 
 
-def plan_units(config: TokenizeConfig, files: Sequence[str], stage: StageRun) -> list[Unit]:
-    """The units of all files, in the order of the output."""
-    units = []
-    for position, url in enumerate(files):
-        size = store.info(url).size_bytes
-        if size == 0:
-            log.warning("%s is empty", url)
-        for source in split_ranges(url, size, UNIT_BYTES):
-            name = f"{position:06d}-{source.start:015d}-{source.end:015d}"
-            targets = tuple(stage.work.url(f"{name}.{k}") for k in range(len(config.json_keys)))
-            units.append(
-                Unit(name, source, targets, config.json_keys, config.append_eod, config.tokenizer)
-            )
-    return units
+def _tokenize(
+    config: TokenizeConfig, stage: StageRun, sizes: Sequence[InputFile], tokenizer: Tokenizer
+) -> Totals:
+    units = plan_units(sizes)
+    if config.rank is not None and config.world_size is not None:
+        units = share_of(units, config.rank, config.world_size)
+    work_url = stage.work.url("packs")
+    copies = None if store.is_local(work_url) else str(stage.scratch / "copies")
+    if copies is not None:
+        (stage.scratch / "copies").mkdir()
+    turn = str(stage.scratch / "turn")
+    jobs = [Job(unit, config, work_url, copies, turn) for unit in units]
+    there = stage.work.names()
+    finished = {job.unit.name for job in jobs if f"packs/{job.packs[0]}" in there}
+    dtype = optimal_dtype(tokenizer.vocab_size)
+    with Assembly(config, stage, jobs, dtype) as assembly:
+        _work(config, stage, jobs, finished, assembly, _crew(config, sizes, copies, tokenizer))
+        totals = assembly.finish()
+    if config.rank is not None:
+        write_share(stage, totals)
+    return totals
 
 
-def _tokenize(config: TokenizeConfig, units: list[Unit], stage: StageRun) -> list[dict[str, Any]]:
-    results = {unit.name: stage.work.published(unit.name) for unit in units}
-    todo = [unit for unit in units if results[unit.name] is None]
-    if len(todo) < len(units):
-        log.info("going on: units_done=%d units=%d", len(units) - len(todo), len(units))
-    done_bytes = _size(units) - _size(todo)
+def _crew(
+    config: TokenizeConfig, sizes: Sequence[InputFile], copies: str | None, tokenizer: Tokenizer
+) -> Crew:
+    cores = available_cores()
+    workers = config.workers or cores
+    if workers > cores:
+        log.info("--workers %d is lowered to %d, the cores this process may use", workers, cores)
+        workers = cores
+    cached_splitter(config)  # what is wrong with its model is told before any work
+    side_by_side = tokenizer.releases_gil and not config.split_sentences
+    is_remote = copies is not None or not all(store.is_local(file.url) for file in sizes)
+    return Crew.of(workers, side_by_side, waiting=2 if is_remote else 1)
+
+
+def _work(
+    config: TokenizeConfig,
+    stage: StageRun,
+    jobs: Sequence[Job],
+    finished: set[str],
+    assembly: Assembly,
+    crew: Crew,
+) -> None:
+    todo = [job for job in jobs if job.unit.name not in finished]
+    if finished:
+        log.info("going on: units_done=%d units=%d", len(finished), len(jobs))
+    total, left = (sum(job.unit.size_bytes for job in some) for some in (jobs, todo))
     speed = _Speed(config.log_interval)
-    workers = {"TOKENIZERS_PARALLELISM": "false"}
-    with stage.progress(_size(units), "bytes", "tokenize", start=done_bytes) as progress:
-        for unit, result in run_jobs(tokenize_unit, todo, config.workers, workers):
-            stage.work.publish(unit.name, result)
-            results[unit.name] = result
-            progress.update(unit.source.size_bytes)
-            speed.add(result["documents"], unit.source.size_bytes)
-    return [result for result in results.values() if result is not None]
+    threads = {"TOKENIZERS_PARALLELISM": "false"}  # the crew is the parallelism
+    with stage.progress(total, "bytes", "tokenize", start=total - left) as progress:
+        for job, documents in run_jobs(tokenize_unit, todo, crew, threads):
+            finished.add(job.unit.name)
+            progress.update(job.unit.size_bytes)
+            speed.add(documents, job.unit.size_bytes)
+            assembly.catch_up(finished)
+        assembly.catch_up(finished)
 
 
 class _Speed:
-    """A line of progress every so many documents, as Megatron's tool prints."""
+    """A line of progress every so many documents, as Megatron's tool prints, not too often."""
 
     def __init__(self, log_interval: int) -> None:
         self._interval = log_interval
-        self._documents = self._bytes = 0
-        self._began = time.monotonic()
+        self._documents = self._bytes = self._told = 0
+        self._began = self._last = time.monotonic()
 
     def add(self, documents: int, size_bytes: int) -> None:
         """Some more is done."""
-        before = self._documents // self._interval
         self._documents += documents
         self._bytes += size_bytes
-        if self._documents // self._interval > before:
-            seconds = max(time.monotonic() - self._began, 1e-9)
+        now = time.monotonic()
+        if self._documents - self._told >= self._interval and now - self._last >= LINE_SECONDS:
+            self._told, self._last = self._documents, now
+            seconds = now - self._began
             log.info(
                 "tokenized documents=%d documents_per_second=%.0f mb_per_second=%.2f",
                 self._documents,
                 self._documents / seconds,
                 self._bytes / seconds / 1e6,
             )
-
-
-def _refuse_nothing(config: TokenizeConfig, documents: int, tokens: dict[str, int]) -> None:
-    where = f"--input {' '.join(config.input)}"
-    if not documents:
-        raise DataError(f"{where}: there is no document in it")
-    for key, count in tokens.items():
-        if not count:
-            raise DataError(f"{where}: key {key!r} is empty in all of {documents} documents")
-
-
-def _assemble(prefixes: list[str], name: str, stage: StageRun) -> None:
-    parts = survey(prefixes, stage.scratch)
-    with stage.open(name + ".bin") as out:
-        merge_tokens(parts, out)
-    with stage.open(name + ".idx") as out:
-        merge_index(parts, stage.scratch, out)
-
-
-def _size(units: Sequence[Unit]) -> int:
-    return sum(unit.source.size_bytes for unit in units)

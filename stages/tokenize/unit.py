@@ -1,108 +1,251 @@
-"""One unit of work: the documents of a byte range to a pair of token files for every JSON key.
+"""One unit of work: the documents of some byte ranges to a pack for every JSON key.
 
-A pure function of the range and the options, run in this process or in a worker."""
+A pure function of the ranges and the options, run in a thread of this process or of a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import fcntl
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NoReturn
 
+import numpy as np
+
+from stages.tokenize.config import TokenizeConfig
+from stages.tokenize.encode import encode_block, find_difference, sampled
+from stages.tokenize.pack import Summary
+from stages.tokenize.plan import Unit
 from trainyard.artifacts import store
-from trainyard.corpus.documents import ByteRange, Document, locate, read_documents
+from trainyard.artifacts.store import OutputFile
+from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.indexed import IndexedWriter, optimal_dtype
-from trainyard.errors import DataError
+from trainyard.corpus.provenance import ProvenanceWriter
+from trainyard.corpus.records import Block
+from trainyard.corpus.sentences import SentenceSplitter
+from trainyard.corpus.workers import check_stop
+from trainyard.errors import DataError, TrainyardError
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer
 
-BATCH_LETTERS = 1 << 20
-"""Text handed to the tokenizer at once; one document may be longer."""
+LARGE_LETTERS = 32 << 20
+"""Texts of this size take turns: the bound on memory is for one document, not for one a worker."""
+
+_building = threading.Lock()
+_tools: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Job:
     """What a worker is told."""
 
-    name: str
-    source: ByteRange
-    targets: tuple[str, ...]
-    """URL without .bin or .idx, for each JSON key."""
-    json_keys: tuple[str, ...]
-    append_eod: bool
-    tokenizer: TokenizerConfig
+    unit: Unit
+    config: TokenizeConfig
+    work_url: str
+    """Folder of the packs."""
+    copies: str | None
+    """Folder on this machine for a second copy of each, where `work_url` is a remote one."""
+    turn: str
+    """File on this machine that is locked while a large text is worked on."""
+
+    @property
+    def packs(self) -> list[str]:
+        """Names of the packs, one a key; where the first one stands, the unit is finished."""
+        return [f"{self.unit.name}.{k}" for k in range(len(self.config.json_keys))]
 
 
-@lru_cache(maxsize=1)
 def cached_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """The tokenizer, built once a process."""
-    return build_tokenizer(config)
+    with _building:
+        if config not in _tools:
+            _tools[config] = build_tokenizer(config)
+        tokenizer: Tokenizer = _tools[config]
+        return tokenizer
 
 
-def tokenize_unit(unit: Unit) -> dict[str, Any]:
-    """Write the unit's pairs; returns its number of documents and tokens."""
-    tokenizer = cached_tokenizer(unit.tokenizer)
-    dtype = optimal_dtype(tokenizer.vocab_size)
-    num_documents = 0
-    tokens = [0] * len(unit.targets)
+def cached_splitter(config: TokenizeConfig) -> SentenceSplitter | None:
+    """What cuts texts into sentences, if anything does; built once a process."""
+    if not config.split_sentences:
+        return None
+    with _building:
+        key = (config.lang, config.keep_newlines)
+        if key not in _tools:
+            _tools[key] = SentenceSplitter(*key)
+        splitter: SentenceSplitter = _tools[key]
+        return splitter
+
+
+def tokenize_unit(job: Job) -> int:
+    """Write the unit's packs; returns its number of documents."""
     with ExitStack() as stack:
-        outputs = [stack.enter_context(store.open_output(t + ".bin")) for t in unit.targets]
-        writers = [IndexedWriter(output, dtype) for output in outputs]
-        for batch in batches(read_documents(unit.source, unit.json_keys)):
-            num_documents += len(batch)
-            for k, writer in enumerate(writers):
-                for ids in encode(tokenizer, batch, k, unit.source.url):
-                    sequences = as_sequences(ids, tokenizer.eod if unit.append_eod else None)
-                    writer.add_document(sequences)
-                    tokens[k] += sum(map(len, sequences))
-        indices = [stack.enter_context(store.open_output(t + ".idx")) for t in unit.targets]
-        for writer, index in zip(writers, indices, strict=True):
-            writer.write_index(index)
-    return {"documents": num_documents, "tokens": tokens}
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainyard-unit-"))
+        # Closed in reverse: the first key's pack, which makes the unit finished, appears last.
+        sinks = [stack.enter_context(_Sink(job, name)) for name in job.packs]
+        work = _Work(job, sinks, Path(scratch))
+        for i in range(len(job.unit.sources)):
+            work.read(i)
+        work.finish()
+    return work.summary.documents
 
 
-def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in lots of about `BATCH_LETTERS`."""
-    batch: list[Document] = []
-    letters = 0
-    for document in documents:
-        batch.append(document)
-        letters += 1 + sum(len(text) for texts in document.values for text in texts)
-        if letters >= BATCH_LETTERS:
-            yield batch
-            batch, letters = [], 0
-    if batch:
-        yield batch
+@contextmanager
+def _turn(job: Job, texts: list[str]) -> Iterator[None]:
+    """Wait for one's turn with large texts, among all threads of all workers."""
+    if sum(map(len, texts)) < LARGE_LETTERS:
+        yield
+        return
+    with open(job.turn, "wb") as file:  # unlocked when it is closed, or its process is gone
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
-def encode(
-    tokenizer: Tokenizer, batch: Sequence[Document], k: int, url: str
-) -> Iterator[list[list[int]]]:
-    """For each document the ids of its sentences under key number `k`."""
-    try:
-        encoded = iter(tokenizer.encode_batch([t for doc in batch for t in doc.values[k]]))
-    except Exception:
-        _blame(tokenizer, batch, k, url)
-        raise
-    for document in batch:
-        yield [next(encoded) for _ in document.values[k]]
+class _Sink:
+    """A pack being written to the store, and beside it on this machine where the store is remote:
+    what lays the packs end to end then need not fetch them."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self._output: OutputFile = store.open_output(store.join(job.work_url, name))
+        self._copy: IO[bytes] | None = None
+        if job.copies is not None:
+            self._copy = Path(job.copies, name).open("wb")  # noqa: SIM115
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._output.write(data)
+        if self._copy is not None:
+            self._copy.write(data)
+
+    def tell(self) -> int:
+        return self._output.tell()
+
+    def __enter__(self) -> _Sink:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._copy is not None:
+            self._copy.close()
+        self._output.__exit__(kind, error, trace)
 
 
-def as_sequences(sentences: Sequence[list[int]], eod: int | None) -> list[list[int]]:
-    """Megatron's rule: empty sentences fall away; the end of a document belongs to its last one."""
-    sequences = [ids for ids in sentences if ids]
-    if sequences and eod is not None:
-        sequences[-1] = [*sequences[-1], eod]
-    return sequences
+class _Work:
+    """A unit while it is read."""
 
+    def __init__(self, job: Job, sinks: list[_Sink], scratch: Path) -> None:
+        self._job, self._config, self._sinks = job, job.config, sinks
+        self._tokenizer = cached_tokenizer(job.config.tokenizer)
+        self._splitter = cached_splitter(job.config)
+        dtype = optimal_dtype(self._tokenizer.vocab_size)
+        self._writers = [IndexedWriter(sink, dtype) for sink in sinks]
+        self._origins = ProvenanceWriter(scratch)
+        self._bad = (scratch / "bad").open("w+b")
+        self.summary = Summary(dtype=dtype.str)
 
-def _blame(tokenizer: Tokenizer, batch: Sequence[Document], k: int, url: str) -> None:
-    """Raise DataError for the first document of the batch that cannot be encoded by itself."""
-    for document in batch:
+    def read(self, i: int) -> None:
+        """The documents of source number `i`."""
+        source = self._job.unit.sources[i]
+        config = self._config
+        reader = DocumentReader(
+            source,
+            config.json_keys,
+            id_key=config.id_key or None,
+            on_bad_line=config.on_bad_line,
+            splitter=self._splitter,
+        )
+        for block in reader.blocks():
+            self._validate(i, block, reader)
+            for k in range(len(self._writers)):
+                check_stop()
+                with _turn(self._job, block.texts[k]):
+                    self._encode(block, k, reader)
+            self._origins.add_block(source.url, block)
+            self.summary.documents += len(block)
+            self._note_bad(i, reader)
+        self._note_bad(i, reader)
+        self.summary.lines.append(reader.lines)
+
+    def _encode(self, block: Block, k: int, reader: DocumentReader) -> None:
+        eod = self._tokenizer.eod if self._config.append_eod else None
         try:
-            tokenizer.encode_batch(document.values[k])
+            encoded = encode_block(self._tokenizer, block, k, eod)
+            self._writers[k].add_flat(
+                encoded.ids, encoded.sequence_lengths, encoded.sequences_per_document
+            )
         except Exception as error:
-            place = locate(url, document.offset)
-            raise DataError(f"{place}: cannot be tokenized: {error}") from error
+            _blame(self._tokenizer, block, k, reader, error)
+
+    def _validate(self, i: int, block: Block, reader: DocumentReader) -> None:
+        fraction = self._config.validate_tokenizer
+        if not fraction:
+            return
+        chosen = np.flatnonzero(sampled(block, self._job.unit.files[i], fraction)).tolist()
+        if not chosen:
+            return
+        wanted = set(chosen)
+        documents = [doc for d, doc in enumerate(block.documents()) if d in wanted]
+        self.summary.validated += len(documents)
+        found = find_difference(self._tokenizer, documents)
+        if found is None:
+            return
+        where = found.document
+        place = reader.place(where.line, where.offset)
+        named = "" if where.id is None else f" of id {where.id!r}"
+        raise DataError(
+            f"{place}: the document{named}, key {self._config.json_keys[found.k]!r}: "
+            f"{found.words}; the engine is {self._tokenizer.engine}. Nothing was published; "
+            "--no-use-gigatoken encodes with the reference library"
+        )
+
+    def _note_bad(self, i: int, reader: DocumentReader) -> None:
+        for bad in reader.bad:
+            self._bad.write(json.dumps({"range": i, **bad._asdict()}).encode() + b"\n")
+        self.summary.bad_lines += len(reader.bad)
+        reader.bad.clear()  # there may be more of them than fit in memory
+
+    def finish(self) -> None:
+        """What follows the tokens in each pack."""
+        for k in reversed(range(len(self._sinks))):
+            self._finish_one(k)
+        self._bad.close()
+
+    def _finish_one(self, k: int) -> None:
+        sink, writer, summary = self._sinks[k], self._writers[k], self.summary
+        summary.sequences, summary.tokens = writer.num_sequences, writer.num_tokens
+        summary.bin_bytes = writer.num_tokens * writer.dtype.itemsize
+        writer.write_index(sink)
+        summary.idx_bytes = sink.tell() - summary.bin_bytes
+        if k == 0:
+            before = sink.tell()
+            self._origins.write(sink)
+            summary.docs_bytes, before = sink.tell() - before, sink.tell()
+            self._bad.seek(0)
+            while piece := self._bad.read(store.CHUNK):
+                sink.write(piece)
+            summary.bad_bytes = sink.tell() - before
+        summary.write(sink)
+
+
+def _blame(
+    tokenizer: Tokenizer, block: Block, k: int, reader: DocumentReader, error: Exception
+) -> NoReturn:
+    """Raise DataError for the first document of the block that cannot be encoded by itself."""
+    if isinstance(error, MemoryError | OSError) or (
+        isinstance(error, TrainyardError) and not isinstance(error, DataError)
+    ):
+        raise error
+    for document in block.documents():
+        try:
+            tokenizer.encode_flat(document.values[k])
+        except Exception as fault:
+            place = reader.place(document.line, document.offset)
+            raise DataError(f"{place}: cannot be tokenized: {fault}") from fault
+    raise error

@@ -16,7 +16,7 @@ from tokenizers.trainers import BpeTrainer
 from stages.context import StageRun
 from stages.train_tokenizer.config import SPECIAL_TOKENS, TrainTokenizerConfig
 from trainyard.artifacts import store
-from trainyard.corpus.documents import check_inputs, read_documents, split_ranges
+from trainyard.corpus.documents import DocumentReader, check_inputs, split_ranges
 from trainyard.errors import DataError
 from trainyard.progress import Progress
 
@@ -65,7 +65,7 @@ def read_batches(
     found = False
     for url, size in sizes.items():
         for source in split_ranges(url, size, READ_BYTES):
-            for document in read_documents(source, keys):
+            for document in DocumentReader(source, keys):
                 batch += [text for sentences in document.values for text in sentences]
                 if len(batch) >= BATCH:
                     found = True

@@ -14,7 +14,7 @@ from trainyard.testing.kill import Zygote
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    modules = ("collect", "train_tokenizer", "tokenize", "merge", "plan", "report")
+    modules = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report")
     modules += ("pretrain", "reshard", "evaluate", "benchmark")
     with Zygote("s3fs", *(f"stages.{name}.run" for name in modules)) as process:
         yield process

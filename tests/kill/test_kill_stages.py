@@ -17,6 +17,7 @@ POINTS = {
     "train_tokenizer": 20,
     "tokenize": 20,
     "merge": 20,
+    "index": 20,
     "plan": 20,
     "report": 20,
     "pretrain": 8,
@@ -48,7 +49,7 @@ def test_a_stage_survives_a_kill_anywhere(
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("stage", ["tokenize", "merge"])
+@pytest.mark.parametrize("stage", ["tokenize", "merge", "index"])
 def test_a_stage_survives_a_kill_anywhere_on_s3(
     stage: str, zygote: Zygote, yard: Yard, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

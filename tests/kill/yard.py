@@ -97,6 +97,13 @@ class Yard:
     def _merge(self) -> list[str]:
         return ["--input", self.at("parts")]
 
+    def _index(self) -> list[str]:
+        numbers = ("--seq-length", "--global-batch-size", "--train-iters", "--split")
+        numbers += ("--eval-interval", "--eval-iters")
+        flags = [*MODEL, *TRAINING]
+        given = [word for flag in numbers for word in (flag, flags[flags.index(flag) + 1])]
+        return [*given, "--data-path", "0.4", self.at("tokens"), "0.6", self.at("tokens")]
+
     def _plan(self) -> list[str]:
         return [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"]
 

@@ -19,10 +19,14 @@ MODEL += ("--seq-length", "32", "--micro-batch-size", "2")
 
 NOWHERE = "/nowhere/at/all"
 
+RUN = ("--seq-length", "32", "--train-iters", "2", "--global-batch-size", "4")
+
 ENOUGH = {
     "benchmark": ("--load", NOWHERE, "--prompts", "a"),
+    "blame": (*RUN, "--micro-batch-size", "2", "--data-path", NOWHERE, "--step", "1"),
     "collect": (),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
+    "index": (*RUN, "--data-path", NOWHERE),
     "merge": ("--input", NOWHERE),
     "plan": (*MODEL, "--vocab-size", "300"),
     "pretrain": (*MODEL, "--data-path", NOWHERE, "--train-iters", "2", "--lr", "0.001"),
@@ -34,7 +38,7 @@ ENOUGH = {
 }
 """Flags that make each stage's options complete; inputs that do not exist where it has inputs."""
 
-INTO = {"pretrain": "--save", "reshard": "--save-dir", "verify": ""}
+INTO = {"pretrain": "--save", "reshard": "--save-dir", "verify": "", "blame": ""}
 INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
 
 

@@ -1,62 +1,39 @@
-"""The tokenize stage: Megatron's bytes, whatever the number of workers and whatever kills them."""
+"""The tokenize stage: Megatron's bytes, whatever the number of workers, units and kinds of file."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stages.tokenize import plan
 from stages.tokenize import run as tokenize_run
-from stages.tokenize.config import TokenizeConfig
-from tests.stages.directly import run_directly
+from tests.stages.tokenize_runs import documents, files, numbered, origins, tokenize, write
 from trainyard.artifacts import store
-from trainyard.corpus.indexed import IndexedDataset
-from trainyard.errors import ConfigError, DataError, InfrastructureError
-
-NULL: dict[str, Any] = {"tokenizer_type": "NullTokenizer", "vocab_size": 1000}
-
-
-def tokenize(url: str | Path, prefix: str | Path, **options: Any) -> dict[str, Any]:
-    given = {"input": [str(url)], "output_prefix": str(prefix), **NULL, **options}
-    return run_directly(TokenizeConfig, tokenize_run.run, **given)
-
-
-def documents(prefix: str | Path, key: str = "text") -> Any:
-    dataset = IndexedDataset(f"{prefix}_{key}_document")
-    return [[s.tolist() for s in doc] for doc in dataset.documents()]
-
-
-def pair(prefix: str | Path, key: str = "text") -> tuple[bytes, bytes]:
-    stem = f"{prefix}_{key}_document"
-    return store.read_bytes(stem + ".bin"), store.read_bytes(stem + ".idx")
-
-
-def write(path: Path, *rows: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from trainyard.errors import InfrastructureError
+from trainyard.tokenizers.null import NullTokenizer
 
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize_run, "UNIT_BYTES", 200)
+    monkeypatch.setattr(plan, "UNIT_BYTES", 200)
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize_run, "available_cores", lambda: 4)
 
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> Path:
     """A folder of two files, with empty documents and long ones."""
-    rows = [{"text": " ".join(str(j % 999) for j in range(i % 40))} for i in range(60)]
-    write(tmp_path / "numbers/a.jsonl", *rows[:45])
-    write(tmp_path / "numbers/b.jsonl", *rows[45:])
+    write(tmp_path / "numbers/a.jsonl", *numbered(45))
+    write(tmp_path / "numbers/b.jsonl", *numbered(15, first=45))
     return tmp_path / "numbers"
 
 
@@ -84,35 +61,83 @@ def test_gpt2_files_are_megatrons_byte_for_byte(shared: Path, tmp_path: Path, co
         vocab_size=None,
         vocab_file=str(vocab / "vocab.json"),
         merge_file=str(vocab / "merges.txt"),
+        workers=2,
     )
-    bin_data, idx_data = pair(tmp_path / "out")
+    bin_data, idx_data, _ = files(tmp_path / "out")
     assert len(bin_data) == case["bin_bytes"]
     assert hashlib.md5(bin_data).hexdigest() == case["bin_md5"]
     assert hashlib.md5(idx_data).hexdigest() == case["idx_md5"]
 
 
 def test_megatrons_rules_for_empty_texts_sentences_and_ends(tmp_path: Path) -> None:
-    rows = [{"text": t} for t in ("1 2", "", ["3", "", "4 5"], [], ["", "6"])]
+    rows = [{"text": t} for t in ("1 2", "", ["3", "", "4 5"], [], ["", "6"], ["7", ""])]
     tokenize(write(tmp_path / "a.jsonl", *rows), tmp_path / "plain")
-    assert documents(tmp_path / "plain") == [[[1, 2]], [], [[3], [4, 5]], [], [[6]]]
+    assert documents(tmp_path / "plain") == [[[1, 2]], [], [[3], [4, 5]], [], [[6]], [[7]]]
     tokenize(tmp_path / "a.jsonl", tmp_path / "eod", append_eod=True)
-    expected = [[[1, 2, 999]], [], [[3], [4, 5, 999]], [], [[6, 999]]]
+    expected = [[[1, 2, 999]], [], [[3], [4, 5, 999]], [], [[6, 999]], [[7, 999]]]
     assert documents(tmp_path / "eod") == expected
+
+
+def test_sentences_are_split_in_the_same_run(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NLTK_DATA", str(shared / "data/nltk_data"))
+    monkeypatch.setattr(plan, "UNIT_BYTES", 100)
+    texts = ["One is here. Two is there.\nThree!", "", "Only one"]
+    path = write(tmp_path / "a.jsonl", *({"text": t, "title": t[:4]} for t in texts))
+    kept = {"tokenizer_type": "ByteLevelTokenizer", "vocab_size": None}
+    options = {**kept, "split_sentences": True, "json_keys": ["text", "title"]}
+    for partitions in (1, 3):
+        prefix = tmp_path / f"out{partitions}"
+        metrics = tokenize(path, prefix, **options, partitions=partitions)
+        found = documents(prefix, "_text_sentence")
+        letters = [[bytes(ids).decode() for ids in doc] for doc in found]
+        assert letters == [["One is here.", "Two is there.", "Three!"], [], ["Only one"]]
+        assert len(documents(prefix, "_title_sentence")) == 3
+        assert metrics["sequences"] == {"text": 4, "title": 2}
+    tokenize(path, tmp_path / "kept", **options, keep_newlines=True)
+    found = documents(tmp_path / "kept", "_text_sentence")
+    assert [bytes(ids).decode() for ids in found[0]] == [
+        "One is here. ",
+        "Two is there.\n",
+        "Three!",
+    ]
 
 
 # --- laws -------------------------------------------------------------------------------------
 
 
-def test_any_number_of_workers_and_any_units_give_the_same_bytes(
+@pytest.mark.usefixtures("four_cores")
+def test_any_workers_partitions_and_units_give_the_same_bytes(
     numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenize(numbers, tmp_path / "whole", append_eod=True)
-    expected = pair(tmp_path / "whole")
-    for unit_bytes, workers in ((40, 1), (97, 1), (500, 3)):
-        monkeypatch.setattr(tokenize_run, "UNIT_BYTES", unit_bytes)
-        prefix = tmp_path / f"{unit_bytes}-{workers}"
-        tokenize(numbers, prefix, append_eod=True, workers=workers)
-        assert pair(prefix) == expected
+    expected = files(tmp_path / "whole")
+    cases = [(40, 1, 1, False), (97, 2, 7, True), (300, 4, 2, True), (500, 3, 1, False)]
+    for unit_bytes, workers, partitions, side_by_side in cases:
+        monkeypatch.setattr(plan, "UNIT_BYTES", unit_bytes)
+        monkeypatch.setattr(NullTokenizer, "releases_gil", side_by_side)
+        prefix = tmp_path / f"{unit_bytes}"
+        given = {"workers": workers, "partitions": partitions, "append_eod": True}
+        tokenize(numbers, prefix, **given, keep_sequential_samples=partitions > 1)
+        assert files(prefix) == expected
+
+
+def test_every_document_knows_where_it_came_from(
+    numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (numbers / "a.jsonl").read_text().splitlines(keepends=True)
+    (numbers / "a.jsonl").write_text("".join([*lines[:7], "\n", " \n", *lines[7:]]))
+    monkeypatch.setattr(plan, "UNIT_BYTES", 150)
+    tokenize(numbers, tmp_path / "out", json_keys=["text", "id"][:1])
+    rows = documents(tmp_path / "out")
+    for k, origin in enumerate(origins(tmp_path / "out")):
+        data = Path(origin.source).read_bytes()
+        record = json.loads(data[origin.offset : origin.offset + origin.length])
+        assert [n for ids in rows[k] for n in ids] == [int(n) for n in record["text"].split()]
+        assert data[: origin.offset].count(b"\n") + 1 == origin.line
+        assert origin.id == record.get("id")
+    assert k == 59
 
 
 def test_stores_are_alike(numbers: Path, store_url: str, tmp_path: Path) -> None:
@@ -120,7 +145,7 @@ def test_stores_are_alike(numbers: Path, store_url: str, tmp_path: Path) -> None
         store.write_bytes(store.join(store_url, "in", name), (numbers / name).read_bytes())
     metrics = tokenize(store.join(store_url, "in"), store.join(store_url, "out/p"))
     tokenize(numbers, tmp_path / "local")
-    assert pair(store.join(store_url, "out/p")) == pair(tmp_path / "local")
+    assert files(store.join(store_url, "out/p"))[:2] == files(tmp_path / "local")[:2]
     assert metrics["documents"] == 60
 
 
@@ -133,141 +158,80 @@ def test_inputs_come_as_listed_and_from_patterns_sorted(numbers: Path, tmp_path:
     assert forward != backward
 
 
+def test_a_file_may_be_listed_twice(
+    numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "UNIT_BYTES", 300)
+    tokenize("", tmp_path / "out", input=[str(numbers / "a.jsonl")] * 2)
+    found = origins(tmp_path / "out")
+    assert found[:45] == found[45:]
+    assert found[44].line == 45
+
+
 def test_several_keys_are_made_in_one_pass(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"a": "1", "b": "2"}, {"a": "3", "b": ""})
-    metrics = tokenize(path, tmp_path / "out", json_keys=["b", "a"])
-    assert documents(tmp_path / "out", "a") == [[[1]], [[3]]]
-    assert documents(tmp_path / "out", "b") == [[[2]], []]
+    metrics = tokenize(path, tmp_path / "out", json_key=["b", "a"])
+    assert documents(tmp_path / "out", "_a_document") == [[[1]], [[3]]]
+    assert documents(tmp_path / "out", "_b_document") == [[[2]], []]
     assert metrics["tokens"] == {"b": 1, "a": 2}
+    assert origins(tmp_path / "out", "_a_document") == origins(tmp_path / "out", "_b_document")
 
 
-def test_gzip_and_plain_text(tmp_path: Path) -> None:
+def test_every_kind_of_file(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "1 2"}\n'))
     (tmp_path / "b.txt").write_text("3\n4\n")
-    files = [str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.txt")]
-    tokenize("", tmp_path / "out", input=files)
-    assert documents(tmp_path / "out") == [[[1, 2]], [[3, 4]]]
+    (tmp_path / "c.json.bz2").write_bytes(bz2.compress(b'{"text": "5"}'))
+    rows = pyarrow.table({"text": ["6", "", "7 8"], "id": ["x", "y", None]})
+    pyarrow.parquet.write_table(rows, tmp_path / "d.parquet", row_group_size=2)
+    (tmp_path / "e.jsonl").write_bytes(b"")
+    metrics = tokenize("", tmp_path / "out", input=[str(p) for p in sorted(tmp_path.iterdir())])
+    assert documents(tmp_path / "out") == [[[1, 2]], [[3, 4]], [[5]], [[6]], [], [[7, 8]]]
+    assert [(o.line, o.id) for o in origins(tmp_path / "out")[3:]] == [
+        (1, "x"),
+        (2, "y"),
+        (3, None),
+    ]
+    assert metrics["empty_files"] == 1
 
 
-@pytest.mark.usefixtures("small_units")
-def test_finished_units_are_not_done_again(
+@pytest.mark.usefixtures("four_cores", "small_units")
+def test_finished_units_are_kept_when_the_number_of_workers_changes(
     numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     real = tokenize_run.tokenize_unit
 
-    def failing(unit: Any) -> dict[str, Any]:
+    def failing(job: Any) -> int:
         if len(done) == 5:
             raise InfrastructureError("the power went")
-        done.append(unit.name)
-        return real(unit)
+        done.append(job.unit.name)
+        return real(job)
 
+    monkeypatch.setattr(NullTokenizer, "releases_gil", True)  # two workers are two threads
     monkeypatch.setattr(tokenize_run, "tokenize_unit", failing)
     with pytest.raises(InfrastructureError):
         tokenize(numbers, tmp_path / "out")
     first, done[:] = list(done), []
-    monkeypatch.setattr(tokenize_run, "tokenize_unit", lambda u: done.append(u.name) or real(u))
-    tokenize(numbers, tmp_path / "out")
+    monkeypatch.setattr(
+        tokenize_run, "tokenize_unit", lambda j: done.append(j.unit.name) or real(j)
+    )
+    tokenize(numbers, tmp_path / "out", workers=2)
     assert done
     assert not set(first) & set(done)
     tokenize(numbers, tmp_path / "undisturbed")
-    assert pair(tmp_path / "out") == pair(tmp_path / "undisturbed")
+    assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
 
 
-# --- refusals ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.usefixtures("small_units")
-def test_a_bad_line_is_named_whoever_reads_it(numbers: Path, tmp_path: Path, workers: int) -> None:
-    lines = (numbers / "b.jsonl").read_text().splitlines(keepends=True)
-    lines[7] = '{"text": "1 2 three"}\n'
-    lines[12] = '{"body": "1"}\n'
-    (numbers / "b.jsonl").write_text("".join(lines))
-    message = r"b\.jsonl: line 8 \(byte \d+\): cannot be tokenized: 'three' is not an id"
-    with pytest.raises(DataError, match=message):
-        tokenize(numbers, tmp_path / "out", workers=workers)
-    assert not list(tmp_path.glob("out_*"))
-
-
-def test_no_document_and_no_token_are_errors(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_bytes(b"")
-    with pytest.raises(DataError, match="there is no document in it"):
-        tokenize(tmp_path / "empty.jsonl", tmp_path / "out")
-    path = write(tmp_path / "blank.jsonl", {"text": ""}, {"text": ""})
-    with pytest.raises(DataError, match="key 'text' is empty in all of 2 documents"):
-        tokenize(path, tmp_path / "out")
-    assert not list(tmp_path.glob("out_*"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"input": []}, "--input names no file"),
-        ({"json_keys": []}, "--json-keys names no key"),
-        ({"json_keys": ["a", "a"]}, "--json-keys names a key twice"),
-        ({"workers": 0}, "--workers must be at least 1"),
-        ({"log_interval": 0}, "--log-interval must be at least 1"),
-        ({"vocab_size": None}, "needs --vocab-size"),
-    ],
-)
-def test_options_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tokenize("a.jsonl", "out", **options)
-
-
-# --- the command ------------------------------------------------------------------------------
-
-
-def command(source: Path, prefix: Path, *more: str) -> list[str]:
-    base = [sys.executable, "-m", "stages.tokenize", "--input", str(source)]
-    return [*base, "--output-prefix", str(prefix), "--tokenizer-type", "NullTokenizer", *more]
-
-
-def test_a_missing_input_and_a_bad_line_end_with_status_1(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"text": "1"}\n{"text": \n')
-    for name, words in (("none.jsonl", "none.jsonl"), ("bad.jsonl", "line 2 (byte 14)")):
-        line = command(tmp_path / name, tmp_path / "out", "--vocab-size", "9", "--workers", "2")
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1, done.stderr
-        assert words in done.stderr
-        assert "Traceback" not in done.stderr
-
-
-def test_sigterm_stops_workers_promptly_with_nothing_published(tmp_path: Path) -> None:
-    row = json.dumps({"text": "1 2 3 4 5 6 7 8 9 " * 400}) + "\n"
-    (tmp_path / "long.jsonl").write_text(row * 4000)
-    line = command(tmp_path / "long.jsonl", tmp_path / "out", "--vocab-size", "99")
-    process = subprocess.Popen([*line, "--workers", "2"], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob("out.work/*/*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM, err
-    assert time.monotonic() - began < 3
-    assert not list(tmp_path.glob("out_*"))
-    assert not (tmp_path / "out.manifest.json").exists()
-
-
-def test_a_killed_worker_is_an_infrastructure_error(tmp_path: Path) -> None:
-    row = json.dumps({"text": "1 2 3 4 5 6 7 8 9 " * 400}) + "\n"
-    (tmp_path / "long.jsonl").write_text(row * 4000)
-    line = command(tmp_path / "long.jsonl", tmp_path / "out", "--vocab-size", "99")
-    process = subprocess.Popen([*line, "--workers", "2"], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob("out.work/*/*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.kill(_spawned(process.pid)[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 3, err
-    assert "a worker process died" in err
-
-
-def _spawned(parent: int) -> list[int]:
-    listed = subprocess.run(
-        ["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True
-    ).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    return [int(pid) for pid, ppid, args in rows if int(ppid) == parent and "spawn_main" in args]
+def test_more_workers_than_cores_are_not_started(
+    numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tokenize_run, "available_cores", lambda: 1)
+    monkeypatch.setattr(tokenize_run, "run_jobs", lambda f, jobs, crew, e: crews.append(crew) or ())
+    crews: list[Any] = []
+    with pytest.raises(AssertionError, match="not all units"), caplog.at_level("INFO"):
+        tokenize(numbers, tmp_path / "out", workers=32)
+    assert [(crew.processes, crew.threads) for crew in crews] == [(0, 1)]
+    assert "--workers 32 is lowered to 1" in caplog.text

@@ -3,7 +3,18 @@ them."""
 
 from __future__ import annotations
 
-from typing import BinaryIO, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file to be copied, as it was looked at before."""
+
+    url: str
+    size_bytes: int
+    version: str
 
 
 class Writer(Protocol):
@@ -11,6 +22,12 @@ class Writer(Protocol):
 
     def write(self, data: memoryview) -> int:
         """Append."""
+
+    def append_files(
+        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+    ) -> bool:
+        """Append whole files, telling `digest` of every byte; False, and nothing done, where this
+        kind of store knows no better way than to read and write them."""
 
     def publish(self) -> None:
         """Make it appear under its name, durably."""
@@ -24,6 +41,11 @@ class Backend(Protocol):
 
     def open_input(self, url: str) -> BinaryIO:
         """A seekable file for reading."""
+
+    def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
+        """Bytes `start` up to `end`, fewer at the end of the file.
+
+        Raises ArtifactError when the file is no longer in that version."""
 
     def open_output(self, url: str) -> Writer:
         """Begin a file."""

@@ -13,14 +13,17 @@ import glob
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from trainyard.artifacts import process
+from trainyard.artifacts.backend import SourceFile
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.urls import local_path
+from trainyard.artifacts.direct import append_files
+from trainyard.artifacts.urls import is_local, local_path
+from trainyard.errors import ArtifactError
 
 TEMPORARY = ".tmp-"
 
@@ -31,11 +34,28 @@ def _path(url: str) -> Path:
     return path
 
 
+def _version(stat: os.stat_result) -> str:
+    return f"{stat.st_mtime_ns}-{stat.st_ino}"
+
+
 class LocalBackend:
     """One of the two kinds of store behind `artifacts.store`."""
 
     def open_input(self, url: str) -> BinaryIO:
         return _path(url).open("rb")
+
+    def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
+        descriptor = os.open(_path(url), os.O_RDONLY)
+        try:
+            if version is not None and _version(os.fstat(descriptor)) != version:
+                raise ArtifactError(f"{url}: changed while it was being read")
+            pieces = []
+            while start < end and (piece := os.pread(descriptor, end - start, start)):
+                pieces.append(piece)
+                start += len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        finally:
+            os.close(descriptor)
 
     def open_output(self, url: str) -> LocalWriter:
         return LocalWriter(_path(url))
@@ -45,7 +65,7 @@ class LocalBackend:
         stat = path.stat()
         if path.is_dir():
             raise FileNotFoundError(errno.ENOENT, "is a folder, not a file", str(path))
-        return stat.st_size, f"{stat.st_mtime_ns}-{stat.st_ino}"
+        return stat.st_size, _version(stat)
 
     def is_file(self, url: str) -> bool:
         return _path(url).is_file()
@@ -129,6 +149,18 @@ class LocalWriter:
 
     def write(self, data: memoryview) -> int:
         return self.file.write(data)
+
+    def append_files(
+        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+    ) -> bool:
+        if not all(is_local(source.url) for source in sources):
+            return False
+        self.file.flush()
+        files = [(_path(source.url), source.size_bytes) for source in sources]
+        start = self.file.tell()
+        append_files(self.temporary, start, files, digest, on_bytes)
+        self.file.seek(start + sum(size for _, size in files))
+        return True
 
     def publish(self) -> None:
         self.file.flush()

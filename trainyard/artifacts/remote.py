@@ -8,14 +8,17 @@ all."""
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, BinaryIO
 
+from trainyard.artifacts.backend import SourceFile
+from trainyard.artifacts.multipart import MIN_PART, MultipartUpload
 from trainyard.artifacts.urls import basename, join
-from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 LOST_RACE = (412, 409)
 """Precondition failed; and the conflict that AWS answers while another conditional write is in
@@ -36,7 +39,8 @@ S3_OPTIONS = {
 
 
 @lru_cache(maxsize=8)
-def _filesystem(protocol: str) -> Any:
+def _filesystem(protocol: str, process: int) -> Any:
+    """One for each process: its thread and its connections do not survive a fork."""
     import fsspec
 
     try:
@@ -58,14 +62,27 @@ class RemoteBackend:
 
     def __init__(self, protocol: str) -> None:
         self.protocol = protocol
-        self.fs = _filesystem(protocol)
+        self.fs = _filesystem(protocol, os.getpid())
 
     def open_input(self, url: str) -> BinaryIO:
         file: BinaryIO = self.fs.open(url, "rb", block_size=2**23)
         return file
 
     def open_output(self, url: str) -> RemoteWriter:
-        return RemoteWriter(self.fs.open(url, "wb", block_size=2**24))
+        return RemoteWriter(self, url, self.fs.open(url, "wb", block_size=2**24))
+
+    def holds(self, url: str) -> bool:
+        """True for an object that this store could copy by itself."""
+        return self.protocol in S3 and url.partition("://")[0] in S3
+
+    def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
+        if self.protocol not in S3:
+            return bytes(self.fs.cat_file(url, start=start, end=end))
+        bucket, key, _ = self.fs.split_path(url)
+        reply = self.call("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}")
+        if version is not None and reply["ETag"].strip('"') != version.strip('"'):
+            raise ArtifactError(f"{url}: changed while it was being read")
+        return bytes(reply["Data"])
 
     def size_and_version(self, url: str) -> tuple[int, str]:
         info = self.fs.info(url)
@@ -128,7 +145,7 @@ class RemoteBackend:
         if self.protocol not in S3:
             return self.fs.cat_file(url), self.size_and_version(url)[1]
         bucket, key, _ = self.fs.split_path(url)
-        reply = self._call("get_object", Bucket=bucket, Key=key)
+        reply = self.call("get_object", Bucket=bucket, Key=key)
         return reply["Data"], str(reply["ETag"])
 
     def put_if_absent(self, url: str, data: bytes) -> str | None:
@@ -155,7 +172,7 @@ class RemoteBackend:
                 f"for file systems, not for {self.protocol}://; use one of those for outputs"
             )
         bucket, key, _ = self.fs.split_path(url)
-        reply = self._call("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        reply = self.call("put_object", Bucket=bucket, Key=key, Body=data, **condition)
         if reply is not None:
             return str(reply["ETag"])
         # An earlier attempt of this very call may have arrived although its answer was lost.
@@ -165,9 +182,14 @@ class RemoteBackend:
             return None
         return version if current == data else None
 
-    def _call(self, method: str, **arguments: Any) -> Any:
+    def call(self, method: str, **arguments: Any) -> Any:
         """One client call: None for a lost race, FileNotFoundError for an absent key."""
-        from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+        from botocore.exceptions import (
+            ClientError,
+            ConnectionError,
+            HTTPClientError,
+            IncompleteReadError,
+        )
         from fsspec.asyn import sync
 
         async def call() -> Any:
@@ -193,11 +215,13 @@ class RemoteBackend:
                     missing = FileNotFoundError(str(error))
                     _refuse_missing_bucket(missing)
                     raise missing from error
+                if status == 416:
+                    raise ArtifactError(f"{arguments['Key']}: shorter than it was") from error
                 if status == 403:
                     raise PermissionError(str(error)) from error
                 if status < 500 or last:
                     raise InfrastructureError(f"the store refused {method}: {error}") from error
-            except (ConnectionError, HTTPClientError) as error:
+            except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
                 if last:
                     raise InfrastructureError(f"the store cannot be reached: {error}") from error
         raise AssertionError("unreachable")
@@ -226,17 +250,42 @@ def _refuse_missing_bucket(error: FileNotFoundError) -> None:
 class RemoteWriter:
     """An upload that becomes an object when it is complete, and only then."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, backend: RemoteBackend, url: str, file: Any) -> None:
+        self.backend = backend
+        self.url = url
         self.file = file
+        self.upload: MultipartUpload | None = None
 
     def write(self, data: memoryview) -> int:
+        assert self.upload is None, "files were appended: nothing can follow them"
         return int(self.file.write(data))
 
+    def append_files(
+        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+    ) -> bool:
+        small = sum(source.size_bytes for source in sources) < MIN_PART
+        if small or self.backend.protocol not in S3 or self.file.tell():
+            return False
+        self.upload = MultipartUpload(self.backend, self.url)
+        self.upload.fill(sources, digest, on_bytes)
+        return True
+
     def publish(self) -> None:
-        self.file.close()
+        if self.upload is None:
+            self.file.close()
+            return
+        self.upload.complete()
+        self._drop_file()
 
     def discard(self) -> None:
         with quiet():
+            if self.upload is not None:
+                self.upload.abort()
+        with quiet():
+            self._drop_file()
+
+    def _drop_file(self) -> None:
+        if not self.file.closed:
             self.file.discard()
         self.file.closed = True
 

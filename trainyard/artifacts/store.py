@@ -10,7 +10,7 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from trainyard.artifacts import local
-from trainyard.artifacts.backend import Backend, Writer
+from trainyard.artifacts.backend import Backend, SourceFile, Writer
 from trainyard.artifacts.digest import digest_bytes, hasher
 from trainyard.artifacts.local import LocalBackend
 from trainyard.artifacts.urls import (
@@ -43,6 +43,7 @@ __all__ = [
     "FileInfo",
     "FileRecord",
     "OutputFile",
+    "SourceFile",
     "basename",
     "is_local",
     "join",
@@ -143,6 +144,21 @@ def read_bytes(url: str) -> bytes:
     """The whole contents."""
     with operation("read", url) as store, store.open_input(url) as file:
         return file.read()
+
+
+def read_range(url: str, start: int, end: int, version: str | None = None) -> bytes:
+    """Bytes `start` up to `end`.
+
+    Raises ArtifactError for a file that ends before, or is no longer in the version given."""
+    if start >= end:
+        return b""
+    with operation("read", url) as store:
+        data = store.read_range(url, start, end, version)
+    if len(data) != end - start:
+        raise ArtifactError(
+            f"{url}: ends at byte {start + len(data)}, not at {end}; it was cut short or changed"
+        )
+    return data
 
 
 def read_json(url: str) -> Any:
@@ -251,6 +267,29 @@ class OutputFile(io.RawIOBase):
             self._digest.update(piece)
         self._size += len(view)
         return len(view)
+
+    def append_files(
+        self, sources: Sequence[SourceFile], on_bytes: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Append whole files of any store, the short way where there is one: on a file system past
+        the page cache, in an object store by a copy that the store makes itself.
+
+        `on_bytes` is told how many are done. Raises ArtifactError for a file that changed since it
+        was looked at."""
+        with operation("write", self.url):
+            assert self._writer is not None
+            done = self._writer.append_files(sources, self._digest, on_bytes)
+        if done:
+            self._size += sum(source.size_bytes for source in sources)
+        else:
+            from trainyard.artifacts.ahead import blocks, read_ahead, whole
+
+            for block in read_ahead(blocks(whole(sources))):
+                self.write(block)
+                on_bytes(len(block))
+        for source in sources:
+            if info(source.url) != FileInfo(source.size_bytes, source.version):
+                raise ArtifactError(f"{source.url}: changed while it was being read")
 
     def tell(self) -> int:
         """Bytes written so far."""

@@ -1,221 +1,196 @@
 """Input files to documents, by byte range.
 
-A document is one line of a JSONL file (`.jsonl`, or `.json` with an object a line) or a whole plain
-text file (`.txt`); either may be gzipped (`.gz`). A `ByteRange` is the documents that begin within
-some bytes of one file, so that any number of readers share a large file and see the same ones.
-Blank lines are no documents. Every fault names file, line and byte. Knows nothing of tokens."""
+A document is one line of a JSONL file (`.jsonl`, or `.json` with an object a line), one row of a
+Parquet file, or a whole plain text file (`.txt`); JSONL and text may be compressed. A `ByteRange`
+is the documents that begin within some bytes of one file, so that any number of readers share a
+large file and see the same ones. Blank lines are no documents, nor are empty texts. Every fault
+names file, line and byte. Knows nothing of tokens."""
 
 from __future__ import annotations
 
-import gzip
-import itertools
-import json
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Literal, Protocol
 
-from trainyard.artifacts import store
-from trainyard.errors import ConfigError, DataError
+import numpy as np
 
-FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text"}
-"""What a file holds, by the ending of its name."""
+from trainyard.corpus.compression import BrokenError, contents
+from trainyard.corpus.formats import check_inputs, split_name, split_ranges
+from trainyard.corpus.jsonl import json_rows
+from trainyard.corpus.parse import (
+    FaultError,
+    check_record,
+    columns,
+    decode,
+    excerpt,
+    find_ids,
+)
+from trainyard.corpus.records import BadLine, Block, ByteRange, Document, Rows
+from trainyard.errors import DataError
 
-COMPRESSIONS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    ".gz": lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file)),
-}
-"""How a compressed file is opened, by the last ending of its name."""
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-EXCERPT = 60
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    """The documents whose first byte lies in [start, end) of one file."""
-
-    url: str
-    start: int
-    end: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file it covers, as stored."""
-        return self.end - self.start
+__all__ = [
+    "BadLine",
+    "Block",
+    "ByteRange",
+    "Document",
+    "DocumentReader",
+    "check_inputs",
+    "locate",
+    "split_name",
+    "split_ranges",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One document: for each key asked for, its sentences (a plain string is one sentence)."""
+class Splitter(Protocol):
+    """Cuts a text into sentences; `sentences.SentenceSplitter` is one."""
 
-    offset: int
-    """Where it begins in the file (after decompression)."""
-    values: tuple[tuple[str, ...], ...]
+    def split(self, text: str) -> list[str]:
+        """The sentences of a text, in order."""
 
 
-# --- which files, which ranges ----------------------------------------------------------------
+class DocumentReader:
+    """The documents of a byte range: iterate for one after the other, or over `blocks()` for
+    columns of them, several times as fast.
 
+    `keys` name the texts, `id_key` what is kept as the document's id if it is there. With a
+    `splitter`, strings are cut into sentences; a list of strings is taken as sentences as it is.
 
-def split_name(url: str) -> tuple[str, str]:
-    """What a file holds and how it is compressed: ("jsonl", ".gz"); ConfigError when unknown."""
-    name = store.basename(url)
-    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    inner = name.removesuffix(compression)
-    for ending, held in FORMATS.items():
-        if inner.endswith(ending):
-            return held, compression
-    known = [f + c for f in FORMATS for c in ("", *COMPRESSIONS)]
-    raise ConfigError(
-        f"--input: {url} ends in none of the known {', '.join(known)}; rename or leave it out"
-    )
+    A bad line raises DataError with file, line, byte and the beginning of the line; with
+    `on_bad_line="skip"` it is put into `bad` instead. A compressed file, or a row group, that ends
+    in the middle is one bad line, which says so: what came before it is read. Refused all the same:
+    a file that changes while it is read, that lacks the column of a key altogether, or that is one
+    JSON document spread over lines."""
 
+    def __init__(
+        self,
+        source: ByteRange,
+        keys: Sequence[str],
+        *,
+        id_key: str | None = "id",
+        on_bad_line: Literal["stop", "skip"] = "stop",
+        splitter: Splitter | None = None,
+    ) -> None:
+        self.source = source
+        self.keys = tuple(keys)
+        self.id_key = id_key
+        self.on_bad_line = on_bad_line
+        self._split = splitter.split if splitter else None
+        self.lines = 0
+        """Lines (Parquet: rows) seen so far, blank and bad ones too."""
+        self.bad: list[BadLine] = []
+        """Bad lines seen so far; whoever has taken note of them may clear the list."""
 
-def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str]) -> None:
-    """Refuse files that cannot be meant: unknown kinds, or text and JSONL mixed in a folder."""
-    kinds = {file: split_name(file)[0] for file in files}
-    found = [file for file in files if file not in urls]
-    if len({kinds[file] for file in found}) > 1:
-        jsonl, text = (next(f for f in found if kinds[f] == kind) for kind in ("jsonl", "text"))
-        raise ConfigError(
-            f"--input finds both JSONL ({jsonl}) and plain text ({text}): say which by a pattern, "
-            "such as 'corpus/*.jsonl'"
-        )
-    if "text" in kinds.values() and len(keys) > 1:
-        raise ConfigError(
-            "--json-keys: plain text has no keys; give one key, used as its name only"
-        )
+    def __iter__(self) -> Iterator[Document]:
+        """The documents, in order."""
+        for block in self.blocks():
+            yield from block.documents()
 
+    def blocks(self) -> Iterator[Block]:
+        """The same, about a megabyte of input at once; a long document comes nearly alone.
 
-def split_ranges(url: str, size_bytes: int, unit_bytes: int) -> list[ByteRange]:
-    """Nearly equal ranges of at most `unit_bytes` that cover a file; one range if not of lines."""
-    held, compression = split_name(url)
-    if size_bytes == 0:
-        return []
-    pieces = -(-size_bytes // unit_bytes) if held == "jsonl" and not compression else 1
-    bounds = [size_bytes * i // pieces for i in range(pieces + 1)]
-    return [ByteRange(url, a, b) for a, b in itertools.pairwise(bounds)]
+        Nothing of a block is kept here, so that it goes when its user lets go of it."""
+        self.lines, self.bad = 0, []
+        for rows in self._rows():
+            self.lines += rows.num_lines
+            if rows.bad or rows.records:
+                block = [self._block(rows)]
+                if len(block[0]):
+                    yield block.pop()
 
+    def _rows(self) -> Iterator[Rows]:
+        held, compression = split_name(self.source.url)
+        if held == "jsonl":
+            return json_rows(self.source, compression, self.keys)
+        if held == "text":
+            return _text_rows(self.source.url, compression, self.keys)
+        from trainyard.corpus.parquet import parquet_rows
 
-# --- reading ----------------------------------------------------------------------------------
+        return parquet_rows(self.source, self.keys, self.id_key)
 
-
-def read_documents(source: ByteRange, keys: Sequence[str]) -> Iterator[Document]:
-    """The documents of a range, in order. Raises DataError naming file, line and byte."""
-    held, _ = split_name(source.url)
-    if held == "text":
-        yield _read_text(source, len(keys))
-        return
-    for offset, line in _lines(source):
-        if not line.strip():
-            continue
+    def _block(self, rows: Rows) -> Block:
         try:
-            yield Document(offset, _values(line, keys))
-        except _FaultError as fault:
-            raise DataError(
-                f"{locate(source.url, offset)}: {fault}; it begins {_excerpt(line)}"
-            ) from None
+            found = columns(rows.records, self.keys, None)
+        except FaultError:
+            self._drop_faulty(rows)
+            found = columns(rows.records, self.keys, None)
+        if rows.bad:
+            self._tell(sorted(rows.bad))
+        rows.raw.clear()
+        ids = find_ids(rows.records, self.id_key) if self.id_key is not None else None
+        if self._split is not None:
+            found = columns(rows.records, self.keys, self._split)
+        rows.records.clear()
+        texts, counts = zip(*found, strict=True)
+        return Block(rows.offsets, rows.lengths, rows.lines, ids, texts, counts)
+
+    def _drop_faulty(self, rows: Rows) -> None:
+        kept = []
+        for i, record in enumerate(rows.records):
+            try:
+                check_record(record, self.keys)
+                kept.append(i)
+            except FaultError as fault:
+                place = int(rows.lines[i]), int(rows.offsets[i])
+                rows.bad.append(BadLine(*place, str(fault), rows.excerpt(i)))
+        rows.records[:] = [rows.records[i] for i in kept]
+        chosen = np.array(kept, np.int64)
+        rows.offsets, rows.lengths = rows.offsets[chosen], rows.lengths[chosen]
+        rows.lines = rows.lines[chosen]
+
+    def _tell(self, bad: list[BadLine]) -> None:
+        if self.on_bad_line == "stop":
+            place = self.place(bad[0].line, bad[0].offset)
+            begins = f"; it begins {bad[0].excerpt}" if bad[0].excerpt else ""
+            raise DataError(f"{place}: {bad[0].reason}{begins}")
+        self.bad += bad
+
+    def place(self, line: int, offset: int) -> str:
+        """Where a document or a bad line of this range is, in words; only for errors."""
+        return locate(self.source.url, offset, self._row(line))
+
+    def _row(self, line: int) -> int | None:
+        if split_name(self.source.url)[0] != "parquet":
+            return None
+        from trainyard.corpus.parquet import row_groups
+
+        groups = row_groups(self.source.url)
+        return line + sum(g.num_rows for g in groups if g.offset < self.source.start)
 
 
-def locate(url: str, offset: int) -> str:
-    """`FILE: line N (byte B)`; reads the file up to there, so only for errors."""
-    number = 1
-    with _open(url) as file:
-        left = offset
-        while left and (piece := file.read(min(left, store.CHUNK))):
-            number += piece.count(b"\n")
-            left -= len(piece)
+def locate(url: str, offset: int, row: int | None = None) -> str:
+    """`FILE: line N (byte B)` for the document that begins at byte B; reads the file up to there,
+    so only for errors. Of a Parquet file, where B is that of a row group: its row, if known."""
+    held, compression = split_name(url)
+    if held == "parquet":
+        which = "a row" if row is None else f"row {row}"
+        return f"{url}: {which} of the row group at byte {offset}"
+    number, left = 1, offset
+    if held == "jsonl" and left:
+        with closing(contents(url, compression)) as pieces:
+            for piece in pieces:
+                number += piece.count(b"\n", 0, left)
+                left -= len(piece)
+                if left <= 0:
+                    break
     return f"{url}: line {number} (byte {offset})"
 
 
-class _FaultError(Exception):
-    """What is wrong with a line; the place is added by whoever knows it."""
-
-
-def _open(url: str) -> BinaryIO:
-    _, compression = split_name(url)
-    file = store.open_input(url)
-    return COMPRESSIONS[compression](file) if compression else file
-
-
-def _lines(source: ByteRange) -> Iterator[tuple[int, bytes]]:
-    compressed = bool(split_name(source.url)[1])
-    with _open(source.url) as file:
-        offset = 0
-        if source.start:
-            file.seek(source.start - 1)
-            offset = (
-                source.start - 1 + len(file.readline())
-            )  # the rest of a line that began before us
-        while compressed or offset < source.end:
-            try:
-                line = file.readline()
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise DataError(
-                    f"{source.url}: broken after byte {offset} of its contents: {error}"
-                ) from None
-            if not line:
-                return
-            yield offset, line
-            offset += len(line)
-
-
-def _values(line: bytes, keys: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _text_rows(url: str, compression: str, keys: Sequence[str]) -> Iterator[Rows]:
+    data = bytearray()
+    record = {}
+    bad = []
     try:
-        record = json.loads(_decode(line))
-    except (ValueError, RecursionError) as error:
-        raise _FaultError(f"not a JSON document ({error})") from None
-    if not isinstance(record, dict):
-        raise _FaultError(
-            f"a JSON {_kind(record)} where an object with the keys {list(keys)} should be"
-        )
-    values = tuple(_sentences(record, key) for key in keys)
-    if b"\\ud" in line or b"\\uD" in line:
-        _check_surrogates(values)
-    return values
-
-
-def _sentences(record: dict[str, Any], key: str) -> tuple[str, ...]:
-    if key not in record:
-        raise _FaultError(f"no key {key!r}, only {sorted(record)}; see --json-keys")
-    value = record[key]
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise _FaultError(f"key {key!r} holds a JSON {_kind(value)}, not a string or a list of strings")
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.removeprefix(BYTE_ORDER_MARK).decode()
-    except UnicodeDecodeError as error:
-        raise _FaultError(
-            f"not UTF-8 ({error.reason} at byte {error.start} of the document)"
-        ) from None
-
-
-def _check_surrogates(values: tuple[tuple[str, ...], ...]) -> None:
-    for sentences in values:
-        for text in sentences:
-            if any("\ud800" <= letter <= "\udfff" for letter in text):
-                raise _FaultError("an escape \\ud... that is half a character (a lone surrogate)")
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
-
-
-def _excerpt(line: bytes) -> str:
-    text = line[:EXCERPT].decode(errors="replace").rstrip("\r\n")
-    return ascii(text + ("..." if len(line) > EXCERPT else ""))
-
-
-def _read_text(source: ByteRange, num_keys: int) -> Document:
-    try:
-        with _open(source.url) as file:
-            return Document(0, ((_decode(file.read()),),) * num_keys)
-    except _FaultError as fault:
-        raise DataError(f"{source.url}: {fault}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{source.url}: broken: {error}") from None
+        for piece in contents(url, compression):
+            data += piece
+        record = dict.fromkeys(keys, decode(data))
+    except BrokenError as error:
+        reason = f"{error}; the text of which {len(data)} bytes could be read is lost"
+        bad.append(BadLine(1, 0, reason, excerpt(data)))
+    except FaultError as fault:
+        bad.append(BadLine(1, 0, str(fault), excerpt(data)))
+    count = 1 if data and record else 0
+    place = np.zeros(count, np.int64)
+    length = np.full(count, len(data))
+    del data
+    if count or bad:
+        yield Rows([record] * count, place, length, place + 1, 1, bad, lambda _: "", [])

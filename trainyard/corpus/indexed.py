@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from trainyard.corpus.layout import (
     write_header,
     write_offsets,
 )
+from trainyard.corpus.spill import Spill
 from trainyard.errors import DataError
 
 __all__ = ["IndexedDataset", "IndexedWriter", "map_file", "optimal_dtype", "read_index"]
@@ -40,7 +40,7 @@ BUFFER_BYTES = 1 << 20
 class IndexedWriter:
     """Appends documents to a .bin as they come and writes the .idx at the end.
 
-    Beyond a small buffer it holds 4 bytes a sequence and 8 bytes a document."""
+    Memory does not grow with what is written: lengths and bounds go to a temporary file."""
 
     def __init__(self, bin_file: ByteSink, dtype: npt.DTypeLike, multimodal: bool = False) -> None:
         self.dtype = np.dtype(dtype)
@@ -48,9 +48,10 @@ class IndexedWriter:
             raise DataError(f"tokens of type {self.dtype} have no code in the .idx format")
         self._bin = bin_file
         self._pending = bytearray()
-        self._lengths = array("i")
-        self._bounds = array("q", [0])
-        self._modes = array("b") if multimodal else None
+        self._lengths = Spill(np.int32)
+        self._bounds = Spill(np.int64)
+        self._modes = Spill(np.int8) if multimodal else None
+        self._num_tokens = 0
 
     @property
     def num_sequences(self) -> int:
@@ -60,51 +61,79 @@ class IndexedWriter:
     @property
     def num_documents(self) -> int:
         """Documents added so far, empty ones included."""
-        return len(self._bounds) - 1
+        return len(self._bounds)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens added so far."""
+        return self._num_tokens
 
     def add_document(
         self, sequences: Iterable[Sequence[int] | Tokens], modes: Sequence[int] | None = None
     ) -> None:
         """Append one document; with no sequences at all it is still a document."""
-        before = len(self._lengths)
-        for sequence in sequences:
-            tokens = self._as_tokens(sequence)
-            self._pending += tokens.tobytes()
-            self._lengths.append(len(tokens))
-        self._add_modes(modes, len(self._lengths) - before)
-        self._bounds.append(len(self._lengths))
-        if len(self._pending) >= BUFFER_BYTES:
-            self._flush()
+        arrays = [np.asarray(sequence) for sequence in sequences]
+        converted = [_convert(array, self.dtype) for array in arrays]
+        tokens = np.concatenate(converted) if converted else np.empty(0, self.dtype)
+        self.add_flat(tokens, [len(array) for array in arrays], [len(arrays)], modes)
+
+    def add_flat(
+        self,
+        ids: Tokens,
+        sequence_lengths: npt.ArrayLike,
+        sequences_per_document: npt.ArrayLike | None = None,
+        modes: npt.ArrayLike | None = None,
+    ) -> None:
+        """Append many documents at once, without a loop over them.
+
+        ids: (n,) whole numbers, the tokens of all sequences end to end. sequence_lengths: tokens of
+        each sequence, n in all. sequences_per_document: how many sequences each document has, 0 for
+        an empty one; None makes every sequence a document. modes: as in `add_document`."""
+        lengths = np.atleast_1d(np.asarray(sequence_lengths, np.int64))
+        counts = np.ones(len(lengths), np.int64)
+        if sequences_per_document is not None:
+            counts = np.atleast_1d(np.asarray(sequences_per_document, np.int64))
+        _check_flat(ids, lengths, counts)
+        kinds = self._check_modes(modes, len(lengths))
+        tokens = _convert(ids, self.dtype)
+        self._bounds.extend(np.cumsum(counts) + len(self._lengths))
+        self._lengths.extend(lengths)
+        if self._modes is not None:
+            self._modes.extend(kinds)
+        self._num_tokens += len(tokens)
+        self._write(tokens)
 
     def write_index(self, idx_file: ByteSink) -> None:
         """Finish: the rest of the .bin, then the whole .idx."""
         self._flush()
-        lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        write_header(idx_file, self.dtype, len(lengths), len(self._bounds))
-        write_array(idx_file, lengths, "<i4")
-        write_offsets(idx_file, lengths, self.dtype.itemsize)
-        write_array(idx_file, np.frombuffer(self._bounds, dtype=np.int64), "<i8")
-        if self._modes is not None:
-            idx_file.write(self._modes.tobytes())
+        write_header(idx_file, self.dtype, self.num_sequences, self.num_documents + 1)
+        for lengths in self._lengths.chunks():
+            write_array(idx_file, lengths, "<i4")
+        end = 0
+        for lengths in self._lengths.chunks():
+            end = write_offsets(idx_file, lengths, self.dtype.itemsize, end)
+        write_array(idx_file, np.zeros(1), "<i8")
+        for bounds in self._bounds.chunks():
+            write_array(idx_file, bounds, "<i8")
+        for modes in self._modes.chunks() if self._modes is not None else ():
+            write_array(idx_file, modes, "i1")
 
-    def _add_modes(self, modes: Sequence[int] | None, num_sequences: int) -> None:
-        if modes is not None and (self._modes is None or len(modes) != num_sequences):
+    def _check_modes(self, modes: npt.ArrayLike | None, num_sequences: int) -> Tokens:
+        kinds = np.zeros(num_sequences, np.int8) if modes is None else np.asarray(modes, np.int8)
+        if modes is not None and (self._modes is None or len(kinds) != num_sequences):
             raise DataError(
-                f"{len(modes)} modes for {num_sequences} sequences: a multimodal file has one each"
+                f"{len(kinds)} modes for {num_sequences} sequences: a multimodal file has one each"
             )
-        if self._modes is not None:
-            self._modes.extend([0] * num_sequences if modes is None else modes)
+        return kinds
 
-    def _as_tokens(self, sequence: Sequence[int] | Tokens) -> Tokens:
-        tokens = np.asarray(sequence)
-        if len(tokens) > MAX_SEQUENCE_LENGTH:
-            raise DataError(
-                f"a sequence of {len(tokens)} tokens: the format ends at {MAX_SEQUENCE_LENGTH}"
-            )
-        if tokens.dtype == self.dtype:
-            return tokens
-        _check_range(tokens, self.dtype)
-        return tokens.astype(self.dtype)
+    def _write(self, tokens: Tokens) -> None:
+        if tokens.nbytes >= BUFFER_BYTES:
+            self._flush()
+            self._bin.write(np.ascontiguousarray(tokens).view(np.uint8).data)
+            return
+        self._pending += tokens.tobytes()
+        if len(self._pending) >= BUFFER_BYTES:
+            self._flush()
 
     def _flush(self) -> None:
         if self._pending:
@@ -112,13 +141,30 @@ class IndexedWriter:
             self._pending.clear()
 
 
-def _check_range(tokens: Tokens, dtype: np.dtype[Any]) -> None:
-    if not len(tokens) or dtype.kind == "f":
-        return
-    limits = np.iinfo(dtype)
-    for bad in (tokens.min(), tokens.max()):
-        if not limits.min <= bad <= limits.max:
-            raise DataError(f"token {bad} does not fit {dtype}, the type that these files store")
+def _check_flat(ids: Tokens, lengths: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+    longest = int(lengths.max(initial=0))
+    if longest > MAX_SEQUENCE_LENGTH:
+        raise DataError(f"a sequence of {longest} tokens: the format ends at {MAX_SEQUENCE_LENGTH}")
+    if min(lengths.min(initial=0), counts.min(initial=0)) < 0 or lengths.sum() != len(ids):
+        raise DataError(f"the lengths of the sequences add up to {lengths.sum()}, not {len(ids)}")
+    if counts.sum() != len(lengths):
+        raise DataError(
+            f"the documents have {counts.sum()} sequences in all, but {len(lengths)} were given"
+        )
+
+
+def _convert(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
+    """As the type that is stored; a token that does not fit it is a DataError."""
+    if tokens.dtype == dtype:
+        return tokens
+    if len(tokens) and dtype.kind != "f":
+        limits = np.iinfo(dtype)
+        for bad in (tokens.min(), tokens.max()):
+            if not limits.min <= bad <= limits.max:
+                raise DataError(
+                    f"token {bad} does not fit {dtype}, the type that these files store"
+                )
+    return tokens.astype(dtype)
 
 
 def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
@@ -181,6 +227,11 @@ class IndexedDataset:
     def num_documents(self) -> int:
         """Documents, empty ones included."""
         return len(self.index.document_indices) - 1
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """All tokens of the .bin end to end, where it is mapped; for those who read many places."""
+        return self._tokens
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
         """`length` tokens (default: all) of sequence `i` from `offset` on: a view, no copy."""

@@ -54,7 +54,7 @@ Tokens = npt.NDArray[Any]
 class ByteSink(Protocol):
     """Whatever bytes can be written to: an output of the store, a file, a BytesIO."""
 
-    def write(self, data: bytes, /) -> Any:
+    def write(self, data: bytes | memoryview, /) -> Any:
         """Take all of `data`."""
 
 

@@ -1,98 +1,309 @@
-"""Independent jobs over worker processes: no hang, no orphan, and the same fault told every time.
+"""Independent jobs over threads and processes: no hang, no orphan, the same fault told every time.
 
-Knows nothing of what the jobs do."""
+Threads of one process share what is costly to build, and suffice where the heavy part lets go of
+the interpreter lock; processes do for the rest. Knows nothing of what the jobs do."""
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
+import queue
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from typing import Any, Protocol, TypeVar
 
-from trainyard.errors import InfrastructureError
+from trainyard.errors import InfrastructureError, TrainyardError
 
 J = TypeVar("J")
 R = TypeVar("R")
 
-IN_FLIGHT = 2
-"""Jobs handed out for each worker: enough that none waits, few enough that stopping is quick."""
+Outcome = tuple[int, Any, BaseException | None]
+"""Number of a job, its result, or what it raised."""
+
+END_SECONDS = 10.0
+"""How long a thread that was told to stop may take for the piece of work in its hands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """How many work, and where: `processes` 0 is threads of this process alone."""
+
+    processes: int
+    threads: int
+    """In each process."""
+
+    @staticmethod
+    def of(workers: int, side_by_side: bool, waiting: int = 1) -> Crew:
+        """`workers` at work at once; `side_by_side` when threads do not wait for each other.
+
+        Two threads are then worth two processes, and more than two are not: what is left under the
+        interpreter lock would take its share. `waiting` times as many threads are for jobs that
+        wait for a network most of that part of their time."""
+        if workers == 1 or (side_by_side and workers == 2):
+            return Crew(0, workers * waiting)
+        processes, threads = (-(-workers // 2), 2) if side_by_side else (workers, 1)
+        return Crew(processes, threads * waiting)
+
+
+class Interrupted(BaseException):
+    """Raised by `check_stop` in a job whose result nobody waits for any more."""
+
+
+_thread = threading.local()
+
+
+def check_stop() -> None:
+    """For long jobs, now and then: raises Interrupted when the run has ended already."""
+    stop: threading.Event | None = getattr(_thread, "stop", None)
+    if stop is not None and stop.is_set():
+        raise Interrupted
 
 
 def run_jobs(
-    function: Callable[[J], R], jobs: Sequence[J], num_workers: int, environment: Mapping[str, str]
+    function: Callable[[J], R], jobs: Sequence[J], crew: Crew, environment: Mapping[str, str]
 ) -> Iterator[tuple[J, R]]:
-    """Yield every job with its result as it is done; with one worker, in this process and in order.
+    """Yield every job with its result as it is done.
 
     A job that raises ends the rest. Of several such the first in order is raised, whatever the
-    number of workers. `environment` is set in each worker before it begins; `function` must be
+    crew. `environment` is set before any worker begins; for processes `function` must be
     importable."""
-    if num_workers == 1 or len(jobs) < 2:
-        for job in jobs:
-            yield job, function(job)
+    if not jobs:
         return
-    others = multiprocessing.active_children()
-    executor = ProcessPoolExecutor(
-        min(num_workers, len(jobs)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin_worker,
-        initargs=(dict(environment),),
-    )
-    try:
-        yield from _drive(executor, function, jobs, IN_FLIGHT * num_workers)
-    except BaseException:
-        for child in multiprocessing.active_children():
-            if child not in others:
-                child.terminate()
-        raise
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+    pool: _Pool
+    if crew.processes == 0 or len(jobs) == 1:
+        os.environ.update(environment)
+        pool = _Threads(function, min(crew.threads, len(jobs)))
+    else:
+        pool = _Processes(function, crew, min(crew.processes, len(jobs)), environment)
+    with contextlib.closing(pool):
+        yield from _drive(pool, jobs)
 
 
-def _drive(
-    executor: ProcessPoolExecutor, function: Callable[[J], R], jobs: Sequence[J], in_flight: int
-) -> Iterator[tuple[J, R]]:
-    pending: dict[Future[R], int] = {}
+class _Pool(Protocol):
+    def free(self) -> bool:
+        """Whether a worker would take one more job."""
+
+    def submit(self, number: int, job: Any) -> None:
+        """Hand out a job."""
+
+    def take(self) -> Outcome:
+        """Wait for the next that is done."""
+
+    def close(self) -> None:
+        """End all workers."""
+
+
+def _drive(pool: _Pool, jobs: Sequence[J]) -> Iterator[tuple[J, Any]]:
+    pending: set[int] = set()
     fault: tuple[int, BaseException] | None = None
-    queue = iter(range(len(jobs)))
+    following = 0
     while True:
-        while fault is None and len(pending) < in_flight and (i := next(queue, None)) is not None:
-            pending[executor.submit(function, jobs[i])] = i
+        while fault is None and following < len(jobs) and pool.free():
+            pool.submit(following, jobs[following])
+            pending.add(following)
+            following += 1
         if fault is not None:  # only an earlier job could still change what is told
-            pending = {future: i for future, i in pending.items() if i < fault[0]}
+            pending = {number for number in pending if number < fault[0]}
         if not pending:
             break
-        for future in wait(pending, return_when=FIRST_COMPLETED).done:
-            i = pending.pop(future)
-            error = future.exception()
-            if error is None:
-                yield jobs[i], future.result()
-            elif fault is None or i < fault[0]:
-                fault = (i, error)
+        number, result, error = pool.take()
+        pending.discard(number)
+        if error is None:
+            yield jobs[number], result
+        elif fault is None or number < fault[0]:
+            fault = (number, error)
     if fault is not None:
-        raise _in_words(fault[1])
+        raise fault[1]
 
 
-def _in_words(error: BaseException) -> BaseException:
-    if not isinstance(error, BrokenProcessPool):
-        return error
+# --- threads ----------------------------------------------------------------------------------
+
+
+class _Threads:
+    """Threads of this process. They are daemons: one that hangs does not keep the process."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        count: int,
+        tell: Callable[[Outcome], object] | None = None,
+    ) -> None:
+        self._function = function
+        self._jobs: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._tell = tell or self._done.put
+        self._stop = threading.Event()
+        self._room = count + 1  # one waits, so that nobody does
+        self._threads = [
+            threading.Thread(target=self._work, name=f"worker-{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        _thread.stop = self._stop
+        while (item := self._jobs.get()) is not None and not self._stop.is_set():
+            number, job = item
+            try:
+                outcome: Outcome = (number, self._function(job), None)
+            except Interrupted:
+                return
+            except BaseException as error:
+                outcome = (number, None, error)
+            self._tell(outcome)
+
+    def free(self) -> bool:
+        return self._room > 0
+
+    def submit(self, number: int, job: Any) -> None:
+        self._room -= 1
+        self._jobs.put((number, job))
+
+    def take(self) -> Outcome:
+        outcome = self._done.get()
+        self._room += 1
+        return outcome
+
+    def close(self) -> None:
+        self._stop.set()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(END_SECONDS)
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+class _Worker:
+    """One process, and the numbers of the jobs in its hands."""
+
+    def __init__(self, process: Any, channel: connection.Connection) -> None:
+        self.process = process
+        self.channel = channel
+        self.numbers: set[int] = set()
+
+
+class _Processes:
+    """Spawned processes, each with some threads, told of jobs through a pipe of its own."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        crew: Crew,
+        count: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._room = crew.threads + 1
+        self._workers: list[_Worker] = []
+        self._outcomes: list[Outcome] = []
+        context = get_context("spawn")
+        # Ctrl-C goes to every process of the terminal; it is ours to end them. What is blocked
+        # here they inherit, so that none is caught by it while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_serve,
+                    args=(function, theirs, crew.threads, dict(environment)),
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self._workers.append(_Worker(process, ours))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def free(self) -> bool:
+        return any(len(worker.numbers) < self._room for worker in self._workers)
+
+    def submit(self, number: int, job: Any) -> None:
+        worker = min(self._workers, key=lambda w: len(w.numbers))
+        worker.numbers.add(number)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `take` sees it gone
+            worker.channel.send((number, job))
+
+    def take(self) -> Outcome:
+        while not self._outcomes:
+            busy = {w.channel: w for w in self._workers if w.numbers}
+            for ready in connection.wait(list(busy)):
+                assert isinstance(ready, connection.Connection)
+                self._receive(busy[ready])
+        return self._outcomes.pop(0)
+
+    def _receive(self, worker: _Worker) -> None:
+        try:
+            number, result, error = worker.channel.recv()
+        except (EOFError, OSError):  # the kernel closes the pipe of whoever dies, however it dies
+            worker.process.join(END_SECONDS)
+            fault = _death(worker.process.exitcode)
+            self._outcomes += [(number, None, fault) for number in sorted(worker.numbers)]
+            worker.numbers.clear()
+            return
+        worker.numbers.discard(number)
+        self._outcomes.append((number, result, error))
+
+    def close(self) -> None:
+        for worker in self._workers:
+            if worker.numbers:
+                worker.process.terminate()
+            worker.channel.close()  # an idle one ends by itself when its pipe does
+        for worker in self._workers:
+            worker.process.join(END_SECONDS)
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join()
+
+
+def _death(code: int | None) -> InfrastructureError:
+    how = "died"
+    if code is not None and code < 0:
+        how = f"died of {signal.Signals(-code).name}, sent from outside or for want of memory"
+    elif code:
+        how = f"died with exit status {code}, perhaps while it started; its message is above"
     return InfrastructureError(
-        "a worker process died, killed from outside or for want of memory; finished work is kept, "
-        "so run the same command again, with a smaller --workers if memory is short"
+        f"a worker process {how}; finished work is kept, so run the same command again, with a "
+        "smaller --workers if memory is short"
     )
 
 
-def _begin_worker(environment: dict[str, str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends us
+def _serve(
+    function: Callable[[Any], Any],
+    channel: connection.Connection,
+    threads: int,
+    environment: dict[str, str],
+) -> None:
+    """The life of a worker process: as long as the pipe to its parent."""
     os.environ.update(environment)
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    sending = threading.Lock()
+
+    def tell(outcome: Outcome) -> None:
+        number, result, error = outcome
+        with sending:
+            channel.send((number, result, None if error is None else _portable(error)))
+
+    pool = _Threads(function, threads, tell)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pool.submit(*channel.recv())
+    os._exit(0)  # the parent wants nothing more, or is gone; threads may be in the middle of work
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _portable(error: BaseException) -> BaseException:
+    """An error that survives the pipe: ours do, others may not."""
+    if isinstance(error, TrainyardError | MemoryError):
+        return error
+    if isinstance(error, OSError):
+        return OSError(error.errno, str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "unknown"
+    return RuntimeError(f"in a worker: {type(error).__name__}: {error} ({place})")

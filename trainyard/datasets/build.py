@@ -4,112 +4,217 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.blend import blend, blend_exhaustive, normalise
-from trainyard.datasets.config import DataConfig, Source
-from trainyard.datasets.gpt import BlendedDataset, Dataset, GPTDataset, SampleFormat
+from trainyard.datasets.blend import normalise
+from trainyard.datasets.cache import IN_MEMORY, Indexer
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.gpt import BlendedDataset, GPTDataset, TokenSource
+from trainyard.datasets.listing import expand
+from trainyard.datasets.mock import MockTokens
+from trainyard.datasets.paths import Source, has_weights
+from trainyard.datasets.samples import count_tokens
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+Built = GPTDataset | BlendedDataset
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Datasets:
+    """The data of a run; what was not asked for is None or empty."""
+
+    train: Built | None
+    valid: tuple[tuple[str, Built], ...]
+    """Each set with its name: one, or with --multiple-validation-sets one for each prefix."""
+    test: Built | None
+
 
 def build_gpt_datasets(
-    data: DataConfig, form: SampleFormat, sizes: tuple[int, int, int]
-) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
-    """Training, validation and test data of at least the given numbers of samples; None for 0.
-
-    Raises ConfigError when a split that is wanted has no documents or too few tokens."""
-    opened: dict[str, IndexedDataset] = {}
-
-    def build(split: str, size: int) -> Dataset | None:
-        return _build_split(data, form, split, size, opened) if size else None
-
-    return build("train", sizes[0]), build("valid", sizes[1]), build("test", sizes[2])
-
-
-def _build_split(
-    data: DataConfig, form: SampleFormat, split: str, size: int, opened: dict[str, IndexedDataset]
-) -> Dataset:
-    sources = data.sources(split)
-    if not sources:
-        raise ConfigError(
-            f"--{split}-data-path is not given, but {size} {split} samples are wanted; "
-            "give it, or set --eval-iters 0"
-        )
-    for source in sources:
-        if source.prefix not in opened:
-            opened[source.prefix] = IndexedDataset(source.prefix)
-    if len(sources) == 1 and sources[0].weight is None:
-        return _build_source(data, form, split, size, opened[sources[0].prefix])
-    if sources[0].weight is None:
-        return _blend_by_size(data, form, split, size, [opened[s.prefix] for s in sources])
-    return _blend_by_weight(data, form, split, size, sources, opened)
-
-
-def _blend_by_size(
-    data: DataConfig, form: SampleFormat, split: str, size: int, files: list[IndexedDataset]
-) -> Dataset:
-    """No weights: one epoch of each, in proportion to what it holds."""
-    datasets = [_build_source(data, form, split, None, file) for file in files]
-    sizes = [len(dataset) for dataset in datasets]
-    if size > sum(sizes):
-        raise ConfigError(
-            f"--data-path without weights is one epoch, {sum(sizes)} {split} samples, and {size} "
-            "are wanted; give weights, or train for less"
-        )
-    if size == sum(sizes):
-        return BlendedDataset(datasets, *blend_exhaustive(sizes))
-    return BlendedDataset(datasets, *blend([float(n) for n in sizes], size))
-
-
-def _blend_by_weight(
     data: DataConfig,
     form: SampleFormat,
-    split: str,
-    size: int,
-    sources: list[Source],
-    opened: dict[str, IndexedDataset],
-) -> Dataset:
-    weights = normalise([source.weight or 0.0 for source in sources]).tolist()
-    index, sample = blend(weights, size)
-    surplus = 1 + data.mid_level_dataset_surplus
-    datasets = []
-    for source, weight in zip(sources, weights, strict=True):
-        share = math.ceil(math.ceil(size * weight) * surplus)
-        datasets.append(_build_source(data, form, split, share, opened[source.prefix]))
-    return BlendedDataset(datasets, index, sample)
+    sizes: tuple[int, int, int],
+    indexer: Indexer = IN_MEMORY,
+) -> tuple[Built | None, Built | None, Built | None]:
+    """As `build_datasets`, for a run with one set of validation data."""
+    if data.multiple_validation_sets:
+        raise ConfigError("--multiple-validation-sets: this takes one set of validation data")
+    built = build_datasets(data, form, sizes, indexer)
+    return built.train, built.valid[0][1] if built.valid else None, built.test
 
 
-def _build_source(
-    data: DataConfig, form: SampleFormat, split: str, size: int | None, file: IndexedDataset
-) -> GPTDataset:
-    documents = split_documents(len(file), data.fractions(split))
-    num_tokens = int(file.sequence_lengths[documents].sum(dtype=np.int64))
-    where = f"{file.prefix}: the {split} split"
-    if not len(documents):
-        raise ConfigError(
-            f"{where} (--split {data.split!r}) holds none of the {len(file)} documents; "
-            "give it a larger part, or add documents"
-        )
-    if num_tokens < form.seq_length + 1:
-        raise ConfigError(
-            f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
-            f"sample of --seq-length {form.seq_length} and the token after it; shorten that, "
-            f"enlarge the split (--split {data.split!r}), or add documents"
-        )
-    dataset = GPTDataset(file, documents, size, form)
-    log.debug(
-        "dataset split=%s prefix=%s documents=%d tokens=%d samples=%d",
-        *(split, file.prefix, len(documents), num_tokens, len(dataset)),
+def build_datasets(
+    data: DataConfig,
+    form: SampleFormat,
+    sizes: tuple[int, int, int],
+    indexer: Indexer = IN_MEMORY,
+) -> Datasets:
+    """Training, validation and test data of at least the given numbers of samples, none for 0.
+
+    With --full-validation a validation set is one epoch of what there is, whatever its number; with
+    --multiple-validation-sets each set has that number.
+
+    indexer: where their indices come from, `cache.IndexCache` for --data-cache-path.
+
+    Raises ConfigError when a split that is wanted has no documents or too few tokens."""
+    builder = _Builder(expand(data), form, indexer)
+    return Datasets(
+        builder.split("train", sizes[0]) if sizes[0] else None,
+        tuple(builder.validation(sizes[1])) if sizes[1] else (),
+        builder.split("test", sizes[2]) if sizes[2] else None,
     )
-    return dataset
+
+
+class _Builder:
+    """What is opened once for all splits."""
+
+    def __init__(self, data: DataConfig, form: SampleFormat, indexer: Indexer) -> None:
+        self._data = data
+        self._form = form
+        self._indexer = indexer
+        self._opened: dict[str, TokenSource] = {}
+
+    def split(self, split: str, size: int | None) -> Built:
+        """All data of a split; a size of None is one epoch."""
+        if self._data.mock_data:
+            return self._mock(split, size)
+        sources = self._sources(split)
+        # A lone prefix with a weight is a blend of one, but not where each split has its own.
+        if len(sources) == 1 and (sources[0].weight is None or not self._data.data_path):
+            return self._dataset(split, size, sources[0])
+        if has_weights(sources) and size is not None:
+            return self._blend_by_weight(split, size, sources)
+        return self._blend_by_size(split, size, sources)
+
+    def validation(self, size: int) -> Iterator[tuple[str, Built]]:
+        """The sets of the validation data."""
+        wanted = None if self._data.full_validation else size
+        if not self._data.multiple_validation_sets or self._data.mock_data:
+            yield "valid", self.split("valid", wanted)
+            return
+        sources = self._sources("valid")
+        for name, source in zip(set_names(sources), sources, strict=True):
+            yield name, self._dataset("valid", wanted, source)
+
+    # --- blends -----------------------------------------------------------------------------
+
+    def _blend_by_size(self, split: str, size: int | None, sources: list[Source]) -> Built:
+        """No weights: one epoch of each, in proportion to what it holds."""
+        datasets = self._each(lambda source: self._dataset(split, None, source), sources)
+        sizes = [len(dataset) for dataset in datasets]
+        if size is not None and size > sum(sizes):
+            raise ConfigError(
+                f"--data-path without weights is one epoch, {sum(sizes)} {split} samples, and "
+                f"{size} are wanted; give weights, or train for less"
+            )
+        if size is None or size == sum(sizes):
+            return BlendedDataset(datasets, *self._indexer.blend_exhaustive(sizes))
+        return BlendedDataset(datasets, *self._indexer.blend([float(n) for n in sizes], size))
+
+    def _blend_by_weight(self, split: str, size: int, sources: list[Source]) -> Built:
+        weights = normalise([source.weight or 0.0 for source in sources]).tolist()
+        shares = [math.ceil(size * weight) for weight in weights]
+        surplus = 1 + self._data.mid_level_dataset_surplus
+        wanted = [math.ceil(share * surplus) for share in shares]
+        pairs = list(zip(wanted, sources, strict=True))
+        datasets = self._each(lambda pair: self._dataset(split, *pair), pairs)
+        # As many as the shares come to, rounded up each: the cyclic order depends on it.
+        index, sample = self._indexer.blend(weights, sum(shares))
+        served = np.bincount(index, minlength=len(datasets))
+        for source, dataset, count in zip(sources, datasets, served.tolist(), strict=True):
+            if count > len(dataset):
+                raise ConfigError(
+                    f"{source.prefix}: the blend takes {count} {split} samples of it, and "
+                    f"{len(dataset)} were made; raise --mid-level-dataset-surplus "
+                    f"{self._data.mid_level_dataset_surplus}"
+                )
+        return BlendedDataset(datasets, index, sample)
+
+    def _each(self, make: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+        threads = min(self._data.num_dataset_builder_threads, len(items))
+        if threads <= 1:
+            return [make(item) for item in items]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(make, items))
+
+    # --- one source -------------------------------------------------------------------------
+
+    def _sources(self, split: str) -> list[Source]:
+        sources = self._data.sources(split)
+        if not sources:
+            raise ConfigError(
+                f"--{split}-data-path is not given, but {split} samples are wanted; "
+                "give it, or set --eval-iters 0"
+            )
+        return sources
+
+    def _dataset(self, split: str, size: int | None, source: Source) -> GPTDataset:
+        file = self._opened.get(source.prefix)
+        if file is None:
+            file = self._opened[source.prefix] = open_tokens(source.prefix, self._data)
+        return self._over(file, split, size)
+
+    def _mock(self, split: str, size: int | None) -> GPTDataset:
+        file = self._opened.setdefault("", MockTokens(self._form.vocab_size, self._form.eod))
+        return self._over(file, split, size)
+
+    def _over(self, file: TokenSource, split: str, size: int | None) -> GPTDataset:
+        documents = split_documents(len(file), self._data.fractions(split))
+        num_tokens = count_tokens(file.sequence_lengths, documents)
+        where = f"{file.prefix}: the {split} split"
+        if not len(documents):
+            raise ConfigError(
+                f"{where} (--split {self._data.split!r}) holds none of the {len(file)} documents; "
+                "give it a larger part, or add documents"
+            )
+        drop_last = split != "valid" or self._data.drop_last_partial_validation_sequence
+        least = self._form.text_length if drop_last else 1 + int(self._form.extra_token)
+        if num_tokens < least:
+            raise ConfigError(
+                f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
+                f"sample of --seq-length {self._form.seq_length} and the token after it; shorten "
+                f"that, enlarge the split (--split {self._data.split!r}), or add documents"
+            )
+        dataset = GPTDataset(file, documents, size, self._form, drop_last, self._indexer)
+        log.debug(
+            "dataset split=%s prefix=%s documents=%d tokens=%d samples=%d",
+            *(split, file.prefix, len(documents), num_tokens, len(dataset)),
+        )
+        return dataset
+
+
+def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
+    """A token file, read in the way that the options ask for."""
+    return IndexedDataset(prefix)
 
 
 def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
     """The ids between two fractions of the documents."""
     first, last = (round(bound * float(num_documents)) for bound in bounds)
     return np.arange(first, last, dtype=np.int32)
+
+
+def set_names(sources: Sequence[Source]) -> list[str]:
+    """A name for each: the end of its prefix where that tells them apart, else the prefix, and a
+    prefix that is there several times by its number too."""
+    ends = [source.prefix.rstrip("/").rsplit("/", 1)[-1] for source in sources]
+    names = [
+        end if Counter(ends)[end] == 1 else source.prefix
+        for end, source in zip(ends, sources, strict=True)
+    ]
+    return [
+        name if Counter(names)[name] == 1 else f"{name}#{number}"
+        for number, name in enumerate(names)
+    ]

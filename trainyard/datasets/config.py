@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.config import execution, location
+from trainyard.datasets.paths import SPLIT_NAMES, Source, has_weights, parse_blend, parse_split
 from trainyard.errors import ConfigError
 
-SPLIT_NAMES = ("train", "valid", "test")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One prefix of a blend."""
-
-    prefix: str
-    weight: float | None
-    """Its share, relative to the others; None when no weights were given."""
+MOCK_SPLIT = "1, 1, 1"
+"""How --mock-data is cut, whatever --split says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,38 +26,105 @@ class DataConfig:
     """Prefixes for validation alone."""
     test_data_path: tuple[str, ...] = location(())
     """Prefixes for testing alone."""
+    data_args_path: str | None = location(None)
+    """A file that holds what --data-path would be given, separated by white space."""
+    per_split_data_args_path: str | None = location(None)
+    """A JSON file with what the three paths apart would be given: {"train": [...], "valid": [...],
+    "test": [...]}."""
+    mock_data: bool = False
+    """Train on made-up documents that count upwards; no files are read."""
     split: str = "969, 30, 1"
     """Relative parts of the documents for training, validation and testing."""
-    dataloader_type: Literal["single", "cyclic"] = "single"
-    """single: once through the samples in order; cyclic: shuffled again every epoch of samples."""
+    multiple_validation_sets: bool = False
+    """Measure each prefix of the validation data by itself; they have no weights then."""
+    full_validation: bool = False
+    """Measure on every sample of the validation data each time."""
+    drop_last_partial_validation_sequence: bool = True
+    """Leave out what remains of the validation data behind its last whole sample; kept, it is
+    filled up with padding that does not count."""
+    dataloader_type: Literal["single", "cyclic", "external"] = "single"
+    """single: once through the samples in order; cyclic: shuffled again every epoch of samples;
+    external: a loader that the caller of the library brings along."""
     data_sharding: bool = True
     """With cyclic: each data-parallel rank shuffles a share of its own."""
     reset_position_ids: bool = False
     """Count positions from 0 again after each end of document."""
     reset_attention_mask: bool = False
     """Let no token attend to another document."""
+    dataloader_inter_document_masking: bool = False
+    """Let no token attend to another document and count positions in each, by where documents of
+    the file begin, whether or not an end of document stands there."""
+    create_attention_mask_in_dataloader: bool = False
+    """Hand out the mask itself, s * s bytes a sample, besides the document bounds that it follows
+    from."""
     eod_mask_loss: bool = False
     """Leave the token after each end of document out of the loss."""
+    allow_ambiguous_pad_tokens: bool = False
+    """Take the tokenizer's pad id for padding even if it is another special id as well: every such
+    token is then left out of the loss."""
     mid_level_dataset_surplus: float = 0.005
     """Share of samples that each dataset of a blend holds beyond its weight."""
+    data_cache_path: str | None = location(None)
+    """Folder or URL where sample indices are found, and kept for the next run; unset: made in
+    memory. `stages.index` fills one ahead."""
+    num_dataset_builder_threads: int = execution(1)
+    """Datasets of a blend that are built at the same time."""
+    mmap_bin_files: bool = execution(True)
+    """Map token files into memory; otherwise they are read piece by piece."""
     num_workers: int = execution(0)
     """Processes that load samples ahead; 0 loads them between steps."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be read, in words."""
         parse_split(self.split)
-        apart = self.train_data_path + self.valid_data_path + self.test_data_path
-        if self.data_path and apart:
-            raise ConfigError(
-                "--data-path is cut by --split; give it, or --train-data-path, --valid-data-path "
-                "and --test-data-path, not both"
-            )
-        if not self.data_path and not self.train_data_path:
-            raise ConfigError("--data-path is required: the prefix of a .bin/.idx pair")
+        self._check_one_kind()
         for flag, paths in self._paths().items():
             parse_blend(paths, flag)
-        if self.num_workers < 0:
-            raise ConfigError(f"--num-workers must be at least 0, got {self.num_workers}")
+        self._check_validation()
+        if self.mid_level_dataset_surplus < 0:
+            raise ConfigError(
+                "--mid-level-dataset-surplus must be at least 0, "
+                f"got {self.mid_level_dataset_surplus}"
+            )
+        for flag, number, least in (
+            ("--num-dataset-builder-threads", self.num_dataset_builder_threads, 1),
+            ("--num-workers", self.num_workers, 0),
+        ):
+            if number < least:
+                raise ConfigError(f"{flag} must be at least {least}, got {number}")
+
+    def _check_one_kind(self) -> None:
+        apart = self.train_data_path + self.valid_data_path + self.test_data_path
+        kinds = {
+            "--data-path": self.data_path,
+            "--data-args-path": self.data_args_path,
+            "--train-data-path, --valid-data-path and --test-data-path": apart,
+            "--per-split-data-args-path": self.per_split_data_args_path,
+            "--mock-data": self.mock_data,
+        }
+        given = [flag for flag, value in kinds.items() if value]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(given)}: each says where the data lies; give one, not both"
+            )
+        if not given or (apart and not self.train_data_path):
+            raise ConfigError(
+                "--data-path is required: the prefix of a .bin/.idx pair (or --train-data-path, "
+                "--data-args-path, --per-split-data-args-path, --mock-data)"
+            )
+
+    def _check_validation(self) -> None:
+        for flag, asked in (
+            ("--multiple-validation-sets", self.multiple_validation_sets),
+            ("--full-validation", self.full_validation),
+        ):
+            if asked and not self._reads_a_list() and has_weights(self.sources("valid")):
+                raise ConfigError(
+                    f"{flag} takes validation data as it is: give its prefixes without weights"
+                )
+
+    def _reads_a_list(self) -> bool:
+        return self.data_args_path is not None or self.per_split_data_args_path is not None
 
     def _paths(self) -> dict[str, tuple[str, ...]]:
         return {
@@ -77,7 +135,8 @@ class DataConfig:
         }
 
     def sources(self, split: str) -> list[Source]:
-        """What the samples of a split come from; empty when nothing was given for it."""
+        """What the samples of a split come from; empty when nothing was given for it, or the data
+        is made up. Of options that name a file, `listing.expand` knows what they list."""
         if self.data_path:
             return parse_blend(self.data_path, "--data-path")
         paths = {"train": self.train_data_path, "valid": self.valid_data_path}
@@ -85,13 +144,19 @@ class DataConfig:
 
     def fractions(self, split: str) -> tuple[float, float]:
         """The part of the documents that a split takes, as bounds in [0, 1]."""
+        if self.mock_data:
+            return parse_split(MOCK_SPLIT)[SPLIT_NAMES.index(split)]
         if not self.data_path:
             return (0.0, 1.0)
         return parse_split(self.split)[SPLIT_NAMES.index(split)]
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Every prefix as an input of its own; its weight is part of the name, so that it
-        counts."""
+        """Every prefix as an input of its own, those that a file lists too; its weight is part of
+        the name, so that it counts."""
+        if self._reads_a_list():
+            from trainyard.datasets.listing import expand  # reads it: not for --help
+
+            return expand(self).inputs()
         named: dict[str, tuple[str, ...]] = {}
         for kind, paths in zip(
             ("data", "train", "valid", "test"), self._paths().items(), strict=True
@@ -100,52 +165,3 @@ class DataConfig:
                 weight = "" if source.weight is None else f" (weight {source.weight!r})"
                 named[f"{kind}_{number}{weight}"] = (source.prefix,)
         return named
-
-
-def parse_split(split: str) -> list[tuple[float, float]]:
-    """Bounds of training, validation and test: "969, 30, 1" is 0 to 0.969, to 0.999, to 1."""
-    try:
-        parts = [float(part) for part in re.findall(r"[.0-9]+", split)]
-    except ValueError:
-        parts = []
-    if not 1 <= len(parts) <= 3 or re.search(r"[^.0-9,\s]", split) or sum(parts) <= 0:
-        raise ConfigError(
-            f"--split {split!r} must be up to three numbers of at least 0, such as '969, 30, 1'"
-        )
-    parts += [0.0] * (3 - len(parts))
-    total = math.fsum(parts)
-    bounds = [0.0]
-    for part in parts:
-        bounds.append(bounds[-1] + part / total)
-    return [(bounds[0], bounds[1]), (bounds[1], bounds[2]), (bounds[2], bounds[3])]
-
-
-def parse_blend(paths: tuple[str, ...], flag: str) -> list[Source]:
-    """`WEIGHT PREFIX ...` or `PREFIX ...` as sources."""
-    weights = [_number(path) for path in paths[::2]]
-    if len(paths) < 2 or all(weight is None for weight in weights):
-        sources = [Source(path, None) for path in paths]
-    elif len(paths) % 2 or None in weights:
-        raise ConfigError(
-            f"{flag} {' '.join(paths)}: give every prefix a weight (WEIGHT PREFIX WEIGHT PREFIX "
-            "...) or none of them"
-        )
-    else:
-        sources = [Source(p, w) for w, p in zip(weights, paths[1::2], strict=True)]
-    for source in sources:
-        _check_prefix(source.prefix, flag)
-    return sources
-
-
-def _check_prefix(prefix: str, flag: str) -> None:
-    if prefix.endswith((".bin", ".idx")):
-        raise ConfigError(f"{flag} {prefix}: give the prefix of the pair, {prefix[:-4]}")
-    if _number(prefix) is not None:
-        raise ConfigError(f"{flag}: {prefix} stands where a prefix is expected")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

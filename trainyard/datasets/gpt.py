@@ -1,52 +1,44 @@
 """GPT samples: s tokens and the token after each of them, over the documents of a split.
 
-The items are those of Megatron-LM. Numpy only; a dataset is read-only and indexes whole runs, so
-where to go on after a restart is a number of samples and nothing else."""
+A dataset is read-only and indexes whole runs, so where to go on after a restart is a number of
+samples and nothing else. Tokens are gathered piece by piece in the type in which the file stores
+them, several samples in one array; all else is done for the whole batch at once (`form`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.samples import SampleIndices, build_sample_indices
+from trainyard.datasets.cache import IN_MEMORY, Indexer
+from trainyard.datasets.form import (
+    NO_PAD,
+    Dataset,
+    Sample,
+    SampleFormat,
+    build_sample,
+    build_samples,
+    first,
+    positions_in_documents,
+)
+from trainyard.datasets.gather import Read, TokenSource, checked_text, reader, segments_of_pieces
+from trainyard.datasets.samples import SampleIndices
 from trainyard.errors import DataError
 
-NO_PAD = -1
-"""An id that no token has."""
-
-Sample = dict[str, NDArray[Any]]
-
-
-class Dataset(Protocol):
-    """What the loader and the ledger ask of a dataset."""
-
-    def __len__(self) -> int:
-        """Samples."""
-
-    def __getitem__(self, index: int) -> Sample:
-        """tokens, labels, position_ids int64 (s,) and loss_mask float32 (s,)."""
-
-    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2) source and sample number behind each index: what the ledger digests."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleFormat:
-    """How tokens become a sample; the same for all sources of a run."""
-
-    seq_length: int
-    seed: int
-    vocab_size: int
-    """Ids at or above it are a fault in the data."""
-    eod: int
-    pad: int = NO_PAD
-    reset_position_ids: bool = False
-    eod_mask_loss: bool = False
+__all__ = [
+    "NO_PAD",
+    "BlendedDataset",
+    "Dataset",
+    "GPTDataset",
+    "Sample",
+    "SampleFormat",
+    "TokenSource",
+    "build_sample",
+    "build_samples",
+    "positions_in_documents",
+]
 
 
 class GPTDataset:
@@ -54,11 +46,12 @@ class GPTDataset:
 
     def __init__(
         self,
-        indexed: IndexedDataset,
+        indexed: TokenSource,
         documents: NDArray[np.int32],
         num_samples: int | None,
         form: SampleFormat,
         drop_last_partial: bool = True,
+        indexer: Indexer = IN_MEMORY,
     ) -> None:
         if indexed.dtype.kind == "f":
             raise DataError(
@@ -67,22 +60,30 @@ class GPTDataset:
             )
         self.indexed = indexed
         self.form = form
-        self.indices: SampleIndices = build_sample_indices(
+        self.indices: SampleIndices = indexer.samples(
             indexed.sequence_lengths,
             documents,
             form.seq_length,
             form.seed,
             num_samples,
+            extra_token=form.extra_token,
             drop_last_partial=drop_last_partial,
         )
-        self._positions = np.arange(form.seq_length, dtype=np.int64)
-        self._ones = np.ones(form.seq_length, dtype=np.float32)
 
     def __len__(self) -> int:
         return len(self.indices.shuffle_index)
 
     def __getitem__(self, index: int) -> Sample:
-        return build_sample(self.text(index), self.form, self._positions, self._ones)
+        return first(self.__getitems__([index]))
+
+    def __getitems__(self, indices: Sequence[int]) -> Sample:
+        """Several samples, stacked."""
+        rows = np.empty((len(indices), self.form.text_length), self.indexed.dtype)
+        bounds = self.fill(indices, rows)
+        text = checked_text(
+            rows, bounds, self.form, lambda row, t: self.refuse_token(indices[row], t)
+        )
+        return build_samples(text, self.form, segments_of_pieces(bounds, self.form))
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the sample's number before shuffling."""
@@ -91,38 +92,59 @@ class GPTDataset:
 
     def text(self, index: int) -> NDArray[np.int64]:
         """(s + 1,) tokens, filled with the pad id behind the end of the documents."""
-        sample = self.indices.shuffle_index[index]
-        (first, offset), (last, end) = self.indices.sample_index[sample : sample + 2].tolist()
-        text = np.empty(self.form.seq_length + 1, np.int64)
-        filled = 0
-        for position in range(first, last + 1):
-            document = int(self.indices.document_index[position])
-            stop = end + 1 if position == last else int(self.indexed.sequence_lengths[document])
-            piece = self.indexed.get(document, offset, stop - offset)
-            if len(piece) != stop - offset:
-                self._refuse_piece(document, stop - offset, len(piece))
-            text[filled : filled + len(piece)] = piece
-            filled, offset = filled + len(piece), 0
-        if (
-            text[:filled].view(np.uint64).max() >= self.form.vocab_size
-        ):  # a negative id is a huge one
-            self._refuse_token(text[:filled], first, last)
-        text[filled:] = self.form.pad
+        rows = np.empty((1, self.form.text_length), np.int64)
+        bounds = self.fill([index], rows)
+        text: NDArray[np.int64] = checked_text(
+            rows, bounds, self.form, lambda _, token: self.refuse_token(index, token)
+        )[0]
         return text
+
+    def fill(self, indices: Sequence[int], rows: NDArray[Any]) -> list[list[int]]:
+        """Write the tokens of samples to the beginnings of `rows`. Returns for each where its
+        pieces begin, and where the last one ends; a piece is what one document gives, and may be
+        empty."""
+        read, lengths = reader(self.indexed), self.indexed.sequence_lengths
+        return [
+            self._fill_row(index, row, read, lengths)
+            for index, row in zip(indices, rows, strict=True)
+        ]
+
+    def _fill_row(
+        self, index: int, row: NDArray[Any], read: Read, lengths: NDArray[np.int32]
+    ) -> list[int]:
+        begins, documents = self.indices.sample_index, self.indices.document_index
+        sample = self.indices.shuffle_index.item(index)
+        position, offset = begins.item(sample, 0), begins.item(sample, 1)
+        last, end = begins.item(sample + 1, 0), begins.item(sample + 1, 1)
+        filled, bounds = 0, [0]
+        while position <= last:
+            document = documents.item(position)
+            stop = end + self.form.extra_token if position == last else lengths.item(document)
+            length = stop - offset
+            piece = read(document, offset, length)
+            if len(piece) != length:
+                self._refuse_piece(document, length, len(piece))
+            row[filled : filled + length] = piece
+            filled += length
+            bounds.append(filled)
+            position, offset = position + 1, 0
+        return bounds
+
+    def refuse_token(self, index: int, token: int) -> None:
+        """Say where a token comes from that no id of the vocabulary is."""
+        sample = int(self.indices.shuffle_index[index])
+        (begin, _), (last, _) = self.indices.sample_index[sample : sample + 2].tolist()
+        documents = self.indices.document_index[begin : last + 1].tolist()
+        raise DataError(
+            f"{self.indexed.prefix}: token {token} in one of the sequences {documents[:8]} is "
+            f"outside the vocabulary of {self.form.vocab_size}; were these files made with another "
+            "tokenizer?"
+        )
 
     def _refuse_piece(self, document: int, asked: int, found: int) -> None:
         raise DataError(
             f"{self.indexed.prefix}.bin: sequence {document} gave {found} of {asked} tokens; the "
             "file was changed or cut short, make the pair again"
-        )
-
-    def _refuse_token(self, text: NDArray[np.int64], first: int, last: int) -> None:
-        documents = self.indices.document_index[first : last + 1].tolist()
-        wrong = text.view(np.uint64) >= self.form.vocab_size
-        raise DataError(
-            f"{self.indexed.prefix}: token {text[wrong][0]} in one of the sequences "
-            f"{documents[:8]} is outside the vocabulary of {self.form.vocab_size}; were these "
-            "files made with another tokenizer?"
         )
 
 
@@ -138,54 +160,51 @@ class BlendedDataset:
         self.datasets = datasets
         self.dataset_index = dataset_index
         self.dataset_sample_index = dataset_sample_index
+        self._dtype = np.result_type(*{dataset.indexed.dtype for dataset in datasets})
 
     def __len__(self) -> int:
         return len(self.dataset_index)
 
     def __getitem__(self, index: int) -> Sample:
-        source = self.datasets[int(self.dataset_index[index])]
-        return source[int(self.dataset_sample_index[index])]
+        return first(self.__getitems__([index]))
+
+    @property
+    def form(self) -> SampleFormat:
+        """How tokens become a sample, the same for all."""
+        return self.datasets[0].form
+
+    def text(self, index: int) -> NDArray[np.int64]:
+        """(s + 1,) tokens, filled with the pad id behind the end of the documents."""
+        source, within = self._place(index)
+        return source.text(within)
+
+    def __getitems__(self, indices: Sequence[int]) -> Sample:
+        """Several samples, stacked."""
+        places = [self._place(index) for index in indices]
+        form = self.form
+        rows = np.empty((len(indices), form.text_length), self._dtype)
+        bounds = []
+        for row, (source, within) in enumerate(places):
+            bounds += source.fill([within], rows[row : row + 1])
+
+        def refuse(row: int, token: int) -> None:
+            source, within = places[row]
+            source.refuse_token(within, token)
+
+        return build_samples(
+            checked_text(rows, bounds, form, refuse), form, segments_of_pieces(bounds, form)
+        )
+
+    def _place(self, index: int) -> tuple[GPTDataset, int]:
+        source = self.datasets[self.dataset_index.item(index)]
+        return source, self.dataset_sample_index.item(index)
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): the source's number, and the sample's number in it."""
-        ids = np.empty((len(indices), 2), np.int64)
-        for place, index in enumerate(indices.tolist()):
-            source = int(self.dataset_index[index])
-            within = self.dataset_sample_index[index : index + 1]
-            ids[place] = source, self.datasets[source].ids(within)[0, 1]
+        sources = self.dataset_index[indices].astype(np.int64)
+        samples = self.dataset_sample_index[indices]
+        ids = np.stack([sources, np.zeros_like(samples)], axis=1)
+        for source in np.unique(sources).tolist():
+            of_source = sources == source
+            ids[of_source, 1] = self.datasets[source].ids(samples[of_source])[:, 1]
         return ids
-
-
-def build_sample(
-    text: NDArray[np.int64],
-    form: SampleFormat,
-    positions: NDArray[np.int64],
-    ones: NDArray[np.float32],
-) -> Sample:
-    """text: (s + 1,). Tokens are text[:-1], labels text[1:]; padding and, if asked, the token after
-    an end of document do not count in the loss."""
-    tokens, labels, loss_mask = text[:-1], text[1:], ones
-    if form.eod_mask_loss:
-        loss_mask = (tokens != form.eod).astype(np.float32)
-    if form.pad != NO_PAD or text[-1] == NO_PAD:
-        loss_mask = loss_mask * (labels != form.pad)
-        tokens, labels = (
-            np.where(tokens == form.pad, 0, tokens),
-            np.where(labels == form.pad, 0, labels),
-        )
-    if form.reset_position_ids:
-        positions = positions_in_documents(tokens, form.eod)
-    return {
-        "tokens": tokens,
-        "labels": labels,
-        "loss_mask": loss_mask.astype(np.float32, copy=False),
-        "position_ids": positions,
-    }
-
-
-def positions_in_documents(tokens: NDArray[np.int64], eod: int) -> NDArray[np.int64]:
-    """(s,) place of each token in its document; an end of document belongs to what it ends."""
-    places = np.arange(len(tokens), dtype=np.int64)
-    starts = np.zeros_like(places)
-    starts[1:] = np.where(tokens[:-1] == eod, places[1:], 0)
-    return places - np.maximum.accumulate(starts)

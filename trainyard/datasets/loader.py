@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,8 +16,25 @@ from torch.utils.data import DataLoader
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, Sample
 from trainyard.datasets.sampler import SamplerShape, cyclic, single
+from trainyard.errors import ConfigError
 
 Batch = dict[str, Tensor]
+
+
+@runtime_checkable
+class ExternalData(Protocol):
+    """A dataset that loads itself: what --dataloader-type external is for.
+
+    A program that calls the library hands one in where a dataset is taken. Which samples a rank
+    gets, in what order, and that a run that is continued goes on where it was, is for it to see
+    to; the ledger can tell nothing of its samples."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def batches(self, shape: SamplerShape, consumed: int, dp_rank: int) -> Iterator[Batch]:
+        """Micro-batches of one rank after `consumed` samples of all ranks: tokens, labels,
+        position_ids (b, s) int64 and loss_mask (b, s) float32, at least."""
 
 
 def torch_permutation(epoch: int, n: int) -> NDArray[np.int64]:
@@ -32,9 +49,18 @@ def sample_groups(
     data: DataConfig, shape: SamplerShape, consumed: int
 ) -> Iterator[NDArray[np.int64]]:
     """(dp, micro batch size) sample indices from `consumed` on, by --dataloader-type."""
+    _refuse_external(data)
     if data.dataloader_type == "cyclic":
         return cyclic(shape, consumed, torch_permutation, data.data_sharding)
     return single(shape, consumed)
+
+
+def _refuse_external(data: DataConfig) -> None:
+    if data.dataloader_type == "external":
+        raise ConfigError(
+            "--dataloader-type external takes a loader that the calling program brings along; "
+            "choose single or cyclic for token files"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +77,12 @@ class _RankBatches:
             yield group[self.dp_rank].tolist()
 
 
-def collate(samples: list[Sample]) -> Batch:
-    """Stack samples: (b, s) each."""
+def collate(samples: list[Sample] | Sample) -> Batch:
+    """Stack samples: (b, s) each; those of a dataset that serves whole batches are stacked."""
+    if isinstance(samples, dict):
+        # Arrays that are the same for every sample are shared, and must not be written to.
+        owned = {k: v if v.flags.writeable else v.copy() for k, v in samples.items()}
+        return {key: torch.from_numpy(values) for key, values in owned.items()}
     return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
 
 
@@ -65,12 +95,24 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
 
 
 def build_loader(
-    dataset: Dataset, data: DataConfig, shape: SamplerShape, consumed: int, dp_rank: int
+    dataset: Dataset | ExternalData,
+    data: DataConfig,
+    shape: SamplerShape,
+    consumed: int,
+    dp_rank: int,
 ) -> Iterator[Batch]:
     """Micro-batches of one rank, from the sample after `consumed` on."""
+    if isinstance(dataset, ExternalData):
+        return dataset.batches(shape, consumed, dp_rank)
+    _refuse_external(data)
+    return load(dataset, data, _RankBatches(data, shape, consumed, dp_rank))
+
+
+def load(dataset: Dataset, data: DataConfig, batches: Iterable[list[int]]) -> Iterator[Batch]:
+    """The batches of these sample indices, loaded ahead by --num-workers processes."""
     loader: DataLoader[Any] = DataLoader(
         dataset,  # type: ignore[arg-type]  # torch asks for its own base class, but needs two methods
-        batch_sampler=_RankBatches(data, shape, consumed, dp_rank),
+        batch_sampler=batches,
         num_workers=data.num_workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),

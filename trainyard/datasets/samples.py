@@ -5,7 +5,7 @@ the order of the samples. Pure functions of (lengths, sequence length, seed, num
 give bit for bit what Megatron-LM gives; knows nothing of files or torch.
 
 T tokens an epoch, E epochs, s sequence length, e 1 if a sample draws one token more than s (its
-last label)."""
+last label). Beyond what it returns it holds a few chunks of documents, whatever their number."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.errors import DataError
+
 SEPARATE_LAST_EPOCH_BELOW = 0.80
 """Share of an epoch below which the last one is shuffled apart, lest few samples spread it over the
 run."""
+
+CHUNK = 1 << 17
+"""Documents looked at together: their bounds then stay in the processor's cache."""
+
+MAX_INT32 = int(np.iinfo(np.int32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +52,36 @@ def build_sample_indices(
 
     num_samples: how many are wanted, in as many epochs as that takes; None is one epoch."""
     extra = int(extra_token)
-    tokens_per_epoch = int(sequence_lengths[documents].sum(dtype=np.int64))
+    tokens_per_epoch = count_tokens(sequence_lengths, documents)
     num_epochs = count_epochs(tokens_per_epoch, seq_length, num_samples, extra)
     apart = last_epoch_apart(tokens_per_epoch, num_epochs, seq_length, num_samples, extra)
     random = np.random.RandomState(seed)
     document_index = shuffle_documents(documents, num_epochs, apart is not None, random)
     sample_index = locate_samples(
-        sequence_lengths, document_index, seq_length, extra, drop_last_partial
+        sequence_lengths,
+        document_index,
+        seq_length,
+        extra,
+        drop_last_partial,
+        num_epochs * tokens_per_epoch,
     )
     shuffle_index = shuffle_samples(len(sample_index) - 1, apart, random)
     return SampleIndices(document_index, sample_index, shuffle_index)
+
+
+def count_tokens(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32]) -> int:
+    """Tokens of the given documents, one epoch."""
+    total = 0
+    for start in range(0, len(documents), CHUNK):
+        lengths = sequence_lengths[documents[start : start + CHUNK]]
+        total += int(lengths.sum(dtype=np.int64))
+    return total
+
+
+def count_samples(num_tokens: int, seq_length: int, extra: int, drop_last_partial: bool) -> int:
+    """Samples that so many tokens give; a last one that is not full counts unless dropped."""
+    whole, rest = divmod(max(num_tokens - extra, 0), seq_length)
+    return whole if drop_last_partial or rest == 0 else whole + 1
 
 
 def count_epochs(
@@ -63,6 +90,8 @@ def count_epochs(
     """Epochs that it takes to draw `num_samples`, at least one."""
     if num_samples is None:
         return 1
+    if tokens_per_epoch == 0:
+        raise DataError(f"{num_samples} samples are wanted of documents without a token")
     return max(1, -(-(num_samples * seq_length + extra) // tokens_per_epoch))
 
 
@@ -83,13 +112,12 @@ def shuffle_documents(
 ) -> NDArray[np.int32]:
     """The documents of all epochs in one shuffled order; the last epoch behind the others if
     apart."""
-    blocks = [num_epochs - 1, 1] if last_apart and num_epochs > 1 else [num_epochs]
-    shuffled = []
-    for epochs in blocks:
-        block = np.tile(documents, epochs).astype(np.int32, copy=False)
-        random.shuffle(block)
-        shuffled.append(block)
-    return np.concatenate(shuffled) if len(shuffled) > 1 else shuffled[0]
+    index = np.empty((num_epochs, len(documents)), np.int32)
+    index[:] = documents
+    blocks = [index[:-1], index[-1:]] if last_apart and num_epochs > 1 else [index]
+    for block in blocks:
+        random.shuffle(block.reshape(-1))  # a view: rows of a whole array lie end to end
+    return index.reshape(-1)
 
 
 def locate_samples(
@@ -98,24 +126,37 @@ def locate_samples(
     seq_length: int,
     extra: int,
     drop_last_partial: bool,
+    num_tokens: int | None = None,
 ) -> NDArray[Any]:
     """(n + 1, 2) where each sample begins; each takes s + e tokens, the next begins e tokens back.
 
     A bound lies one token, less `extra`, behind the last token of the sample before it; so without
-    the extra token it can lie at the very end of a document."""
-    lengths = sequence_lengths[document_index]
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    whole, rest = divmod(max(total - extra, 0), seq_length)
-    num_samples = whole if drop_last_partial or rest == 0 else whole + 1
-    fits = max(len(document_index), int(lengths.max(initial=0))) <= np.iinfo(np.int32).max
-    index = np.zeros((num_samples + 1, 2), dtype=np.int32 if fits else np.int64)
-    last_tokens = np.arange(1, whole + 1, dtype=np.int64) * seq_length + (extra - 1)
-    position = np.searchsorted(ends, last_tokens, side="right")
-    index[1 : whole + 1, 0] = position
-    index[1 : whole + 1, 1] = last_tokens - (ends - lengths)[position] + (1 - extra)
+    the extra token it can lie at the very end of a document.
+
+    num_tokens: of the whole document index, where that is known already."""
+    if num_tokens is None:
+        num_tokens = count_tokens(sequence_lengths, document_index)
+    whole = count_samples(num_tokens, seq_length, extra, True)
+    num_samples = count_samples(num_tokens, seq_length, extra, drop_last_partial)
+    # An offset always fits: lengths are int32 in the file.
+    dtype = np.int32 if len(document_index) <= MAX_INT32 else np.int64
+    index = np.zeros((num_samples + 1, 2), dtype)
+    done, base = 0, 0
+    for start in range(0, len(document_index), CHUNK):
+        lengths = sequence_lengths[document_index[start : start + CHUNK]]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        found = min((base + int(ends[-1]) - extra) // seq_length, whole)
+        if found > done:
+            last_tokens = np.arange(done + 1, found + 1) * seq_length + (extra - 1 - base)
+            position = np.searchsorted(ends, last_tokens, side="right")
+            index[done + 1 : found + 1, 0] = position + start
+            begins = ends[position] - lengths[position]
+            index[done + 1 : found + 1, 1] = last_tokens - begins + (1 - extra)
+            done = found
+        base += int(ends[-1])
     if num_samples > whole:
-        index[-1] = len(document_index) - 1, lengths[-1] - extra
+        last = len(document_index) - 1
+        index[-1] = last, int(sequence_lengths[document_index[last]]) - extra
     return index
 
 

@@ -29,12 +29,14 @@ class KVCache(Protocol):
         """Store k and v, (b, g, s, d), and return all that is held, (b, g, t, d)."""
 
 
-def document_mask(tokens: Tensor, eod: int) -> Tensor:
+def document_mask(bounds: Tensor) -> Tensor:
     """Causal attention that stops at documents: what `--reset-attention-mask` asks for.
 
-    tokens: (b, s); a document ends with its `eod`. Returns (b, 1, s, s), True where allowed."""
-    ended = (tokens == eod).long()
-    document = ended.cumsum(dim=1) - ended  # the eod itself belongs to the document it ends
+    bounds: (b, s + 1), the place at which each document of a row begins, and s in every entry
+    behind the last: `cu_seqlens` of packed sequences. Returns (b, 1, s, s), True where allowed."""
+    begun = torch.zeros(bounds.shape, dtype=torch.int32, device=bounds.device)
+    begun.scatter_(1, bounds.long(), 1)
+    document = begun[:, :-1].cumsum(dim=1)
     same = document.unsqueeze(2) == document.unsqueeze(1)
     return same.tril().unsqueeze(1)
 

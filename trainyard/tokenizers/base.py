@@ -1,19 +1,31 @@
-"""What every tokenizer offers, and the file that lets one be rebuilt from a checkpoint."""
+"""What every tokenizer offers, and the file that lets one be rebuilt from a checkpoint.
+
+Knows nothing of the libraries that encode: each is imported by the module of its type only."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainyard.artifacts import store
+from trainyard.config import digest_relevant
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
 
 DESCRIPTION = "trainyard_tokenizer.json"
 """The file that says which kind the files beside it make up."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 named the type, `vocab_size` and `vocab_extra_ids` only."""
+
+Flat = tuple[NDArray[np.uint32], NDArray[np.int64]]
+"""The ids of several texts end to end, and where each begins: text i is ids[bounds[i]:bounds[i+1]],
+bounds[0] is 0 and the last bound is the number of ids."""
 
 
 class Tokenizer(Protocol):
@@ -35,11 +47,25 @@ class Tokenizer(Protocol):
     def pad(self) -> int | None:
         """Id that fills a row, where there is one."""
 
+    @property
+    def engine(self) -> str:
+        """Name and version of the library that encodes, such as "gigatoken 0.10.0"."""
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether two threads of one process encode side by side."""
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of several texts, in order."""
+
+    def encode_flat(self, texts: Sequence[str]) -> Flat:
+        """The ids of several texts as arrays: the fastest way, from any number of threads."""
+
+    def encode_reference(self, text: str) -> list[int]:
+        """The ids of a text by the library that defines the type, built on first use."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
@@ -48,14 +74,39 @@ class Tokenizer(Protocol):
         """Name and contents of every file that `load_tokenizer` needs to build the same again."""
 
 
+def flatten(lists: Iterable[Sequence[int]]) -> Flat:
+    """Lists of ids as arrays."""
+    rows = lists if isinstance(lists, list) else list(lists)
+    bounds = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=bounds[1:])
+    return np.fromiter(chain.from_iterable(rows), np.uint32, int(bounds[-1])), bounds
+
+
+def join_rows(rows: Sequence[NDArray[np.uint32]]) -> Flat:
+    """Arrays of ids as one."""
+    bounds = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=bounds[1:])
+    return np.concatenate([np.zeros(0, np.uint32), *rows]), bounds
+
+
+def as_lists(flat: Flat) -> list[list[int]]:
+    """The reverse of `flatten`."""
+    ids, bounds = flat
+    ends = bounds.tolist()
+    whole: list[int] = ids.tolist()
+    return [whole[a:b] for a, b in pairwise(ends)]
+
+
+def check_unicode(texts: Iterable[str]) -> None:
+    """UnicodeEncodeError for a half of a surrogate pair, of which the libraries say odd things."""
+    for text in texts:
+        text.encode()
+
+
 def description(config: TokenizerConfig) -> bytes:
-    """Contents of the file `DESCRIPTION`: no paths, so that it is the same wherever it was made."""
-    document = {
-        "format_version": FORMAT_VERSION,
-        "tokenizer_type": config.tokenizer_type,
-        "vocab_size": config.vocab_size,
-        "vocab_extra_ids": config.vocab_extra_ids,
-    }
+    """Contents of the file `DESCRIPTION`: every option that shapes ids, and no paths, so that it
+    is the same wherever it was made."""
+    document = {"format_version": FORMAT_VERSION} | digest_relevant(config)
     return json.dumps(document, indent=1).encode() + b"\n"
 
 

@@ -72,8 +72,8 @@ class TokenizerConfig:
     tokenizer_sentencepiece_legacy: bool = False
     """SentencePieceTokenizer: cut the text at special tokens, as NeMo's old models want it."""
     tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
-    """SentencePieceTokenizer with --tokenizer-sentencepiece-legacy: runs of spaces count as the
-    model says; otherwise every one of them is kept."""
+    """SentencePieceTokenizer: runs of spaces count as the model says; otherwise every one of them is
+    kept."""
     tiktoken_pattern: Literal["v1", "v2"] | None = None
     """TikTokenizer: how text is cut into words. v2 when not given."""
     tiktoken_num_special_tokens: int = 1000
@@ -96,7 +96,7 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         kind = self.tokenizer_type
         for name in NEEDS[kind]:
-            if not getattr(self, name):
+            if getattr(self, name) in (None, ""):
                 raise ConfigError(f"--tokenizer-type {kind} needs --{name.replace('_', '-')}")
         if self.vocab_size is not None and self.vocab_size < 1:
             raise ConfigError(f"--vocab-size must be positive, got {self.vocab_size}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from tokenizers import AddedToken
-from tokenizers import Tokenizer as Engine
+from tokenizers import Tokenizer as Library
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.huggingface import MODEL, EngineTokenizer
+from trainyard.tokenizers.library import EngineTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -38,30 +38,29 @@ def build_gpt2(config: TokenizerConfig) -> EngineTokenizer:
     vocab_json = read_part("--vocab-file", config.vocab_file, "vocab.json")
     merges_txt = read_part("--merge-file", config.merge_file, "merges.txt")
     vocab = _parse_vocab(vocab_json, config.vocab_file)
-    engine = byte_level_engine(
+    library = byte_level_library(
         vocab, _parse_merges(merges_txt, config.merge_file), config.merge_file
     )
     files = {
         "vocab.json": vocab_json,
         "merges.txt": merges_txt,
-        MODEL: engine.to_str(pretty=False).encode(),
         "tokenizer_config.json": json.dumps(SETTINGS, indent=1).encode() + b"\n",
     }
-    return EngineTokenizer(config, engine, files, vocab[END_OF_TEXT], pad=None)
+    return EngineTokenizer(config, library, files, vocab[END_OF_TEXT], pad=None)
 
 
-def byte_level_engine(vocab: dict[str, int], merges: list[tuple[str, str]], name: str) -> Engine:
+def byte_level_library(vocab: dict[str, int], merges: list[tuple[str, str]], name: str) -> Library:
     """GPT-2's splitting of text around a BPE of bytes."""
     try:
-        engine = Engine(BPE(vocab, merges))
+        library = Library(BPE(vocab, merges))
     except Exception as error:  # the library raises plain Exception
         raise ArtifactError(
             f"{name}: these merges do not go with the vocabulary: {error}"
         ) from None
-    engine.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    engine.decoder = ByteLevelDecoder()
-    engine.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    return engine
+    library.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    library.decoder = ByteLevelDecoder()
+    library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return library
 
 
 def _parse_vocab(data: bytes, url: str) -> dict[str, int]:

@@ -6,26 +6,102 @@ from collections.abc import Callable
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.config import from_dict, leaves
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.base import DESCRIPTION, FORMAT_VERSION, Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.gpt2 import build_gpt2
-from trainyard.tokenizers.huggingface import build_huggingface
-from trainyard.tokenizers.null import NullTokenizer
+
+# Each library is imported when a tokenizer of its kind is built: none is needed for the others.
+
+
+def _gpt2(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.gpt2 import build_gpt2
+
+    return build_gpt2(config)
+
+
+def _wordpiece(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.wordpiece import build_wordpiece
+
+    return build_wordpiece(config)
+
+
+def _huggingface(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.huggingface import build_huggingface
+
+    return build_huggingface(config)
+
+
+def _sentencepiece(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.sentencepiece import build_sentencepiece
+
+    return build_sentencepiece(config)
+
+
+def _tiktoken(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.tiktoken import build_tiktoken
+
+    return build_tiktoken(config)
+
+
+def _bytelevel(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.bytelevel import ByteLevelTokenizer
+
+    return ByteLevelTokenizer(config)
+
+
+def _null(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.null import NullTokenizer
+
+    return NullTokenizer(config)
+
+
+def _sft(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.chat import build_sft
+
+    return build_sft(config)
+
+
+def _multimodal(config: TokenizerConfig) -> Tokenizer:
+    from trainyard.tokenizers.multimodal import build_multimodal
+
+    return build_multimodal(config)
+
 
 TOKENIZERS: dict[str, Callable[[TokenizerConfig], Tokenizer]] = {
-    "GPT2BPETokenizer": build_gpt2,
-    "HuggingFaceTokenizer": build_huggingface,
-    "NullTokenizer": NullTokenizer,
+    "GPT2BPETokenizer": _gpt2,
+    "BertWordPieceLowerCase": _wordpiece,
+    "BertWordPieceCase": _wordpiece,
+    "HuggingFaceTokenizer": _huggingface,
+    "SentencePieceTokenizer": _sentencepiece,
+    "GPTSentencePieceTokenizer": _sentencepiece,
+    "Llama2Tokenizer": _sentencepiece,
+    "TikTokenizer": _tiktoken,
+    "ByteLevelTokenizer": _bytelevel,
+    "NullTokenizer": _null,
+    "SFTTokenizer": _sft,
+    "MultimodalTokenizer": _multimodal,
 }
 """How each `--tokenizer-type` is built."""
 
-CARRIED_AS = {
+CARRIED_AS: dict[str, dict[str, str]] = {
     "GPT2BPETokenizer": {"vocab_file": "vocab.json", "merge_file": "merges.txt"},
+    "BertWordPieceLowerCase": {"vocab_file": "vocab.txt"},
+    "BertWordPieceCase": {"vocab_file": "vocab.txt"},
     "HuggingFaceTokenizer": {"tokenizer_model": ""},
+    "SentencePieceTokenizer": {"tokenizer_model": "tokenizer.model"},
+    "GPTSentencePieceTokenizer": {"tokenizer_model": "tokenizer.model"},
+    "Llama2Tokenizer": {"tokenizer_model": "tokenizer.model"},
+    "TikTokenizer": {"tokenizer_model": "tiktoken.vocab"},
+    "ByteLevelTokenizer": {},
     "NullTokenizer": {},
+    "SFTTokenizer": {"tokenizer_model": ""},
+    "MultimodalTokenizer": {"tokenizer_model": ""},
 }
 """The options that point a type at its carried files: option to file name, "" the folder itself."""
+
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Carried beside the others where a template was given, or came with the tokenizer."""
 
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
@@ -38,14 +114,15 @@ def load_tokenizer(folder_url: str) -> Tokenizer:
     url = store.join(folder_url, DESCRIPTION)
     document = store.read_json(url)
     kind = _check(document, url)
-    places: dict[str, Any] = {
-        option: store.join(folder_url, name) if name else folder_url
-        for option, name in CARRIED_AS[kind].items()
-    }
-    sizes = {key: document[key] for key in ("vocab_size", "vocab_extra_ids") if key in document}
-    return build_tokenizer(
-        TokenizerConfig(tokenizer_type=document["tokenizer_type"], **places, **sizes)
-    )
+    # Where things lie is found here, never read from the file.
+    known = {name for name, _, field in leaves(TokenizerConfig) if not field.metadata}
+    options: dict[str, Any] = {key: document[key] for key in known if key in document}
+    for option, name in CARRIED_AS[kind].items():
+        options[option] = store.join(folder_url, name) if name else folder_url
+    template = store.join(folder_url, CHAT_TEMPLATE)
+    if store.exists(template):
+        options["chat_template"] = template
+    return build_tokenizer(from_dict(TokenizerConfig, options))
 
 
 def _check(document: Any, url: str) -> str:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from trainyard.datasets.build import build_gpt_datasets
+from trainyard.datasets.build import build_datasets
+from trainyard.datasets.cache import IN_MEMORY, IndexCache
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, SampleFormat
-from trainyard.datasets.loader import Batch, build_loader, sample_groups
+from trainyard.datasets.loader import Batch, build_loader, load, sample_groups
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.config import TrainingConfig
 from trainyard.training.ledger import digest_samples
+from trainyard.training.samples import num_samples
+
+
+class Validation(NamedTuple):
+    """One rank's share of a measurement of one validation set."""
+
+    name: str
+    batches: Iterator[Batch]
+    num_microbatches: int
+    """How many of the batches belong to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +35,8 @@ class RunData:
 
     config: DataConfig
     train: Dataset
-    valid: Dataset | None
+    valid: tuple[tuple[str, Dataset], ...]
+    """Each validation set with its name."""
     batch_size: BatchSize
     dp_rank: int = 0
 
@@ -32,11 +45,19 @@ class RunData:
         shape = self._shape(self.train)
         return build_loader(self.train, self.config, shape, consumed, self.dp_rank)
 
-    def valid_batches(self, consumed: int) -> Iterator[Batch]:
-        """The same of the validation data."""
-        assert self.valid is not None
-        shape = self._shape(self.valid)
-        return build_loader(self.valid, self.config, shape, consumed, self.dp_rank)
+    def validations(self, number: int, eval_iters: int) -> Iterator[Validation]:
+        """For each validation set this rank's share of measurement `number`, from 0: the samples
+        behind those of the measurements before, or the whole set."""
+        size = self.batch_size
+        for name, dataset in self.valid:
+            if self.config.full_validation:
+                share = whole_share(len(dataset), size.micro_batch_size, size.dp, self.dp_rank)
+                yield Validation(name, load(dataset, self.config, share), len(share))
+                continue
+            consumed = number * eval_iters * size.global_batch_size
+            shape = self._shape(dataset)
+            batches = build_loader(dataset, self.config, shape, consumed, self.dp_rank)
+            yield Validation(name, batches, eval_iters * size.num_microbatches)
 
     def step_digests(self, consumed: int) -> Iterator[str]:
         """Digest of the samples of each step, those of all ranks, after `consumed` samples."""
@@ -49,6 +70,14 @@ class RunData:
         return SamplerShape(len(dataset), self.batch_size.micro_batch_size, self.batch_size.dp)
 
 
+def whole_share(num_samples: int, micro_batch_size: int, dp: int, rank: int) -> list[list[int]]:
+    """Micro-batches of one rank that, with those of the others, are every sample once.
+
+    The last may be smaller, and ranks may have different numbers of them."""
+    begins = range(rank * micro_batch_size, num_samples, micro_batch_size * dp)
+    return [list(range(b, min(b + micro_batch_size, num_samples))) for b in begins]
+
+
 def build_run_data(
     data: DataConfig,
     training: TrainingConfig,
@@ -56,22 +85,12 @@ def build_run_data(
     batch_size: BatchSize,
     dp_rank: int = 0,
 ) -> RunData:
-    """The datasets of a run, large enough for all its steps and measurements."""
+    """The datasets of a run, large enough for all its steps and measurements.
+
+    Every rank calls this by itself; with --data-cache-path one rank of a machine builds what is not
+    there, and the others find it."""
     sizes = (*num_samples(training, batch_size.global_batch_size), 0)
-    train, valid, _ = build_gpt_datasets(data, form, sizes)
-    assert train is not None
-    return RunData(data, train, valid, batch_size, dp_rank)
-
-
-def num_samples(training: TrainingConfig, global_batch_size: int) -> tuple[int, int]:
-    """Samples of training and validation data that a run asks for, by Megatron-LM's count.
-
-    The count decides how many epochs are shuffled together, so it decides the order as well."""
-    if not training.eval_iters:
-        return training.train_iters * global_batch_size, 0
-    by_interval = training.train_iters // training.eval_interval + 1
-    measurements = max(by_interval, len(training.evaluation_steps()))
-    return (
-        training.train_iters * global_batch_size,
-        measurements * training.eval_iters * global_batch_size,
-    )
+    indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
+    built = build_datasets(data, form, sizes, indexer)
+    assert built.train is not None
+    return RunData(data, built.train, built.valid, batch_size, dp_rank)

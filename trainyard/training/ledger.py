@@ -6,7 +6,8 @@
 
 `tokens` and `consumed_train_samples` count from the beginning of the run. `samples` digests which
 samples the step was made of, in order. `validation_loss` is there when it was measured after that
-step; a line of step 0 holds nothing else. Floats are written so that they read back to the same
+step; a line of step 0 holds nothing else. With several validation sets it is their mean, and
+`validation_losses` has each by name. Floats are written so that they read back to the same
 bits."""
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ class StepRecord:
     grad_norm: float | None = None
     samples: str | None = None
     validation_loss: float | None = None
+    validation_losses: dict[str, float] | None = None
+
+    def set_validation(self, losses: dict[str, float]) -> None:
+        """Enter the loss of each validation set, by name."""
+        self.validation_loss = sum(losses.values()) / len(losses)
+        self.validation_losses = losses if len(losses) > 1 else None
 
     def line(self) -> str:
         """The JSON line, without what was not measured."""

@@ -67,7 +67,8 @@ class TrainLoop:
 
     def _steps(self) -> Outcome:
         if self.state.step == 0 and self._config.eval_at_start:
-            record = StepRecord(0, 0, 0, validation_loss=self._evaluate(0))
+            record = StepRecord(0, 0, 0)
+            record.set_validation(self._evaluate(0))
             self._tell(record, None, is_stopping=False)
         consumed = self.state.consumed_train_samples
         batches, digests = self._data.train_batches(consumed), self._data.step_digests(consumed)
@@ -86,7 +87,7 @@ class TrainLoop:
         record = self._record(result, rate, decay, next(digests))
         seconds = time.perf_counter() - began
         if step in self._evaluation_steps:
-            record.validation_loss = self._evaluate(step)
+            record.set_validation(self._evaluate(step))
         timing = self._workload.timing(step, seconds, self._trainee.device)
         outcome = self._outcome(step, result.stop)
         self._tell(record, timing, is_stopping=outcome != "finished")
@@ -121,13 +122,11 @@ class TrainLoop:
         interval = self._config.exit_interval
         return "paused" if interval is not None and step % interval == 0 else "finished"
 
-    def _evaluate(self, step: int) -> float:
-        """The validation loss on the samples of this measurement, those behind the ones before."""
-        size = self._data.batch_size
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """The loss of each validation set on the samples of this measurement."""
         number = self._evaluation_steps.index(step)
-        consumed = number * self._config.eval_iters * size.global_batch_size
-        num_microbatches = self._config.eval_iters * size.num_microbatches
-        return self._trainee.evaluate(self._data.valid_batches(consumed), num_microbatches)
+        measured = self._data.validations(number, self._config.eval_iters)
+        return {name: self._trainee.evaluate(batches, count) for name, batches, count in measured}
 
     def _tell(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
         self.ledger.add(record)

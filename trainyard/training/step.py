@@ -30,19 +30,19 @@ Forward = Callable[[Batch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class GPTForward:
-    """The losses of a GPT on a batch."""
+    """The losses of a GPT on a batch; where samples carry document bounds (`cu_seqlens`), no token
+    attends to another document."""
 
     model: GPTModel
-    eod: int
-    reset_position_ids: bool = False
-    reset_attention_mask: bool = False
+    own_positions: bool = False
+    """Samples count positions in their own way; otherwise from 0, which costs less."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """(b, s) cross entropy of each label."""
-        tokens = batch["tokens"]
-        positions = batch["position_ids"] if self.reset_position_ids else None
-        mask = document_mask(tokens, self.eod) if self.reset_attention_mask else None
-        return self.model.loss(tokens, batch["labels"], positions, mask)
+        positions = batch["position_ids"] if self.own_positions else None
+        bounds = batch.get("cu_seqlens")
+        mask = None if bounds is None else document_mask(bounds)
+        return self.model.loss(batch["tokens"], batch["labels"], positions, mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,14 +111,14 @@ def test_a_store_that_ignores_conditions_is_refused(
 ) -> None:
     from trainyard.artifacts.remote import RemoteBackend
 
-    conditioned = RemoteBackend._call
+    conditioned = RemoteBackend.call
 
     def ignoring(self: RemoteBackend, method: str, **arguments: object) -> object:
         arguments.pop("IfNoneMatch", None)
         arguments.pop("IfMatch", None)
         return conditioned(self, method, **arguments)
 
-    monkeypatch.setattr(RemoteBackend, "_call", ignoring)
+    monkeypatch.setattr(RemoteBackend, "call", ignoring)
     with pytest.raises(ConfigError, match="ignores conditional writes"):
         conditional.require_conditions(store.join(s3_url, "elsewhere"))
 

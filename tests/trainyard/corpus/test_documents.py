@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,25 +13,17 @@ from hypothesis import strategies as st
 
 from trainyard.artifacts import store
 from trainyard.corpus.documents import (
+    BadLine,
     ByteRange,
-    check_inputs,
+    Document,
+    DocumentReader,
     locate,
-    read_documents,
-    split_name,
     split_ranges,
 )
-from trainyard.errors import ConfigError, DataError
+from trainyard.errors import DataError
 
 TEXT = ("text",)
-
-
-def texts(url: str, unit_bytes: int = 1 << 20) -> list[str]:
-    size = store.info(url).size_bytes
-    return [
-        document.values[0][0]
-        for source in split_ranges(url, size, unit_bytes)
-        for document in read_documents(source, TEXT)
-    ]
+GOOD = b'{"text": "good"}\n'
 
 
 def write(path: Path, data: bytes) -> str:
@@ -39,50 +31,98 @@ def write(path: Path, data: bytes) -> str:
     return str(path)
 
 
-def _is_utf8(text: str) -> bool:
+def read(
+    url: str, unit_bytes: int = 1 << 20, keys: Sequence[str] = TEXT, **options: Any
+) -> tuple[list[Document], list[BadLine], int]:
+    """All documents of a file with absolute lines, its bad lines, and its number of lines."""
+    documents, bad, lines = [], [], 0
+    for source in split_ranges(url, store.info(url).size_bytes, unit_bytes):
+        reader = DocumentReader(source, keys, **options)
+        documents += [doc._replace(line=doc.line + lines) for doc in reader]
+        bad += [one._replace(line=one.line + lines) for one in reader.bad]
+        lines += reader.lines
+    return documents, bad, lines
+
+
+def texts(url: str, unit_bytes: int = 1 << 20) -> list[str]:
+    return [document.values[0][0] for document in read(url, unit_bytes)[0]]
+
+
+def is_utf8(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 # --- laws -------------------------------------------------------------------------------------
 
-
-@settings(max_examples=40, deadline=None)
-@given(
-    lines=st.lists(st.one_of(st.none(), st.text(max_size=8).filter(_is_utf8)), max_size=8),
-    unit_bytes=st.integers(1, 40),
-    last_newline=st.booleans(),
-    escape=st.booleans(),
+LINES = st.one_of(
+    st.text(max_size=8).filter(is_utf8).map(lambda t: json.dumps({"text": t, "id": t[:1]})),
+    st.text(max_size=3)
+    .filter(is_utf8)
+    .map(lambda t: json.dumps({"text": [t, ""]}, ensure_ascii=False)),
+    st.sampled_from(["", "  ", "\r", "\x0b", '{"text": NaN}', '{"text": 1}', "{", '"text"', "\\"]),
+    st.sampled_from(['{"text": "\\ud800"}', '{"text": "a", "x": NaN}', ' {"text": "b"} \r']),
 )
-def test_any_cut_gives_every_document_once(
-    lines: list[str | None],
-    unit_bytes: int,
-    last_newline: bool,
-    escape: bool,
-    tmp_path_factory: pytest.TempPathFactory,
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lines=st.lists(LINES, max_size=8),
+    unit_bytes=st.integers(1, 60),
+    last_newline=st.booleans(),
+)
+def test_any_cut_gives_the_documents_of_the_whole(
+    lines: list[str], unit_bytes: int, last_newline: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    rows = ["" if t is None else json.dumps({"text": t}, ensure_ascii=escape) for t in lines]
-    data = "\n".join(rows) + "\n" * last_newline
-    url = write(tmp_path_factory.mktemp("cut") / "a.jsonl", data.encode())
-    assert texts(url, unit_bytes) == [t for t in lines if t is not None]
+    data = ("\n".join(['{"text": "first"}', *lines]) + "\n" * last_newline).encode()
+    url = write(tmp_path_factory.mktemp("cut") / "a.jsonl", data)
+    whole = read(url, on_bad_line="skip")
+    assert read(url, unit_bytes, on_bad_line="skip") == whole
+    documents, bad, num_lines = whole
+    rows = data.split(b"\n")[: -1 if data.endswith(b"\n") else None]
+    assert num_lines == len(rows)
+    for place in [*documents, *bad]:
+        assert data[place.offset :].split(b"\n")[0] == rows[place.line - 1]
+        assert locate(url, place.offset) == f"{url}: line {place.line} (byte {place.offset})"
+    for document in documents:
+        line = data[document.offset : document.offset + document.length]
+        value = json.loads(line)["text"]
+        assert document.values == ((value,) if isinstance(value, str) else tuple(value),)
+    assert len(documents) + len(bad) == sum(bool(row.strip()) for row in rows)
 
 
-def test_offsets_are_where_documents_begin(tmp_path: Path) -> None:
-    data = b'{"text": "a"}\n\n{"text": "bb"}\n'
+@settings(max_examples=30, deadline=None)
+@given(
+    texts=st.lists(st.text(max_size=30).filter(is_utf8), min_size=1, max_size=6),
+    start=st.integers(0, 300),
+    length=st.integers(1, 300),
+)
+def test_a_document_belongs_to_the_range_it_begins_in(
+    texts: list[str], start: int, length: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+    url = write(tmp_path_factory.mktemp("range") / "a.jsonl", data)
+    start = min(start, len(data))
+    end = min(start + length, len(data))
+    documents = read(url)[0]
+    ours = list(DocumentReader(ByteRange(url, start, end), TEXT))
+    assert [doc[:2] for doc in ours] == [doc[:2] for doc in documents if start <= doc[0] < end]
+    assert [doc.line for doc in ours] == list(range(1, len(ours) + 1))
+
+
+def test_blocks_hold_what_documents_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.corpus.compression.PIECE_BYTES", 1 << 15)
+    data = b"".join(
+        b'{"text": %s, "id": %d}\n' % (b'["a", "b"]' if i % 3 else b'"c"', i) for i in range(3_000)
+    )
     url = write(tmp_path / "a.jsonl", data)
-    offsets = [d.offset for d in read_documents(ByteRange(url, 0, len(data)), TEXT)]
-    assert offsets == [0, 15]
-    assert locate(url, 15) == f"{url}: line 3 (byte 15)"
-
-
-def test_ranges_cover_a_file_without_gap(tmp_path: Path) -> None:
-    ranges = split_ranges("a.jsonl", 1001, 100)
-    assert ranges[0].start == 0
-    assert ranges[-1].end == 1001
-    assert all(a.end == b.start for a, b in itertools.pairwise(ranges))
-    assert max(r.size_bytes for r in ranges) <= 100
-    assert split_ranges("a.jsonl", 0, 100) == []
-    assert split_ranges("a.txt", 1001, 100) == [ByteRange("a.txt", 0, 1001)]
-    assert split_ranges("a.jsonl.gz", 1001, 100) == [ByteRange("a.jsonl.gz", 0, 1001)]
+    reader = DocumentReader(ByteRange(url, 0, len(data)), TEXT)
+    blocks = list(reader.blocks())
+    assert len(blocks) == 3
+    assert [doc for block in blocks for doc in block.documents()] == list(reader)
+    assert blocks[0].counts[0] is not None
+    assert len(blocks[0].texts[0]) == sum(blocks[0].counts[0])
+    assert blocks[1].ids is not None
+    assert blocks[1].ids[0] == str(len(blocks[0]))
 
 
 def test_documents_come_from_any_store(store_url: str) -> None:
@@ -91,14 +131,22 @@ def test_documents_come_from_any_store(store_url: str) -> None:
     assert texts(url, 64) == [str(i) for i in range(100)]
 
 
-# --- kinds of files and values ----------------------------------------------------------------
+def test_a_line_much_longer_than_its_ranges_is_one_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = json.dumps({"text": "long " * 1_000_000}).encode()
+    url = write(tmp_path / "a.jsonl", GOOD + long + b"\n" + GOOD + long)
+    whole = read(url)
+    assert [doc.length for doc in whole[0]] == [16, len(long), 16, len(long)]
+    assert read(url, 100_000) == whole
 
 
-def test_gzip_and_plain_text_are_read(tmp_path: Path) -> None:
-    lines = b'{"text": "one"}\n{"text": "two"}\n'
-    assert texts(write(tmp_path / "a.jsonl.gz", gzip.compress(lines)), 3) == ["one", "two"]
-    assert texts(write(tmp_path / "b.txt", b"one\ntwo\n"), 3) == ["one\ntwo\n"]
-    assert texts(write(tmp_path / "c.txt.gz", gzip.compress(b"one\ntwo"))) == ["one\ntwo"]
+# --- what is a document -----------------------------------------------------------------------
+
+
+def test_plain_text_is_one_document(tmp_path: Path) -> None:
+    url = write(tmp_path / "b.txt", b"one\ntwo\n")
+    assert read(url, 3) == ([Document(0, 8, 1, None, (("one\ntwo\n",),))], [], 1)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -109,35 +157,85 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 
 def test_a_list_of_strings_is_sentences_and_keys_come_in_order(tmp_path: Path) -> None:
     line = b'{"a": ["one", "", "two"], "b": "three", "c": 1}\n'
-    url = write(tmp_path / "a.jsonl", line)
-    (document,) = read_documents(ByteRange(url, 0, len(line)), ("b", "a"))
+    (document,), _, _ = read(write(tmp_path / "a.jsonl", line), keys=("b", "a"))
     assert document.values == (("three",), ("one", "", "two"))
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b'{"text": "\\ud83d\\ude00"}', "\U0001f600"),
+        (b'{"text": "a", "text": "b"}', "b"),
+        (b'{"text": "a", "x": NaN, "y": -Infinity, "z": 1e999}', "a"),
+        (b'{"text": "a", "x": "\\ud800"}', "a"),
+        (b'\t{"text": "a"} \r', "a"),
+        (b'{"text": "\\u0000"}', "\0"),
+        (b'{"text": "caf\xc3\xa9"}', "caf\xe9"),
+    ],
+)
+def test_what_megatron_reads_is_read(tmp_path: Path, line: bytes, text: str) -> None:
+    assert texts(write(tmp_path / "a.jsonl", GOOD + line + b"\n")) == ["good", text]
+
+
+@pytest.mark.parametrize(
+    ("value", "id"),
+    [
+        (b'"doc-1"', "doc-1"),
+        (b"17", "17"),
+        (b"null", None),
+        (b"1.5", "1.5"),
+        (b"true", "true"),
+        (b'{"a": [1, "\\u00e9"]}', '{"a": [1, "\\u00e9"]}'),
+        (b'"\\ud800x"', "\\ud800x"),
+        (b'"caf\xc3\xa9"', "caf\xe9"),
+    ],
+)
+def test_an_id_is_kept_as_text(tmp_path: Path, value: bytes, id: str | None) -> None:
+    url = write(tmp_path / "a.jsonl", b'{"text": "a", "id": %s}\n{"text": "b"}' % value)
+    assert [doc.id for doc in read(url)[0]] == [id, None]
+    assert [doc.id for doc in read(url, id_key=None)[0]] == [None, None]
+    assert [doc.id for doc in read(url, id_key="text")[0]] == ["a", "b"]
+
+
+class Halves:
+    """Splits a text in two."""
+
+    def split(self, text: str) -> list[str]:
+        return [text[: len(text) // 2], text[len(text) // 2 :]] if text else []
+
+
+def test_a_splitter_cuts_strings_and_leaves_lists(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.jsonl", b'{"text": "abcd"}\n{"text": ["ef", "g"]}\n{"text": ""}\n')
+    documents, _, _ = read(url, splitter=Halves())
+    assert [doc.values[0] for doc in documents] == [("ab", "cd"), ("ef", "g"), ()]
 
 
 # --- refusals ---------------------------------------------------------------------------------
 
-GOOD = b'{"text": "good"}\n'
+BAD: list[tuple[bytes, str]] = [
+    (b'{"text": "x"', "not a JSON document"),
+    (b"not json", "not a JSON document"),
+    (b"[" * 5_000, "not a JSON document"),
+    (b'{"text": "a"}{"text": "b"}', "not a JSON document .Extra data"),
+    (b'["text"]', "a JSON array where an object"),
+    (b"17", "a JSON number where an object"),
+    (b"NaN", "a JSON number where an object"),
+    (b'{"body": "x"}', r"no key 'text', only \['body'\]; see --json-keys"),
+    (b'{"body": "x", "y": NaN}', r"no key 'text', only \['body', 'y'\]"),
+    (b'{"text": null}', "holds a JSON null"),
+    (b'{"text": 3}', "holds a JSON number"),
+    (b'{"text": NaN}', "holds a JSON number"),
+    (b'{"text": true}', "holds a JSON boolean"),
+    (b'{"text": {"a": 1}}', "holds a JSON object"),
+    (b'{"text": ["a", 1]}', "holds a JSON array"),
+    (b'{"text": "\xff"}', "not UTF-8 .* at byte 10"),
+    (b'{"text": "\xed\xa0\x80"}', "not UTF-8 .* at byte 10"),
+    (b'{"text": "\\ud800"}', "lone surrogate"),
+    (b'{"text": ["a", "\\uDC00b"]}', "lone surrogate"),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": "x"', "not a JSON document"),
-        (b"not json", "not a JSON document"),
-        (b"[" * 100_000, "not a JSON document"),
-        (b'["text"]', "a JSON array where an object"),
-        (b"17", "a JSON number where an object"),
-        (b'{"body": "x"}', r"no key 'text', only \['body'\]; see --json-keys"),
-        (b'{"text": null}', "holds a JSON null"),
-        (b'{"text": 3}', "holds a JSON number"),
-        (b'{"text": true}', "holds a JSON boolean"),
-        (b'{"text": {"a": 1}}', "holds a JSON object"),
-        (b'{"text": ["a", 1]}', "holds a JSON array"),
-        (b'{"text": "\xff"}', "not UTF-8 .* at byte 10"),
-        (b'{"text": "\\ud800"}', "lone surrogate"),
-        (b'{"text": ["a", "\\uDC00b"]}', "lone surrogate"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), BAD)
 @pytest.mark.parametrize("unit_bytes", [8, 1 << 20])
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str, unit_bytes: int) -> None:
     url = write(tmp_path / "bad.jsonl", GOOD + GOOD + line + b"\n" + GOOD)
@@ -147,38 +245,67 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str, unit_byt
     assert len(str(caught.value)) < 500
 
 
-def test_whole_characters_written_as_escapes_are_text(tmp_path: Path) -> None:
-    assert texts(write(tmp_path / "a.jsonl", b'{"text": "\\ud83d\\ude00"}')) == ["\U0001f600"]
+@pytest.mark.parametrize("unit_bytes", [8, 1 << 20])
+def test_bad_lines_are_skipped_and_counted(tmp_path: Path, unit_bytes: int) -> None:
+    rows = [GOOD, *(line + b"\n" for line, _ in BAD), GOOD]
+    url = write(tmp_path / "bad.jsonl", b"".join(rows))
+    documents, bad, lines = read(url, unit_bytes, on_bad_line="skip")
+    assert lines == len(rows)
+    assert [doc.line for doc in documents] == [1, len(rows)]
+    assert [one.line for one in bad] == list(range(2, len(rows)))
+    assert all(one.excerpt.isascii() and len(one.excerpt) < 300 for one in bad)
+    assert sorted(map(len, (one.reason for one in bad)))[-1] < 400
 
 
-@pytest.mark.parametrize("cut", [1, 9, 20])
-def test_a_truncated_gzip_is_named(tmp_path: Path, cut: int) -> None:
-    data = gzip.compress(GOOD * 100)[:-cut]
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz: broken after byte"):
-        texts(write(tmp_path / "a.jsonl.gz", data))
-    with pytest.raises(DataError, match=r"a\.txt\.gz: broken"):
-        texts(write(tmp_path / "a.txt.gz", data))
+def test_the_first_bad_line_is_named_first(tmp_path: Path) -> None:
+    url = write(tmp_path / "bad.jsonl", GOOD + b'{"text": 1}\n' + b"{\n")
+    with pytest.raises(DataError, match="line 2 "):
+        read(url)
 
 
-def test_what_is_no_gzip_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz: broken after byte 0"):
-        texts(write(tmp_path / "a.jsonl.gz", GOOD))
+@pytest.mark.parametrize(
+    "data",
+    [
+        json.dumps([{"text": "a"}, {"text": "b"}]),
+        json.dumps([{"text": "a"}, {"text": "b"}], indent=1),
+        "\n\n" + json.dumps({"text": "a"}, indent=2),
+        '{"text": "a"},\n{"text": "b"}\n',
+        '[{"text": "a"},\n{"text": "b"}]\n',
+    ],
+)
+@pytest.mark.parametrize("on_bad_line", ["stop", "skip"])
+def test_one_document_over_many_lines_is_refused(
+    tmp_path: Path, data: str, on_bad_line: str
+) -> None:
+    url = write(tmp_path / "a.json", data.encode())
+    with pytest.raises(DataError, match=r"a\.json: line [13] .*objects, one a line; `jq -c"):
+        read(url, on_bad_line=on_bad_line)
+
+
+def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.jsonl", GOOD)
+    for start in (0, 30):
+        with pytest.raises(DataError, match="shorter than the 40 bytes that it had"):
+            list(DocumentReader(ByteRange(url, start, 40), TEXT, on_bad_line="skip"))
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.corpus.lines.MAX_LINE_BYTES", 1 << 20)
+    url = write(tmp_path / "a.jsonl", GOOD + b"x" * (1 << 22))
+    with pytest.raises(DataError, match="line that begins at byte 17 has more than 1048576"):
+        read(url, on_bad_line="skip")
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8"):
-        texts(write(tmp_path / "a.txt", b"caf\xe9"))
+    url = write(tmp_path / "a.txt", b"caf\xe9")
+    with pytest.raises(DataError, match=r"a\.txt: line 1 \(byte 0\): not UTF-8 .* at byte 3"):
+        read(url)
+    documents, bad, _ = read(url, on_bad_line="skip")
+    assert not documents
+    assert [one.line for one in bad] == [1]
 
 
-def test_unknown_endings_are_refused() -> None:
-    assert split_name("s3://b/a.json.gz") == ("jsonl", ".gz")
-    with pytest.raises(ConfigError, match=r"a\.parquet ends in none of"):
-        split_name("a.parquet")
-
-
-def test_a_folder_of_text_and_jsonl_must_be_told_apart() -> None:
-    with pytest.raises(ConfigError, match=r"finds both JSONL \(d/a\.jsonl\) and plain text"):
-        check_inputs(["d"], ["d/a.jsonl", "d/b.txt"], TEXT)
-    check_inputs(["d/a.jsonl", "d/b.txt"], ["d/a.jsonl", "d/b.txt"], TEXT)
-    with pytest.raises(ConfigError, match="--json-keys"):
-        check_inputs(["b.txt"], ["b.txt"], ("text", "title"))
+@pytest.mark.parametrize("data", [b"", b"\n\n", b" \n\t"])
+def test_a_file_without_documents_gives_none(tmp_path: Path, data: bytes) -> None:
+    assert read(write(tmp_path / "a.jsonl", data))[:2] == ([], [])
+    assert not read(write(tmp_path / "a.txt", b""))[0]

@@ -1,4 +1,4 @@
-"""Jobs over processes: all done, one fault told, no hang whatever a worker dies of."""
+"""Jobs over threads and processes: all done, one fault told, no hang whatever a worker dies of."""
 
 from __future__ import annotations
 
@@ -7,56 +7,141 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from trainyard.corpus.workers import run_jobs
+from trainyard.corpus.cores import available_cores
+from trainyard.corpus.workers import Crew, check_stop, run_jobs
 from trainyard.errors import DataError, InfrastructureError
+
+CREWS = [Crew(0, 1), Crew(0, 3), Crew(2, 1), Crew(2, 2)]
 
 
 def job(i: int) -> tuple[int, str]:
-    """Square; fail on 7 and 9 (9 at once, 7 later); die on 13."""
+    """Square; fail on 7 and 9 (9 at once, 7 later), strangely on 11; die on 13; run on for 17."""
     if i == 7:
         time.sleep(0.3)
     if i in (7, 9):
         raise DataError(f"job {i}")
+    if i == 11:
+        raise StrangeError(1, 2)
     if i == 13:
         os.kill(os.getpid(), signal.SIGKILL)
+    while i == 17:
+        time.sleep(0.01)
+        check_stop()
     return i * i, os.environ.get("TRAINYARD_TEST_JOB", "")
 
 
-def test_every_job_is_done_by_any_number_of_workers() -> None:
-    expected = {i: i * i for i in range(7)}
-    assert {i: r for i, (r, _) in run_jobs(job, range(7), 1, {})} == expected
-    results = dict(run_jobs(job, range(7), 3, {"TRAINYARD_TEST_JOB": "told"}))
-    assert {i: r for i, (r, _) in results.items()} == expected
-    assert {told for _, told in results.values()} == {"told"}
+class StrangeError(Exception):
+    """One that does not survive a pipe."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
 
 
-def test_the_first_fault_in_order_is_told_and_nobody_is_left() -> None:
-    jobs = [1, 2, 7, 3, 9, *range(20, 60)]
-    for workers in (1, 3):
-        with pytest.raises(DataError, match="job 7"):
-            dict(run_jobs(job, jobs, workers, {}))
+class Poison:
+    """A function that cannot be read where it is sent to: the worker dies as it starts."""
+
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return sys.exit, (5,)
+
+    def __call__(self, job: int) -> int:
+        return job
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_every_job_is_done_by_any_crew(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAINYARD_TEST_JOB", raising=False)
+    jobs = [*range(7), *range(20, 60)]
+    results = dict(run_jobs(job, jobs, crew, {"TRAINYARD_TEST_JOB": "told"}))
+    assert results == {i: (i * i, "told") for i in jobs}
     assert multiprocessing.active_children() == []
+    assert dict(run_jobs(job, [], crew, {})) == {}
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_the_first_fault_in_order_is_told_and_nobody_is_left(crew: Crew) -> None:
+    with pytest.raises(DataError, match="job 7"):
+        dict(run_jobs(job, [1, 2, 7, 3, 9, 17, *range(20, 60)], crew, {}))
+    assert multiprocessing.active_children() == []
+    assert not [t for t in threading.enumerate() if t.name.startswith("worker-")]
+
+
+def test_any_error_comes_through() -> None:
+    with pytest.raises(RuntimeError, match=r"StrangeError: 1 and 2 \(test_workers.py:"):
+        dict(run_jobs(job, [1, 11], Crew(2, 1), {}))
+
+
+def test_who_stops_early_leaves_nobody() -> None:
+    for crew in (Crew(0, 2), Crew(2, 1)):
+        began = time.monotonic()
+        running = run_jobs(job, [1, 17, 17, 2], crew, {})
+        assert next(running)[0] == 1
+        running.close()
+        assert time.monotonic() - began < 8
+        assert multiprocessing.active_children() == []
 
 
 def test_a_worker_that_is_killed_ends_the_run_in_words() -> None:
     began = time.monotonic()
-    with pytest.raises(InfrastructureError, match="a worker process died"):
-        dict(run_jobs(job, [1, 13, 2, 3], 2, {}))
+    with pytest.raises(InfrastructureError, match="a worker process died of SIGKILL"):
+        dict(run_jobs(job, [1, 13, 2, 3], Crew(2, 2), {}))
     assert time.monotonic() - began < 30
 
 
+def test_a_worker_that_dies_at_its_start_ends_the_run_in_words() -> None:
+    with pytest.raises(InfrastructureError, match="died with exit status 5, perhaps while it st"):
+        dict(run_jobs(Poison(), [1, 2, 3], Crew(2, 1), {}))
+    assert multiprocessing.active_children() == []
+
+
+def test_crews() -> None:
+    assert Crew.of(1, side_by_side=False) == Crew.of(1, side_by_side=True) == Crew(0, 1)
+    assert Crew.of(2, side_by_side=True) == Crew(0, 2)
+    assert Crew.of(2, side_by_side=False) == Crew(2, 1)
+    assert Crew.of(7, side_by_side=True) == Crew(4, 2)
+    assert Crew.of(3, side_by_side=False, waiting=2) == Crew(3, 2)
+
+
+# --- cores ------------------------------------------------------------------------------------
+
+
+def test_the_least_of_affinity_and_quotas_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    groups, member = tmp_path / "cgroup", tmp_path / "member"
+    inner = groups / "pods/one"
+    inner.mkdir(parents=True)
+    member.write_text("0::/pods/one\n")
+    assert available_cores(groups, member) == 8
+    (inner / "cpu.max").write_text("max 100000\n")
+    assert available_cores(groups, member) == 8
+    (groups / "pods/cpu.max").write_text("250000 100000\n")
+    assert available_cores(groups, member) == 3
+    (inner / "cpu.max").write_text("50000 100000\n")
+    assert available_cores(groups, member) == 1
+    old = tmp_path / "v1"
+    (old / "cpu/job").mkdir(parents=True)
+    member.write_text("4:memory:/job\n1:cpu,cpuacct:/job\n")
+    (old / "cpu/job/cpu.cfs_quota_us").write_text("400000\n")
+    (old / "cpu/job/cpu.cfs_period_us").write_text("100000\n")
+    assert available_cores(old, member) == 4
+    assert available_cores(tmp_path / "none", tmp_path / "none") == 8
+
+
+# --- a killed parent --------------------------------------------------------------------------
+
 PARENT = """
 import os, sys, time
-from trainyard.corpus.workers import run_jobs
+from trainyard.corpus.workers import Crew, run_jobs
 
 if __name__ == "__main__":
-    for _, pid in run_jobs(os.getpgid, [0, 0], 2, {}):
-        pass
-    for _ in run_jobs(time.sleep, [600, 600], 2, {}):
+    for _ in run_jobs(time.sleep, [600, 600], Crew(2, 1), {}):
         pass
 """
 

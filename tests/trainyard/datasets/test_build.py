@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from tests.trainyard.datasets.test_gpt import FORM, write_pair
-from trainyard.datasets.build import build_gpt_datasets, split_documents
+from trainyard.datasets.build import (
+    build_datasets,
+    build_gpt_datasets,
+    set_names,
+    split_documents,
+)
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.gpt import SampleFormat
+from trainyard.datasets.gpt import BlendedDataset, GPTDataset, SampleFormat
+from trainyard.datasets.paths import Source
 from trainyard.errors import ConfigError, DataError
 
 
@@ -60,3 +66,120 @@ def test_a_token_outside_the_vocabulary_is_refused_by_name(tmp_path: Path) -> No
     assert train is not None
     with pytest.raises(DataError, match=r"t: token [0-9]{3} in .* outside the vocabulary of 100"):
         [train[i] for i in range(len(train))]
+
+
+def test_a_blend_is_as_long_as_its_shares_rounded_up(tmp_path: Path) -> None:
+    prefixes = [write_pair(tmp_path / name, [900]) for name in "abc"]
+    paths = tuple(word for prefix in prefixes for word in ("1", prefix))
+    for threads in (1, 3):
+        data = DataConfig(data_path=paths, split="1", num_dataset_builder_threads=threads)
+        train, _, _ = build_gpt_datasets(data, FORM, (40, 0, 0))
+        assert isinstance(train, BlendedDataset)
+        assert len(train) == 3 * 14
+        assert [source.indexed.prefix for source in train.datasets] == prefixes
+
+
+def test_a_surplus_too_small_for_the_blend_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = ("1", write_pair(tmp_path / "a", [400]), "1", write_pair(tmp_path / "b", [400]))
+    data = DataConfig(data_path=paths, split="1", mid_level_dataset_surplus=0.0)
+    monkeypatch.setattr(GPTDataset, "__len__", lambda self: 3)
+    with pytest.raises(ConfigError, match=r"takes 5 train samples .* --mid-level-dataset-surplus"):
+        build_gpt_datasets(data, FORM, (10, 0, 0))
+
+
+def test_a_lone_prefix_of_a_split_needs_no_blend_whatever_its_weight(tmp_path: Path) -> None:
+    prefix = write_pair(tmp_path / "t", [400])
+    apart = DataConfig(train_data_path=("1", prefix), valid_data_path=("1", prefix))
+    train, valid, _ = build_gpt_datasets(apart, FORM, (10, 10, 0))
+    assert isinstance(train, GPTDataset)
+    assert isinstance(valid, GPTDataset)
+    cut, _, _ = build_gpt_datasets(DataConfig(data_path=("1", prefix), split="1"), FORM, (10, 0, 0))
+    assert isinstance(cut, BlendedDataset)
+
+
+# --- validation -------------------------------------------------------------------------------
+
+
+def test_each_validation_set_is_built_by_itself_and_named(tmp_path: Path) -> None:
+    sets = tuple(write_pair(tmp_path / name, [100]) for name in ("news", "code"))
+    data = DataConfig(
+        train_data_path=(write_pair(tmp_path / "t", [400]),),
+        valid_data_path=sets,
+        multiple_validation_sets=True,
+    )
+    built = build_datasets(data, FORM, (2, 30, 0))
+    assert [name for name, _ in built.valid] == ["news", "code"]
+    assert all(len(dataset) >= 30 for _, dataset in built.valid)
+    with pytest.raises(ConfigError, match="--multiple-validation-sets"):
+        build_gpt_datasets(data, FORM, (2, 30, 0))
+
+
+def test_validation_sets_can_be_the_splits_of_the_training_data(tmp_path: Path) -> None:
+    paths = tuple(write_pair(tmp_path / name, [90, 90]) for name in "xy")
+    data = DataConfig(data_path=paths, split="1, 1, 0", multiple_validation_sets=True)
+    built = build_datasets(data, FORM, (2, 5, 0))
+    assert [name for name, _ in built.valid] == ["x", "y"]
+    for _, dataset in built.valid:
+        assert isinstance(dataset, GPTDataset)
+        assert set(dataset.indices.document_index.tolist()) == {1}
+
+
+def test_names_of_sets_tell_them_apart() -> None:
+    sources = [Source(prefix, None) for prefix in ("a/x", "b/x", "b/y", "a/x", "s3://z/w/")]
+    assert set_names(sources) == ["a/x#0", "b/x", "y", "a/x#3", "w"]
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_full_validation_is_one_epoch_with_what_remains_if_asked(
+    tmp_path: Path, drop: bool
+) -> None:
+    sets = (write_pair(tmp_path / "a", [100]), write_pair(tmp_path / "b", [40], 500))
+    data = DataConfig(
+        train_data_path=sets,
+        valid_data_path=sets,
+        full_validation=True,
+        drop_last_partial_validation_sequence=drop,
+    )
+    built = build_datasets(data, FORM, (1, 1, 0))
+    ((name, valid),) = built.valid
+    assert name == "valid"
+    labels = np.concatenate(
+        [valid[i]["labels"][valid[i]["loss_mask"] > 0] for i in range(len(valid))]
+    )
+    every = [*range(1, 100), *range(501, 540)]
+    assert sorted(labels) == sorted(every if not drop else [*range(1, 97), *range(501, 533)])
+    assert built.train is not None
+    assert len(built.train) == 1
+
+
+def test_a_validation_set_shorter_than_a_sample_is_served_if_nothing_is_dropped(
+    tmp_path: Path,
+) -> None:
+    prefix = write_pair(tmp_path / "t", [9])
+    data = DataConfig(
+        train_data_path=(write_pair(tmp_path / "u", [90]),),
+        valid_data_path=(prefix,),
+        full_validation=True,
+        drop_last_partial_validation_sequence=False,
+    )
+    ((_, valid),) = build_datasets(data, FORM, (1, 1, 0)).valid
+    assert len(valid) == 1
+    assert valid[0]["loss_mask"].sum() == 8
+
+
+# --- made-up data -----------------------------------------------------------------------------
+
+
+def test_mock_data_needs_no_files_and_gives_each_split_a_third() -> None:
+    form = SampleFormat(64, 1, 50000, 49999)
+    built = build_datasets(DataConfig(mock_data=True, full_validation=True), form, (10, 10, 10))
+    assert isinstance(built.train, GPTDataset)
+    assert len(np.unique(built.train.indices.document_index)) == 33333
+    ((_, valid),) = built.valid
+    assert isinstance(valid, GPTDataset)
+    assert valid.indices.document_index.min() == 33333
+    sample = built.train[0]
+    follows = (sample["labels"] == sample["tokens"] + 1) | (sample["labels"] == 49999)
+    assert (follows | (sample["tokens"] == 49999)).all()

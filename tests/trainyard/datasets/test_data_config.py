@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from trainyard.datasets.config import DataConfig, Source, parse_blend, parse_split
+from trainyard.config import digest_relevant
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.paths import Source, parse_blend, parse_split
 from trainyard.errors import ConfigError
 
 
@@ -48,3 +52,52 @@ def test_a_weight_counts_as_part_of_the_input() -> None:
     inputs = DataConfig(data_path=("0.3", "a", "0.7", "b")).inputs()
     assert inputs == {"data_0 (weight 0.3)": ("a",), "data_1 (weight 0.7)": ("b",)}
     assert DataConfig(data_path=("a", "b")).inputs() == {"data_0": ("a",), "data_1": ("b",)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data_path": ("a",), "data_args_path": "list"},
+        {"data_path": ("a",), "mock_data": True},
+        {"train_data_path": ("a",), "per_split_data_args_path": "list.json"},
+        {"data_args_path": "list", "per_split_data_args_path": "list.json"},
+    ],
+)
+def test_data_lies_in_one_place(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--.* and --.*: each says where the data lies"):
+        DataConfig(**options)
+
+
+@pytest.mark.parametrize("flag", ["multiple_validation_sets", "full_validation"])
+def test_validation_sets_by_themselves_have_no_weights(flag: str) -> None:
+    options: dict[str, Any] = {flag: True}
+    told = f"--{flag.replace('_', '-')} .* without weights"
+    with pytest.raises(ConfigError, match=told):
+        DataConfig(train_data_path=("a",), valid_data_path=("1", "b", "2", "c"), **options)
+    with pytest.raises(ConfigError, match=told):
+        DataConfig(data_path=("1", "b", "2", "c"), **options)
+    DataConfig(train_data_path=("1", "a", "2", "b"), valid_data_path=("b", "c"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_workers": -1}, "--num-workers must be at least 0"),
+        ({"num_dataset_builder_threads": 0}, "--num-dataset-builder-threads must be at least 1"),
+        ({"mid_level_dataset_surplus": -0.1}, "--mid-level-dataset-surplus must be at least 0"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        DataConfig(data_path=("a",), **options)
+
+
+def test_made_up_data_is_no_input_and_is_cut_evenly() -> None:
+    data = DataConfig(mock_data=True)
+    assert data.inputs() == {}
+    assert data.fractions("valid") == pytest.approx((1 / 3, 2 / 3))
+
+
+def test_where_data_lies_and_how_fast_it_is_read_are_not_what_a_run_is() -> None:
+    one = DataConfig(data_args_path="a", data_cache_path="c", num_workers=3, mmap_bin_files=False)
+    assert digest_relevant(one) == digest_relevant(DataConfig(data_path=("b",)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Sample
-from trainyard.datasets.loader import build_loader, sample_groups, torch_permutation
+from trainyard.datasets.loader import Batch, build_loader, sample_groups, torch_permutation
 from trainyard.datasets.sampler import SamplerShape, cyclic, single
 from trainyard.errors import ConfigError
 
@@ -80,3 +81,59 @@ def test_a_rank_loads_its_row_of_each_group(num_workers: int) -> None:
     loader = build_loader(Numbers(), data, SamplerShape(32, 2, 2), consumed=8, dp_rank=1)
     rows = [batch["tokens"][:, 0].tolist() for batch in loader]
     assert rows == [[10, 11], [14, 15], [18, 19], [22, 23], [26, 27], [30, 31]]
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+class Batching(Numbers):
+    """Serves whole batches, and counts them."""
+
+    def __init__(self) -> None:
+        self.batches_asked: list[list[int]] = []
+        self.shared = np.broadcast_to(np.float32(1), (64, 2))
+
+    def __getitems__(self, indices: list[int]) -> Sample:
+        self.batches_asked.append(indices)
+        tokens = np.array([[i, i] for i in indices])
+        return {"tokens": tokens, "loss_mask": self.shared[: len(indices)]}
+
+
+def test_a_dataset_that_serves_batches_is_asked_for_them() -> None:
+    data = DataConfig(data_path=("x",))
+    dataset = Batching()
+    loader = build_loader(dataset, data, SamplerShape(32, 2, 2), consumed=24, dp_rank=1)
+    first, second = loader
+    assert dataset.batches_asked == [[26, 27], [30, 31]]
+    assert second["tokens"].tolist() == [[30, 30], [31, 31]]
+    first["loss_mask"][:] = 0.0  # a batch is the trainer's own
+    assert second["loss_mask"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+class Streaming:
+    """Loads itself."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def batches(self, shape: SamplerShape, consumed: int, dp_rank: int) -> Iterator[Batch]:
+        while True:
+            yield {"tokens": torch.tensor([[consumed, dp_rank]] * shape.micro_batch_size)}
+            consumed += shape.per_step
+
+
+def test_an_external_loader_is_asked_for_its_batches() -> None:
+    data = DataConfig(data_path=("x",), dataloader_type="external")
+    shape = SamplerShape(1000, 2, 4)
+    batches = build_loader(Streaming(), data, shape, consumed=16, dp_rank=3)
+    told = [batch["tokens"].tolist() for batch in islice(batches, 2)]
+    assert told == [[[16, 3], [16, 3]], [[24, 3], [24, 3]]]
+
+
+def test_token_files_have_no_external_order() -> None:
+    data = DataConfig(data_path=("x",), dataloader_type="external")
+    shape = SamplerShape(32, 2, 2)
+    with pytest.raises(ConfigError, match="--dataloader-type external"):
+        build_loader(Numbers(), data, shape, 0, 0)
+    with pytest.raises(ConfigError, match="--dataloader-type external"):
+        sample_groups(data, shape, 0)

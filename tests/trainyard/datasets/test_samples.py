@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.vectors import GOLDEN
-from trainyard.datasets.samples import build_sample_indices, locate_samples
+from trainyard.datasets import samples
+from trainyard.datasets.samples import build_sample_indices, count_samples, locate_samples
+from trainyard.errors import DataError
 
 
 @pytest.fixture
@@ -66,3 +71,83 @@ def test_every_sample_is_served_once() -> None:
     )
     assert sorted(indices.shuffle_index) == list(range(len(indices.sample_index) - 1))
     assert len(indices.shuffle_index) >= 70
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+@pytest.mark.parametrize("extra", [True, False])
+def test_how_documents_are_cut_into_chunks_does_not_matter(
+    chunk: int, extra: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(chunk)
+    lengths = random.integers(0, 30, 50).astype(np.int32)
+    documents = np.arange(50, dtype=np.int32)
+    for num_samples, drop in [(None, True), (None, False), (130, True), (400, False)]:
+        options = (lengths, documents, 8, 3, num_samples, extra, drop)
+        whole = build_sample_indices(*options)
+        with monkeypatch.context() as patch:
+            patch.setattr(samples, "CHUNK", chunk)
+            cut = build_sample_indices(*options)
+        for name in ("document_index", "sample_index", "shuffle_index"):
+            assert np.array_equal(getattr(whole, name), getattr(cut, name))
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=20),
+    st.integers(1, 12),
+    st.integers(0, 1),
+    st.booleans(),
+)
+def test_samples_are_cut_as_by_a_walk(lengths: list[int], s: int, extra: int, drop: bool) -> None:
+    told = np.array(lengths, np.int32)
+    order = np.arange(len(lengths), dtype=np.int32)
+    index = locate_samples(told, order, s, extra, drop)
+    flat = [(d, i) for d, n in enumerate(lengths) for i in range(n)]
+    begins = range(0, max(len(flat) - extra, 0), s)
+    full = [b for b in begins if b + s + extra <= len(flat)]
+    assert len(index) - 1 == len(full if drop else begins)
+    for k in range(1, len(full) + 1):
+        document, offset = flat[k * s + extra - 1]
+        assert index[k].tolist() == [document, offset + 1 - extra]
+
+
+def test_the_count_of_samples_is_exact_where_float_is_not() -> None:
+    tokens = 2**25 + 2
+    assert int(np.float32(tokens - 1)) == 2**25  # what Megatron-LM divides: one sample is lost
+    assert count_samples(tokens, 1, 1, drop_last_partial=False) == 2**25 + 1
+    assert count_samples(2**53 + 2, 2, 1, drop_last_partial=False) == 2**52 + 1
+
+
+def test_shuffles_are_those_of_one_random_state_in_order() -> None:
+    lengths = np.full(10, 20, np.int32)
+    documents = np.arange(10, dtype=np.int32)
+    indices = build_sample_indices(lengths, documents, 16, 5, num_samples=26)  # 3 epochs, 1 apart
+    random = np.random.RandomState(5)
+    first, last = np.tile(documents, 2), documents.copy()
+    random.shuffle(first)
+    random.shuffle(last)
+    assert indices.document_index.tolist() == [*first, *last]
+    before, behind = np.arange(24), np.arange(24, len(indices.shuffle_index))
+    random.shuffle(before)
+    random.shuffle(behind)
+    assert indices.shuffle_index.tolist() == [*before, *behind]
+
+
+def test_memory_does_not_grow_with_the_documents() -> None:
+    lengths = np.full(2_000_000, 100, np.int32)
+    documents = np.arange(len(lengths), dtype=np.int32)
+    tracemalloc.start()
+    try:
+        indices = build_sample_indices(lengths, documents, 4096, 1)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(indices.document_index) == len(lengths)
+    assert (peak - kept) / len(lengths) < 4  # a few chunks, here a tenth of all documents
+
+
+def test_documents_without_a_token_give_no_samples() -> None:
+    nothing = np.zeros(3, np.int32)
+    documents = np.arange(3, dtype=np.int32)
+    assert len(build_sample_indices(nothing, documents, 4, 1).shuffle_index) == 0
+    with pytest.raises(DataError, match="5 samples are wanted of documents without a token"):
+        build_sample_indices(nothing, documents, 4, 1, num_samples=5)

@@ -138,14 +138,28 @@ def test_partial_rotation_leaves_the_rest_alone() -> None:
 
 @pytest.mark.parametrize("kind", [GPT, LLAMA], ids=["learned", "rope"])
 def test_document_mask_and_positions_make_documents_strangers(kind: dict[str, Any]) -> None:
-    model, eod = build(**kind), 0
-    first, second = some_tokens(1, 9) % 95 + 1, some_tokens(1, 15) % 95 + 1
-    first[:, -1] = eod
+    model = build(**kind)
+    first, second = some_tokens(1, 9), some_tokens(1, 15)
     packed = torch.cat((first, second), dim=1)
     positions = torch.cat((torch.arange(9), torch.arange(15))).unsqueeze(0)
-    logits = model(packed, positions, attention_mask=document_mask(packed, eod))
+    bounds = torch.full((1, 25), 24)
+    bounds[0, :2] = torch.tensor([0, 9])
+    logits = model(packed, positions, attention_mask=document_mask(bounds))
     torch.testing.assert_close(logits[:, :9], model(first), **ROUNDING)
     torch.testing.assert_close(logits[:, 9:], model(second), **ROUNDING)
+
+
+def test_a_document_mask_is_the_causal_one_cut_at_the_bounds_of_each_row() -> None:
+    bounds = torch.tensor([[0, 5, 5, 5, 5, 5], [0, 1, 3, 5, 5, 5]], dtype=torch.int32)
+    whole, cut = document_mask(bounds)[:, 0].int().tolist()
+    assert whole == torch.ones(5, 5).tril().int().tolist()
+    assert cut == [
+        [1, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
 
 
 def test_dropout_acts_in_training_only() -> None:

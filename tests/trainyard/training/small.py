@@ -87,7 +87,7 @@ def build_trainee(
     init_parameters(model, seed)
     return Trainee(
         model,
-        GPTForward(model, eod=VOCAB - 1),
+        GPTForward(model),
         AdamW(group_parameters(model.named_parameters()), OptimizerConfig(lr=0.01)),
         groups,
         constant_batch_size(training.global_batch_size, training.micro_batch_size, groups.dims.dp),
@@ -107,7 +107,11 @@ def build_loop(
 ) -> TrainLoop:
     size = trainee.batch_size
     data = RunData(
-        DataConfig(data_path=("none",)), Counting(), Counting(), size, trainee.groups.dp_rank
+        DataConfig(data_path=("none",)),
+        Counting(),
+        (("valid", Counting()),),
+        size,
+        trainee.groups.dp_rank,
     )
     schedule = build_schedule(
         OptimizerConfig(lr=0.01), training.train_iters, size.global_batch_size

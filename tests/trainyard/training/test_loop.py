@@ -13,9 +13,9 @@ from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import StepEvent
 from trainyard.training.callbacks.console import Console
 from trainyard.training.config import TrainingConfig
-from trainyard.training.data import num_samples
 from trainyard.training.ledger import Ledger, chain, parse_ledger
 from trainyard.training.metrics import Workload, summary
+from trainyard.training.samples import num_samples
 from trainyard.training.state import TrainState
 
 

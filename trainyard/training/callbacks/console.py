@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.ledger import StepRecord
 from trainyard.training.state import TrainState
 
 SCARCE = 20.0
@@ -47,9 +48,17 @@ class Console(Callback):
             now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
             self._write(training_line(self._events, self._train_iters, self._show_throughput, now))
             self._events = []
-        if event.record.validation_loss is not None:
-            for line in validation_lines(event.record.step, event.record.validation_loss):
+        for name, loss in _validations(event.record):
+            for line in validation_lines(event.record.step, loss, name):
                 self._write(line)
+
+
+def _validations(record: StepRecord) -> list[tuple[str, float]]:
+    """Names, as Megatron-LM numbers its validation sets, and losses; the one set alone has none."""
+    if record.validation_losses is not None:
+        losses = record.validation_losses.values()
+        return [(f"-{number}", loss) for number, loss in enumerate(losses)]
+    return [] if record.validation_loss is None else [("", record.validation_loss)]
 
 
 def training_line(
@@ -80,11 +89,11 @@ def training_line(
     return f" [{now}] " + " | ".join(fields) + " |"
 
 
-def validation_lines(step: int, loss: float) -> list[str]:
+def validation_lines(step: int, loss: float, name: str = "") -> list[str]:
     """A validation loss and its perplexity, framed as Megatron-LM frames it."""
     perplexity = math.exp(min(SCARCE, loss))
     line = (
-        f" validation loss at iteration {step} | lm loss value: {loss:.6E} | "
+        f" validation{name} loss at iteration {step} | lm loss value: {loss:.6E} | "
         f"lm loss PPL: {perplexity:.6E} | "
     )
     rule = "-" * (len(line) + 1)

@@ -1,0 +1,105 @@
+"""What is printed: a table for people, a document for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.corpus.provenance import Origin
+from trainyard.datasets.blame import Piece
+from trainyard.datasets.serving import Place
+
+FORMAT_VERSION = 1
+HEADINGS = (
+    *("step", "micro-batch", "rank", "row", "sample", "at"),
+    *("dataset", "document", "tokens", "source", "line", "bytes", "id"),
+)
+LEFT = {"dataset", "source", "id"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A piece of a document, where it was served, and where it came from."""
+
+    place: Place | None
+    """None for a sample that the run does not serve."""
+    piece: Piece
+    origin: Origin | None
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        place, piece, origin = self.place, self.piece, self.origin
+        return {
+            **(place._asdict() if place is not None else dict.fromkeys(Place._fields)),
+            "sample": piece.sample,
+            "at": piece.at,
+            "dataset": piece.prefix,
+            "document": piece.document,
+            "tokens": [piece.begin, piece.end],
+            **(origin._asdict() if origin is not None else dict.fromkeys(Origin._fields)),
+        }
+
+    def cells(self) -> list[str]:
+        """For people."""
+        place, piece, origin = self.place, self.piece, self.origin
+        served = map(str, place) if place is not None else ("-",) * len(Place._fields)
+        return [
+            *served,
+            *(str(piece.sample), str(piece.at), piece.prefix, str(piece.document)),
+            f"{piece.begin}-{piece.end}",
+            *_origin_cells(origin),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows, and what is known of them."""
+
+    rows: tuple[Row, ...]
+    total: int
+    """Rows there are, those that are not shown included."""
+    checked_steps: int
+    """Steps whose samples the ledger of the run confirmed."""
+
+
+def _origin_cells(origin: Origin | None) -> list[str]:
+    if origin is None:
+        return ["?", "?", "?", ""]
+    end = origin.offset + origin.length
+    return [origin.source, str(origin.line), f"{origin.offset}-{end}", origin.id or ""]
+
+
+def show(answer: Answer, as_json: bool) -> None:
+    """Print it."""
+    print(json.dumps(document(answer), indent=1) if as_json else table(answer))
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """The answer for programs; ranges end behind their last token or byte."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "total": answer.total,
+        "checked_steps": answer.checked_steps,
+        "rows": [row.document() for row in answer.rows],
+    }
+
+
+def table(answer: Answer) -> str:
+    """The answer for people."""
+    cells = [list(HEADINGS), *(row.cells() for row in answer.rows)]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(HEADINGS))]
+    lines = [
+        "  ".join(
+            text.ljust(width) if heading in LEFT else text.rjust(width)
+            for text, width, heading in zip(row, widths, HEADINGS, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    lines.append("")
+    more = answer.total - len(answer.rows)
+    if more:
+        lines.append(f"and {more} more; --max-rows 0 shows all")
+    if answer.checked_steps:
+        lines.append(f"{answer.checked_steps} of these steps are as the ledger of the run has them")
+    return "\n".join(lines).rstrip()

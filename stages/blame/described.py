@@ -1,0 +1,182 @@
+"""The run that is asked about: from its checkpoint, or from the options it was started with."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stages.blame.config import BlameConfig
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import resolve
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import join, parent
+from trainyard.checkpoint.steps import CONFIG, STATE, find_steps, locate_step, step_folder, step_of
+from trainyard.config import differing, digest_relevant, from_dict, to_dict
+from trainyard.datasets.config import DataConfig
+from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.ledger import parse_ledger
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+"""Of the documents of a checkpoint."""
+
+NUMBERS = ("seq_length", "seed", "train_iters", "global_batch_size", "micro_batch_size")
+DEFAULTS = {"seed": 1234, "data_parallel_size": 1}
+INPUT = re.compile(r"(data|train|valid|test)_(\d+)(?: \(weight (.+)\))?")
+"""Name of an input of `pretrain` that is a prefix of token files; `DataConfig.inputs` gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """What decides which samples a run served, and when."""
+
+    data: DataConfig
+    seq_length: int
+    seed: int
+    train_iters: int
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_size: int
+    ledger: Mapping[int, str]
+    """Digest of the samples of each step that is known to be done."""
+
+
+def describe(config: BlameConfig) -> RunDescription:
+    """The run of --load, or of the options."""
+    if config.load is not None:
+        return _of_checkpoint(config, config.load)
+    numbers = {name: _number(config, name) for name in (*NUMBERS, "data_parallel_size")}
+    if not config.data.names_data():
+        raise ConfigError("--data-path or --load is required: what the run was trained on")
+    return RunDescription(data=config.data, ledger={}, **numbers)
+
+
+def _number(config: BlameConfig, name: str) -> int:
+    value: int | None = getattr(config, name)
+    value = DEFAULTS.get(name) if value is None else value
+    if value is None or (value < 1 and name != "seed"):
+        flag = "--" + name.replace("_", "-")
+        given = "without --load the options of the run are needed" if value is None else "too small"
+        raise ConfigError(f"{flag} is {'missing' if value is None else value}: {given}")
+    return value
+
+
+# --- from a checkpoint ------------------------------------------------------------------------
+
+
+def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
+    url, _ = locate_step(load, "--load")
+    root = parent(url) if step_of(store.basename(url)) is not None else url
+    run_manifest = _run_manifest(root)
+    made_of, state = _document(url, CONFIG), _document(url, STATE)
+    run = {**made_of["run"], "global_batch_size": state["global_batch_size"]}
+    numbers = {name: _agreed(config, name, run) for name in NUMBERS}
+    data = _data(config, run, run_manifest)
+    if config.check_data:
+        _check_inputs(data, made_of["inputs"])
+    ranks = config.data_parallel_size or _ranks(run_manifest)
+    return RunDescription(data=data, ledger=_ledger(root, url), data_parallel_size=ranks, **numbers)
+
+
+def _document(url: str, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = store.read_json(join(url, name))
+    if document.get("format_version") != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{join(url, name)}: format_version {document.get('format_version')}; this version of "
+            f"trainyard reads {FORMAT_VERSION}"
+        )
+    return document
+
+
+def _run_manifest(root: str) -> Manifest | None:
+    found = read_manifest(join(root, MANIFEST))
+    return found[0] if found is not None and found[0].stage == "pretrain" else None
+
+
+def _agreed(config: BlameConfig, name: str, run: Mapping[str, Any]) -> int:
+    given, value = getattr(config, name), int(run[name])
+    if given not in (None, value):
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {given}: the run of --load has {value}; leave it out"
+        )
+    return value
+
+
+def _data(config: BlameConfig, run: Mapping[str, Any], manifest: Manifest | None) -> DataConfig:
+    """The run's options; places from the command line, else from the manifest of the run."""
+    options = digest_relevant(config.data)
+    for name, value in differing(config.data).items():
+        if name in options and value != run.get(name, value):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value!r}: the run of --load has {run[name]!r}; leave "
+                "it out"
+            )
+    document = {**to_dict(config.data), **{k: run[k] for k in options if k in run}}
+    if not config.data.names_data():
+        document.update(_paths(manifest))
+    return from_dict(DataConfig, document, "--load")
+
+
+def _paths(manifest: Manifest | None) -> dict[str, list[str]]:
+    if manifest is None:
+        raise ConfigError(
+            "--data-path is required: a run that is not finished does not tell where its token "
+            "files lie"
+        )
+    named = [
+        (match, record)
+        for name, record in manifest.inputs.items()
+        if (match := INPUT.fullmatch(name))
+    ]
+    paths: dict[str, list[str]] = {}
+    for match, record in sorted(named, key=lambda found: int(found[0][2])):
+        kind = "data_path" if match[1] == "data" else f"{match[1]}_data_path"
+        paths.setdefault(kind, []).extend([*([match[3]] if match[3] else []), *record.urls])
+    return paths
+
+
+def _check_inputs(data: DataConfig, made_of: Mapping[str, str]) -> None:
+    """The token files must be those that the run was made of."""
+    for name, urls in data.inputs().items():
+        if name not in made_of:
+            raise ConfigError(
+                f"--data-path: the run of --load has no input {name}; give its prefixes and "
+                f"weights, in its order: {', '.join(n for n in made_of if INPUT.fullmatch(n))}"
+            )
+        if resolve(name, urls).digest != made_of[name]:
+            raise DataError(
+                f"{', '.join(urls)}: not the token files that the run of --load was made of "
+                f"(input {name} has another digest); --no-check-data goes on all the same"
+            )
+
+
+def _ranks(manifest: Manifest | None) -> int:
+    if manifest is not None and "ranks" in manifest.metrics:
+        return int(manifest.metrics["ranks"])
+    log.warning(
+        "--data-parallel-size is not given, and a run that is not finished does not tell: taken as "
+        "1; ranks, rows and micro-batches are wrong if it was another"
+    )
+    return 1
+
+
+def _ledger(root: str, step_url: str) -> dict[int, str]:
+    """Digests of the samples of the steps that are known."""
+    urls = [join(root, LEDGER)]
+    if not store.exists(urls[0]):
+        urls = [join(root, step_folder(step), LEDGER) for step in find_steps(root)]
+    lines = [line for url in urls or [join(step_url, LEDGER)] for line in _lines(url)]
+    return {line["step"]: line["samples"] for line in lines if "samples" in line}
+
+
+def _lines(url: str) -> list[dict[str, Any]]:
+    try:
+        return parse_ledger(store.read_bytes(url))
+    except ValueError as error:
+        raise ArtifactError(f"{url}: not a ledger: {error}") from error

@@ -1,0 +1,141 @@
+"""Answer what was asked: samples to documents and their sources, or sources to samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from stages.blame.answer import Answer, Row, show
+from stages.blame.config import BlameConfig
+from stages.blame.described import RunDescription, describe
+from stages.blame.sources import Sidecars
+from stages.context import StageRun
+from trainyard.datasets.blame import Occurrences, Piece, files_of, pieces
+from trainyard.datasets.build import build_datasets
+from trainyard.datasets.cache import IN_MEMORY, IndexCache
+from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.gpt import BlendedDataset, GPTDataset
+from trainyard.datasets.sampler import SamplerShape
+from trainyard.datasets.serving import Place, Serving
+from trainyard.errors import ConfigError, DataError
+from trainyard.training.ledger import digest_samples
+
+log = logging.getLogger(__name__)
+
+ANY = 0
+"""Stands for the end of document and the vocabulary: they shape samples, not what is in them."""
+
+
+def run(config: BlameConfig, stage: StageRun) -> dict[str, Any]:
+    """Print the answer."""
+    asked = _Question(config, describe(config))
+    answer = asked.of_source() if config.source is not None else asked.of_samples()
+    show(answer, config.json)
+    return {}
+
+
+class _Question:
+    def __init__(self, config: BlameConfig, run: RunDescription) -> None:
+        self.config, self.run = config, run
+        self.dataset = _training_data(run)
+        shape = SamplerShape(len(self.dataset), run.micro_batch_size, run.data_parallel_size)
+        data = run.data
+        self.serving = Serving(
+            shape, run.global_batch_size, data.dataloader_type, data.data_sharding
+        )
+        files = files_of(self.dataset)
+        self.sidecars = Sidecars({file.prefix: file.num_documents for file in files})
+
+    # --- from samples -----------------------------------------------------------------------
+
+    def of_samples(self) -> Answer:
+        """--step or --sample."""
+        if self.config.step is not None:
+            found = self._of_step(self.config.step)
+        else:
+            assert self.config.sample is not None
+            found = self._served([self.config.sample])
+        rows = [
+            self._row(place, piece)
+            for place, sample in found
+            for piece in pieces(self.dataset, sample)
+        ]
+        checked = self._check({place.step for place, _ in found if place is not None})
+        most = self.config.max_rows or len(rows)
+        return Answer(tuple(rows[:most]), len(rows), checked)
+
+    def _of_step(self, step: int) -> list[tuple[Place | None, int]]:
+        if step > self.run.train_iters:
+            raise ConfigError(f"--step {step}: the run has {self.run.train_iters} (--train-iters)")
+        first = (step - 1) * self.run.global_batch_size
+        served = self.serving.step(step).tolist()
+        places = [self.serving.place(first + k) for k in range(len(served))]
+        wanted = [self.config.micro_batch, self.config.rank, self.config.row]
+        sizes = [
+            self.run.global_batch_size // self.serving.shape.per_step,
+            self.run.data_parallel_size,
+            self.run.micro_batch_size,
+        ]
+        for name, value, size in zip(("micro-batch", "rank", "row"), wanted, sizes, strict=True):
+            if value is not None and not 0 <= value < size:
+                raise ConfigError(f"--{name} {value}: a step of this run has {size}, from 0 on")
+        return [
+            (place, sample)
+            for place, sample in zip(places, served, strict=True)
+            if all(w in (None, p) for w, p in zip(wanted, place[1:], strict=True))
+        ]
+
+    def _served(self, samples: list[int]) -> list[tuple[Place | None, int]]:
+        """Every place at which the samples are served; one that is not has none."""
+        places = self.serving.places(np.array(samples, np.int64), self.run.train_iters)
+        found: list[tuple[Place | None, int]] = []
+        for sample in samples:
+            found += [(place, sample) for place in places[sample]] or [(None, sample)]
+        return found
+
+    # --- from a source ----------------------------------------------------------------------
+
+    def of_source(self) -> Answer:
+        """--source, with --line or --id."""
+        config = self.config
+        assert config.source is not None
+        documents = self.sidecars.documents(config.source, config.line, config.id)
+        found = Occurrences(self.dataset, documents)
+        shown = found[: config.max_rows or len(found)]
+        places: dict[int, list[tuple[Place | None, int]]] = {}
+        for place, sample in self._served(sorted({piece.sample for piece in shown})):
+            places.setdefault(sample, []).append((place, sample))
+        rows = [self._row(place, piece) for piece in shown for place, _ in places[piece.sample]]
+        checked = self._check({row.place.step for row in rows if row.place is not None})
+        return Answer(tuple(rows), len(found) - len(shown) + len(rows), checked)
+
+    # --- what both need ---------------------------------------------------------------------
+
+    def _row(self, place: Place | None, piece: Piece) -> Row:
+        return Row(place, piece, self.sidecars.origin(piece.prefix, piece.document))
+
+    def _check(self, steps: Iterable[int]) -> int:
+        """Compare what the steps are thought to be made of with the ledger; how many it knew."""
+        known = sorted(step for step in steps if step in self.run.ledger)
+        for step in known:
+            digest = digest_samples(self.dataset.ids(self.serving.step(step)))
+            if digest != self.run.ledger[step]:
+                raise DataError(
+                    f"step {step}: the ledger of the run has samples {self.run.ledger[step]}, and "
+                    f"these options and data give {digest}: something differs from the run; if it "
+                    "ran on another number of ranks, give --data-parallel-size"
+                )
+        return len(known)
+
+
+def _training_data(run: RunDescription) -> GPTDataset | BlendedDataset:
+    form = SampleFormat(run.seq_length, run.seed, vocab_size=ANY, eod=ANY)
+    cache = run.data.data_cache_path
+    indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
+    sizes = (run.train_iters * run.global_batch_size, 0, 0)
+    dataset = build_datasets(run.data, form, sizes, indexer).train
+    assert dataset is not None
+    return dataset

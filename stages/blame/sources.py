@@ -1,0 +1,79 @@
+"""The sidecars of the token files of a run, by prefix."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.artifacts import store
+from trainyard.corpus.provenance import Origin, Provenance
+from trainyard.errors import ArtifactError, ConfigError
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5
+"""Sources named in a refusal."""
+
+
+class Sidecars:
+    """Where the documents of some token files came from, as far as it was recorded."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        """sizes: documents of the pair of each prefix."""
+        self._by_prefix: dict[str, Provenance] = {}
+        for prefix, num_documents in sizes.items():
+            url = f"{prefix}.docs"
+            if not store.exists(url):
+                log.warning("%s: no sidecar, so where its documents came from is unknown", url)
+                continue
+            sidecar = Provenance(url)
+            if len(sidecar) != num_documents:
+                raise ArtifactError(
+                    f"{url} tells of {len(sidecar)} documents, {prefix}.idx of {num_documents}: "
+                    "one of the two is of another run; make the pair again"
+                )
+            self._by_prefix[prefix] = sidecar
+
+    def origin(self, prefix: str, document: int) -> Origin | None:
+        """Where a document came from; None where there is no sidecar."""
+        sidecar = self._by_prefix.get(prefix)
+        return None if sidecar is None else sidecar[document]
+
+    def documents(
+        self, source: str, line: int | None, name: str | None
+    ) -> dict[str, NDArray[np.int64]]:
+        """The documents of a source, by prefix; with `line` or `name` (an id), those alone.
+
+        Raises ConfigError when there is none."""
+        found: dict[str, NDArray[np.int64]] = {}
+        for prefix, sidecar in self._by_prefix.items():
+            parts = [sidecar.documents_of(full) for full in self._matching(sidecar, source)]
+            documents = np.concatenate(parts) if parts else np.empty(0, np.int64)
+            if line is not None:
+                documents = documents[sidecar.records["line"][documents] == line]
+            if name is not None:
+                wanted = [sidecar[k].id == name for k in documents.tolist()]
+                documents = documents[np.array(wanted, np.bool_)]
+            if len(documents):
+                found[prefix] = documents
+        if not found:
+            raise ConfigError(f"--source {source}{self._why_none(source, line, name)}")
+        return found
+
+    def _matching(self, sidecar: Provenance, source: str) -> list[str]:
+        """Names that are the source, or end with it."""
+        ending = "/" + source.lstrip("/")
+        return [name for name in sidecar.sources if name == source or name.endswith(ending)]
+
+    def _why_none(self, source: str, line: int | None, name: str | None) -> str:
+        known = [full for sidecar in self._by_prefix.values() for full in sidecar.sources]
+        if not known:
+            return ": no sidecar (.docs) beside the token files; tokenize writes one"
+        if any(self._matching(sidecar, source) for sidecar in self._by_prefix.values()):
+            where = f"--line {line}" if line is not None else f"--id {name}"
+            return f" {where}: no document of it has that"
+        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+        return f": not a source of these token files, which are {', '.join(known[:SHOWN])}{more}"

@@ -1,0 +1,66 @@
+"""Options of `python -m stages.index`: those of `pretrain` that decide which samples it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainyard.artifacts.output import Output
+from trainyard.config import location
+from trainyard.datasets.config import DataConfig
+from trainyard.errors import ConfigError
+from trainyard.training.config import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexConfig:
+    """Build the sample indices of a training run ahead of it. Give the options of `pretrain`, and
+    the folder to it as --data-cache-path."""
+
+    data: DataConfig
+    seq_length: int
+    """Tokens of a sample."""
+    global_batch_size: int
+    """Samples of an optimizer step over all ranks."""
+    train_iters: int
+    """Optimizer steps of the whole run."""
+    eval_interval: int = 1000
+    """Steps between two measurements of the validation loss."""
+    eval_iters: int = 100
+    """Global batches of a measurement; 0 measures nothing."""
+    eval_at_start: bool = False
+    """Measure the validation loss before the first step too."""
+    seed: int = 1234
+    """Seed of the order of samples."""
+    output_dir: str = location()
+    """Folder or URL for the indices."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, in words."""
+        if self.seq_length < 1:
+            raise ConfigError(f"--seq-length must be at least 1, got {self.seq_length}")
+        if self.data.data_cache_path is not None:
+            raise ConfigError(
+                "--data-cache-path is where pretrain looks for indices; this stage makes them in "
+                "--output-dir: leave it out here, and give pretrain that folder"
+            )
+        self.training()
+
+    def training(self) -> TrainingConfig:
+        """The run that asks for the samples, as far as it counts here."""
+        return TrainingConfig(
+            micro_batch_size=1,
+            global_batch_size=self.global_batch_size,
+            train_iters=self.train_iters,
+            eval_interval=self.eval_interval,
+            eval_iters=self.eval_iters,
+            eval_at_start=self.eval_at_start,
+            seed=self.seed,
+        )
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """Each prefix of token files."""
+        return self.data.inputs()
+
+    def output(self) -> Output:
+        """The folder of the indices."""
+        return Output.directory(self.output_dir)

@@ -1,0 +1,71 @@
+"""Build the datasets of the run with a cache that is the output of this stage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from threading import Lock
+from typing import Any
+
+from stages.context import StageRun
+from stages.index.config import IndexConfig
+from trainyard.artifacts.store import FileRecord
+from trainyard.datasets.build import build_datasets
+from trainyard.datasets.cache import Arrays, IndexCache, write_entry
+from trainyard.datasets.form import SampleFormat
+from trainyard.training.samples import num_samples
+
+log = logging.getLogger(__name__)
+
+ANY = 0
+"""Stands for the end of document and the vocabulary: they shape samples, never their indices."""
+
+
+def run(config: IndexConfig, stage: StageRun) -> dict[str, Any]:
+    """Build what the run will ask for; returns its sizes."""
+    form = SampleFormat(config.seq_length, config.seed, vocab_size=ANY, eod=ANY)
+    sizes = num_samples(config.training(), config.global_batch_size)
+    entries = OutputEntries(stage)
+    built = build_datasets(config.data, form, (*sizes, 0), entries)
+    return {
+        "train_samples": len(built.train) if built.train is not None else 0,
+        "valid_samples": sum(len(dataset) for _, dataset in built.valid),
+        "indices": len(entries.keys),
+        "size_bytes": sum(record.size_bytes for record in stage.records.values()),
+    }
+
+
+class OutputEntries(IndexCache):
+    """A cache whose entries are files of the output, those that a killed run finished included."""
+
+    def __init__(self, stage: StageRun) -> None:
+        assert stage.output is not None
+        super().__init__(stage.output.url)
+        self._stage = stage
+        self._writing = Lock()  # --num-dataset-builder-threads build side by side
+        self.keys: set[str] = set()
+
+    def find(self, key: str) -> Arrays | None:
+        """An entry of this run, or of a killed run of the same inputs, options and code."""
+        if key in self.keys:
+            return super().find(key)
+        unit = self._stage.work.published(key)
+        found = super().find(key) if unit is not None else None
+        if unit is None or found is None:
+            return None
+        with self._writing:
+            for record in unit["files"]:
+                self._stage.record(FileRecord(**record))
+            self.keys.add(key)
+        return found
+
+    def keep(self, key: str, facts: Mapping[str, Any], arrays: Arrays) -> Arrays:
+        """Write an entry; a fault ends the stage."""
+        with self._writing:
+            write_entry(self._stage.open, key, facts, arrays)
+            self.keys.add(key)
+            mine = [r for path, r in self._stage.records.items() if path.startswith(f"{key}.")]
+            self._stage.work.publish(key, {"files": [asdict(record) for record in mine]})
+        log.info("built index %s function=%s", key[:8], facts["function"])
+        return arrays

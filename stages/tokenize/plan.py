@@ -1,0 +1,81 @@
+"""Which units of work the input falls into: a pure function of the files and their sizes.
+
+Workers, partitions and ranks have no say in it, so what one run finished another can use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainyard.corpus.documents import split_ranges
+from trainyard.corpus.records import ByteRange
+
+UNIT_BYTES = 8 << 20
+"""Input that a unit reads: what a kill can cost a worker, a fraction of a second."""
+
+MAX_UNITS = 4096
+"""Units of a large input grow instead of becoming more: each costs some calls of the store."""
+
+
+class InputFile(NamedTuple):
+    """A file of the input."""
+
+    url: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Some neighbouring documents: a range of one file, or several small files whole."""
+
+    name: str
+    sources: tuple[ByteRange, ...]
+    files: tuple[int, ...]
+    """The number of each source's file in the input."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Input it reads."""
+        return sum(source.size_bytes for source in self.sources)
+
+
+def unit_bytes_for(total_bytes: int) -> int:
+    """Bytes of a unit: it grows with the input alone."""
+    return max(UNIT_BYTES, -(-total_bytes // MAX_UNITS))
+
+
+def plan_units(files: Sequence[InputFile]) -> list[Unit]:
+    """The units of all files, in the order of the output."""
+    unit_bytes = unit_bytes_for(sum(file.size_bytes for file in files))
+    units: list[Unit] = []
+    gathered: list[tuple[int, ByteRange]] = []
+    for number, file in enumerate(files):
+        ranges = split_ranges(file.url, file.size_bytes, unit_bytes)
+        if len(ranges) == 1 and file.size_bytes < unit_bytes:
+            if sum(r.size_bytes for _, r in gathered) + file.size_bytes > unit_bytes:
+                units.append(_unit(gathered))
+                gathered = []
+            gathered.append((number, ranges[0]))
+            continue
+        if ranges and gathered:
+            units.append(_unit(gathered))
+            gathered = []
+        units += [_unit([(number, one)]) for one in ranges]
+    return [*units, _unit(gathered)] if gathered else units
+
+
+def _unit(gathered: list[tuple[int, ByteRange]]) -> Unit:
+    (first, source), (last, _) = gathered[0], gathered[-1]
+    name = f"{first:07d}-{last:07d}-{source.start:015d}"
+    return Unit(name, tuple(r for _, r in gathered), tuple(number for number, _ in gathered))
+
+
+def share_of(units: Sequence[Unit], rank: int, world_size: int) -> list[Unit]:
+    """The neighbouring units that one rank does: about the same number of bytes for each."""
+    total = max(sum(unit.size_bytes for unit in units), 1)
+    ends = itertools.accumulate(unit.size_bytes for unit in units)
+    middles = (2 * end - unit.size_bytes for unit, end in zip(units, ends, strict=True))
+    owners = (min(middle * world_size // (2 * total), world_size - 1) for middle in middles)
+    return [unit for unit, owner in zip(units, owners, strict=True) if owner == rank]

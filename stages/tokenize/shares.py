@@ -1,0 +1,164 @@
+"""Fan-out: the shares of several ranks, each an artifact of its own, to the bytes of one run.
+
+A share is written under PREFIX.shares, as PREFIX_KEY_document.bin and so on would be; its lines are
+counted from where it begins in a file, and `.share.json` says how many it saw."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from stages.context import StageRun
+from stages.tokenize.assemble import (
+    BAD_LINES,
+    Totals,
+    check_bad_lines,
+    refuse_nothing,
+    write_bad_line,
+)
+from stages.tokenize.config import TokenizeConfig
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.corpus.merge import merge_index, merge_tokens, survey
+from trainyard.corpus.provenance import Part, join_provenance
+from trainyard.errors import ArtifactError, ConfigError
+
+SHARE = ".share.json"
+FORMAT_VERSION = 1
+SHOWN_RANKS = 8
+
+
+def write_share(stage: StageRun, totals: Totals) -> None:
+    """What the join must know of a share beside its files."""
+    stage.write_json(SHARE, {"format_version": FORMAT_VERSION, **asdict(totals)})
+
+
+def check_files(files: Sequence[str]) -> None:
+    """Refuse to fan out an input that lists a file twice: its lines could not be told apart."""
+    twice = [file for file, count in Counter(files).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"--world-size: --input names {twice[0]} twice; with several ranks a file is listed "
+            "once (blend the token files by weight instead, or run without --world-size)"
+        )
+
+
+def join_shares(config: TokenizeConfig, stage: StageRun) -> Totals:
+    """The shares of all ranks, laid end to end."""
+    assert config.world_size is not None
+    prefixes = [config.share_prefix(rank) for rank in range(config.world_size)]
+    _check(config, stage, [read_manifest(f"{prefix}.manifest.json") for prefix in prefixes])
+    shares = [_read_share(prefix) for prefix in prefixes]
+    totals = _add_up(config, shares)
+    refuse_nothing(config, totals)
+    shifts = _line_shifts(shares, stage.inputs["input"].files)
+    if config.on_bad_line == "skip":
+        _join_bad_lines(config, stage, prefixes, shifts)
+    for key in config.json_keys:
+        _join_key(config.file_stem(key), stage, prefixes, shifts)
+    return totals
+
+
+def _check(
+    config: TokenizeConfig, stage: StageRun, found: Sequence[tuple[Manifest, str] | None]
+) -> None:
+    """All ranks are done, of this very input, with these options and this code."""
+    missing = [rank for rank, one in enumerate(found) if one is None]
+    if missing:
+        raise ArtifactError(_unfit(config, missing, "not made yet"))
+    manifests = [one[0] for one in found if one is not None]
+    for what, mine in (("lineage", stage.lineage), ("code", stage.code)):
+        foreign = [rank for rank, m in enumerate(manifests) if _trait(m, what) != mine]
+        if foreign:
+            why = "code" if what == "code" else "input or other options"
+            raise ArtifactError(_unfit(config, foreign, f"made of another {why}"))
+
+
+def _trait(manifest: Manifest, what: str) -> str | None:
+    return manifest.lineage if what == "lineage" else manifest.code.get("digest")
+
+
+def _unfit(config: TokenizeConfig, ranks: Sequence[int], why: str) -> str:
+    shown = ", ".join(map(str, ranks[:SHOWN_RANKS]))
+    rest = f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else ""
+    command = shlex.join([*sys.argv[1:], "--rank", str(ranks[0])])
+    return (
+        f"{config.shares_url}: of {config.world_size} shares, those of rank {shown}{rest} are "
+        f"{why}; run each, then this again: python -m stages.tokenize {command}"
+    )
+
+
+def _read_share(prefix: str) -> Totals:
+    document = store.read_json(prefix + SHARE)
+    try:
+        if document.pop("format_version") != FORMAT_VERSION:
+            raise ValueError("of another version")
+        return Totals(**document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{prefix}{SHARE}: not the account of a share ({error})") from error
+
+
+def _add_up(config: TokenizeConfig, shares: Sequence[Totals]) -> Totals:
+    whole = Totals(
+        documents=sum(share.documents for share in shares),
+        validated=sum(share.validated for share in shares),
+        bad_lines=sum(share.bad_lines for share in shares),
+    )
+    for key in config.json_keys:
+        whole.tokens[key] = sum(share.tokens[key] for share in shares)
+        whole.sequences[key] = sum(share.sequences[key] for share in shares)
+    return whole
+
+
+def _line_shifts(shares: Sequence[Totals], files: Sequence[str]) -> list[dict[str, int]]:
+    """For each share, by file: the lines of it that earlier shares saw."""
+    seen: Counter[str] = Counter()
+    shifts = []
+    for share in shares:
+        shifts.append({files[int(number)]: seen[number] for number in share.lines if seen[number]})
+        seen.update(share.lines)
+    return shifts
+
+
+def _join_key(
+    stem: str, stage: StageRun, prefixes: Sequence[str], shifts: Sequence[dict[str, int]]
+) -> None:
+    pairs = survey([prefix + stem for prefix in prefixes], stage.scratch)
+    size = sum(pair.bin_bytes for pair in pairs)
+    with stage.open(stem + ".bin") as out, stage.progress(size, "bytes", "join") as progress:
+        merge_tokens(pairs, out, progress.update)
+    with stage.open(stem + ".idx") as out:
+        merge_index(pairs, stage.scratch, out)
+    origins = [
+        Part(prefix + stem + ".docs", shift) for prefix, shift in zip(prefixes, shifts, strict=True)
+    ]
+    with stage.open(stem + ".docs") as out:
+        join_provenance(origins, out, stage.scratch)
+
+
+def _join_bad_lines(
+    config: TokenizeConfig,
+    stage: StageRun,
+    prefixes: Sequence[str],
+    shifts: Sequence[dict[str, int]],
+) -> None:
+    count = 0
+    with stage.open(BAD_LINES) as out:
+        for prefix, shift in zip(prefixes, shifts, strict=True):
+            with store.open_input(prefix + BAD_LINES) as lines:
+                for line in lines:
+                    bad: dict[str, Any] = json.loads(line)
+                    bad["line"] += shift.get(bad["source"], 0)
+                    count += 1
+                    check_bad_lines(config, count, bad, partial(_place, bad))
+                    write_bad_line(out, bad)
+
+
+def _place(bad: dict[str, Any]) -> str:
+    return f"{bad['source']}: line {bad['line']} (byte {bad['offset']})"

@@ -1,0 +1,236 @@
+"""What a step of a real run was made of, by the ledger, and where a line of its text was served."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stages.blame.config import BlameConfig
+from stages.blame.described import describe
+from stages.blame.run import run
+from stages.context import StageRun
+from stages.index.config import IndexConfig
+from stages.index.run import run as build_indices
+from tests.stages.directly import run_directly
+from tests.stages.test_pretrain import OPTIONS as PRETRAIN
+from tests.stages.test_pretrain import arguments
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.config import from_dict
+from trainyard.corpus.indexed import IndexedDataset
+from trainyard.corpus.provenance import ProvenanceWriter
+from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.testing.kill import Zygote
+
+LINES = 20
+RUN = {name: PRETRAIN[name] for name in ("seq_length", "train_iters", "global_batch_size")}
+RUN |= {"micro_batch_size": 2, "split": PRETRAIN["split"]}
+
+
+def write_sidecar(prefix: str, num_documents: int) -> None:
+    """Two sources of LINES lines each, 100 bytes a line."""
+    writer = ProvenanceWriter()
+    for k in range(num_documents):
+        source, line = divmod(k, LINES)
+        name = f"s3://raw/{Path(prefix).name}/part-{source}.jsonl"
+        writer.add(name, 100 * line, 99, line + 1, f"id-{k}")
+    with open(f"{prefix}.docs", "wb") as file:
+        writer.write(file)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokens")
+    for name, first in (("a", 0), ("b", 500)):
+        prefix = write_pair(folder / name, [30] * 2 * LINES, first)
+        write_sidecar(prefix, 2 * LINES)
+        for ending in (".bin", ".idx"):
+            os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
+    return str(folder)
+
+
+def blend(tokens: str) -> list[str]:
+    return ["0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
+
+
+@pytest.fixture(scope="module")
+def trained(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on a blend."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    words = arguments("x", folder)
+    words[1:2] = blend(tokens)
+    with Zygote("stages.pretrain.run") as zygote:
+        status, _, log = zygote.run("stages.pretrain", words)
+        assert status == 0, log
+    return folder
+
+
+def blame_of(**options: Any) -> None:
+    run(from_dict(BlameConfig, options), StageRun("blame", {}, None))
+
+
+def ask(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
+    capsys.readouterr()
+    blame_of(json=True, max_rows=0, **options)
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["total"] == len(document["rows"])
+    return document
+
+
+def test_every_step_is_what_the_ledger_says_and_its_pieces_lead_back(
+    trained: Path, tokens: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[dict[str, Any]] = []
+    for step in range(1, 9):
+        found = ask(capsys, load=str(trained), step=step)
+        assert found["checked_steps"] == 1
+        assert {row["step"] for row in found["rows"]} == {step}
+        assert {(row["micro_batch"], row["row"]) for row in found["rows"]} == {
+            (m, r) for m in range(2) for r in range(2)
+        }
+        served += found["rows"]
+    for row in served[:: len(served) // 8]:
+        back = ask(capsys, load=str(trained), source=row["source"], id=row["id"])["rows"]
+        again = ask(capsys, load=str(trained), source=row["source"], line=row["line"])["rows"]
+        assert (
+            back
+            == again
+            == [r for r in served if (r["source"], r["id"]) == (row["source"], row["id"])]
+        )
+        files = {name: IndexedDataset(f"{tokens}/{name}") for name in "ab"}
+        document = files[row["dataset"][-1]].get(row["document"])
+        assert row["line"] == row["document"] % LINES + 1
+        assert row["offset"] == 100 * (row["line"] - 1)
+        assert 0 <= row["tokens"][0] < row["tokens"][1] <= len(document)
+
+
+def test_the_options_of_the_run_say_the_same_as_the_run(
+    trained: Path, tokens: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    by_run = ask(capsys, load=str(trained), sample=17)["rows"]
+    options = {**RUN, "data_path": blend(tokens)}
+    assert ask(capsys, sample=17, **options)["rows"] == by_run
+    assert ask(capsys, load=str(trained / "iter_0000003"), sample=17)["rows"] == by_run
+    assert ask(capsys, load=str(trained), data_path=blend(tokens), sample=17)["rows"] == by_run
+    numbers = {key: RUN[key] for key in RUN if key != "micro_batch_size"}
+    ahead = {**numbers, "data_path": blend(tokens), "output_dir": str(tmp_path / "i")}
+    run_directly(IndexConfig, build_indices, **ahead)
+    before = sorted(path.name for path in (tmp_path / "i").iterdir())
+    cached = ask(capsys, sample=17, **options, data_cache_path=str(tmp_path / "i"))
+    assert cached["rows"] == by_run
+    ask(capsys, sample=17, **{**options, "seed": 5}, data_cache_path=str(tmp_path / "i"))
+    assert sorted(path.name for path in (tmp_path / "i").iterdir()) == before  # it only reads
+
+
+def test_ranks_share_a_step(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {**RUN, "data_path": [f"{tokens}/a"], "data_parallel_size": 2, "step": 3}
+    whole = ask(capsys, **options)["rows"]
+    parts = [
+        ask(capsys, **options, rank=rank, row=row)["rows"] for rank in (0, 1) for row in (0, 1)
+    ]
+    assert [row for part in parts for row in part] == whole
+    assert {row["sample"] for row in whole} == set(range(8, 12))
+    assert {row["micro_batch"] for row in whole} == {0}
+
+
+def test_a_cyclic_run_is_followed_without_torch(
+    tokens: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**RUN, "train_iters": 40, "data_path": [f"{tokens}/a"], "dataloader_type": "cyclic"}
+    (first, *_) = ask(capsys, **options, step=30, micro_batch=1, row=0)["rows"]
+    rows = ask(capsys, **options, sample=first["sample"])["rows"]
+    assert first in rows
+
+
+def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    source = "a/part-1.jsonl"
+    blame_of(load=str(trained), source=source, max_rows=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:5] == ["step", "micro-batch", "rank", "row", "sample"]
+    assert "s3://raw/a/part-1.jsonl" in lines[1]
+    assert "id-" in lines[1]
+    assert " more; --max-rows 0 shows all" in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "one of --step"),
+        ({"step": 1, "sample": 2}, "one of --step"),
+        ({"sample": 2, "rank": 0}, "--rank goes with --step"),
+        ({"step": 1, "line": 3}, "--line goes with --source"),
+        ({"step": 0}, "--step must be at least 1"),
+        ({"step": 9}, "--step 9: the run has 8"),
+        ({"step": 1, "rank": 1}, "--rank 1: a step of this run has 1"),
+        ({"sample": 99_999}, "--sample 99999"),
+        ({"source": "c.jsonl"}, "not a source of these token files, which are s3://raw/"),
+        ({"source": "part-0.jsonl", "line": 77}, "--line 77: no document"),
+        ({"source": "part-0.jsonl", "id": "x"}, "--id x: no document"),
+        ({"step": 1, "train_iters": 7}, "--train-iters 7: the run of --load has 8"),
+        ({"step": 1, "split": "1,0,0"}, "--split '1,0,0': the run of --load has '90,10,0'"),
+        ({"step": 1, "data_path": ["{tokens}/a"]}, "no input data_0"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    trained: Path, tokens: str, options: dict[str, Any], words: str
+) -> None:
+    paths = {
+        key: [v.format(tokens=tokens) for v in value]
+        for key, value in options.items()
+        if key == "data_path"
+    }
+    with pytest.raises(ConfigError, match=words):
+        blame_of(load=str(trained), **{**options, **paths})
+
+
+def test_without_load_the_options_of_the_run_are_needed(tokens: str) -> None:
+    for name in ("seq_length", "train_iters", "global_batch_size", "micro_batch_size"):
+        less = {key: value for key, value in RUN.items() if key != name}
+        with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
+            describe(from_dict(BlameConfig, {**less, "step": 1, "data_path": [f"{tokens}/a"]}))
+    with pytest.raises(ConfigError, match="--mock-data is made up"):
+        blame_of(**RUN, step=1, mock_data=True)
+    with pytest.raises(ConfigError, match="--data-path or --load"):
+        describe(from_dict(BlameConfig, {**RUN, "step": 1}))
+
+
+def test_other_token_files_than_those_of_the_run_are_refused(
+    trained: Path, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "ab":
+        write_pair(tmp_path / name, [30] * 2 * LINES, 7)
+    other = {"load": str(trained), "step": 2, "data_path": blend(str(tmp_path))}
+    with pytest.raises(DataError, match="not the token files that the run"):
+        blame_of(**other)
+    rows = ask(capsys, **other, check_data=False)["rows"]
+    assert {row["source"] for row in rows} == {None}  # no sidecars there
+    write_pair(tmp_path / "a", [30] * 3 * LINES)
+    with pytest.raises(DataError, match="the ledger of the run has"):
+        blame_of(**other, check_data=False)
+
+
+def test_a_sidecar_of_another_pair_is_refused(tmp_path: Path) -> None:
+    prefix = write_pair(tmp_path / "t", [30] * 40)
+    write_sidecar(prefix, 39)
+    with pytest.raises(ArtifactError, match="tells of 39 documents"):
+        blame_of(**RUN, data_path=[prefix], step=1)
+
+
+def test_an_unfinished_run_tells_its_options_but_not_its_places(
+    trained: Path, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("iter_0000003", "iter_0000006"):
+        shutil.copytree(trained / name, tmp_path / "run" / name)
+    load = str(tmp_path / "run")
+    with pytest.raises(ConfigError, match="not finished does not tell where"):
+        ask(capsys, load=load, step=2)
+    found = ask(capsys, load=load, step=2, data_path=blend(tokens))
+    assert found["checked_steps"] == 1
+    assert found["rows"] == ask(capsys, load=str(trained), step=2)["rows"]
+    assert np.all([row["rank"] == 0 for row in found["rows"]])

@@ -1,0 +1,188 @@
+"""Indices built ahead: what pretraining finds, and what it takes to be found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.index.config import IndexConfig
+from stages.index.run import run
+from tests.stages.directly import run_directly
+from tests.stages.test_pretrain import OPTIONS as PRETRAIN
+from tests.stages.test_pretrain import arguments
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.config import from_dict, leaves
+from trainyard.errors import ConfigError
+from trainyard.testing.kill import Zygote
+
+SHARED = [name for name, _, _ in leaves(IndexConfig) if name in PRETRAIN]
+OPTIONS = {name: PRETRAIN[name] for name in SHARED}
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("stages.pretrain.run", "stages.index.run") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokens")
+    for name, first in (("a", 0), ("b", 500)):
+        prefix = write_pair(folder / name, [60] * 40, first)
+        for ending in (".bin", ".idx"):
+            os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
+    return str(folder)
+
+
+def flags(tokens: str, output: Path, **options: Any) -> list[str]:
+    words = ["--data-path", "0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
+    for name, value in {**OPTIONS, **options}.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    return [*words, "--output-dir", str(output)]
+
+
+def manifest(folder: Path) -> Manifest:
+    found = read_manifest(str(folder / "manifest.json"))
+    assert found is not None
+    return found[0]
+
+
+def entries(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.json") if path.name != "manifest.json"]
+
+
+@pytest.fixture(scope="module")
+def indices(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("indices") / "out"
+    status, _, log = zygote.run("stages.index", flags(tokens, folder))
+    assert status == 0, log
+    return folder
+
+
+def pretrain(
+    zygote: Zygote, tokens: str, save: Path, cache: Path | str | None, **options: Any
+) -> str:
+    more = [] if cache is None else ["--data-cache-path", str(cache)]
+    words = arguments("0.3", save, **options)
+    words[1:2] = ["0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
+    status, _, log = zygote.run("stages.pretrain", [*words, *more])
+    assert status == 0, log
+    return log
+
+
+def test_the_output_is_the_indices_and_nothing_of_where_they_came_from(
+    indices: Path, tokens: str
+) -> None:
+    listed = {file.path for file in manifest(indices).files}
+    found = {str(p.relative_to(indices)) for p in indices.rglob("*") if p.is_file()}
+    assert found == listed | {"manifest.json"}
+    documents = entries(indices)
+    assert len(documents) == manifest(indices).metrics["indices"] == 6
+    assert not any(tokens in path.read_text() for path in documents)
+    assert manifest(indices).metrics["train_samples"] >= 32
+
+
+def test_training_with_indices_built_ahead_is_training_without(
+    zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in indices.rglob("*")}
+    log = pretrain(zygote, tokens, tmp_path / "with", indices)
+    assert "kept index" not in log
+    assert {path: path.stat().st_mtime_ns for path in indices.rglob("*")} == before
+    pretrain(zygote, tokens, tmp_path / "without", None)
+    log = pretrain(zygote, tokens, tmp_path / "own", tmp_path / "cache")
+    assert log.count("kept index") == 6
+    digests = {manifest(tmp_path / name).output_digest for name in ("with", "without", "own")}
+    assert len(digests) == 1
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()}
+    ahead = {path.name: path.read_bytes() for path in indices.iterdir()}
+    assert kept == {name: ahead[name] for name in ahead if name != "manifest.json"}
+
+
+def test_where_the_cache_lies_does_not_make_a_finished_run_another(
+    zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
+) -> None:
+    short = {"train_iters": 2, "eval_iters": 0}
+    pretrain(zygote, tokens, tmp_path / "run", None, **short)
+    assert "nothing to do" in pretrain(zygote, tokens, tmp_path / "run", indices, **short)
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    short = {"train_iters": 2, "eval_iters": 0}
+    log = pretrain(zygote, tokens, tmp_path / "run", tmp_path / "file", **short)
+    assert "is not kept" in log
+
+
+def test_every_number_that_decides_is_asked_for_by_pretrains_name() -> None:
+    shared = {"seq_length", "global_batch_size", "train_iters", "eval_interval", "eval_iters"}
+    assert shared | {"split"} <= set(SHARED)
+
+
+def test_run_again_it_has_nothing_to_do_and_other_numbers_are_other_indices(
+    zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
+) -> None:
+    status, _, log = zygote.run("stages.index", flags(tokens, indices))
+    assert status == 0, log
+    assert "nothing to do" in log
+    status, _, log = zygote.run("stages.index", flags(tokens, tmp_path / "other", seed=5))
+    assert status == 0, log
+    before = {path.name for path in entries(tmp_path / "other")}
+    blends = before & {path.name for path in entries(indices)}
+    assert len(blends) == 2
+    status, _, log = zygote.run("stages.index", flags(tokens, tmp_path / "other", seed=6))
+    assert "option --seed changed" in log
+    after = {path.name for path in entries(tmp_path / "other")}
+    assert len(after) == 6
+    assert after & before == blends  # the others are gone
+
+
+def test_threads_build_the_same(zygote: Zygote, tokens: str, indices: Path, tmp_path: Path) -> None:
+    words = flags(tokens, tmp_path / "out", num_dataset_builder_threads=4)
+    words[1:5] = [word for k in range(6) for word in ("1", f"{tokens}/{'ab'[k % 2]}")]
+    status, _, log = zygote.run("stages.index", words)
+    assert status == 0, log
+    at = words.index("--num-dataset-builder-threads")
+    alone = [*words[:at], *words[at + 2 : -1], str(tmp_path / "one")]
+    status, _, log = zygote.run("stages.index", alone)
+    assert status == 0, log
+    assert manifest(tmp_path / "out").output_digest == manifest(tmp_path / "one").output_digest
+
+
+def test_the_cache_option_of_pretrain_is_refused(tokens: str) -> None:
+    options = {**OPTIONS, "data_path": [f"{tokens}/a"], "output_dir": "x"}
+    with pytest.raises(ConfigError, match="--data-cache-path is where pretrain looks"):
+        from_dict(IndexConfig, {**options, "data_cache_path": "y"})
+    with pytest.raises(ConfigError, match="--seq-length"):
+        from_dict(IndexConfig, {**options, "seq_length": 0})
+    with pytest.raises(ConfigError, match="--train-iters"):
+        from_dict(IndexConfig, {**options, "train_iters": 0})
+
+
+def test_a_split_without_documents_is_named(tokens: str, tmp_path: Path) -> None:
+    options = {**OPTIONS, "data_path": [f"{tokens}/a"], "split": "1,0,0"}
+    with pytest.raises(ConfigError, match="the valid split"):
+        run_directly(IndexConfig, run, **options, output_dir=str(tmp_path / "out"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_of_two_ranks_one_builds_and_the_other_finds(tokens: str, tmp_path: Path) -> None:
+    words = arguments("0.3", tmp_path / "run", nproc_per_node=2, train_iters=2)
+    words[1:2] = ["0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
+    words += ["--data-cache-path", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "stages.pretrain", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("kept index") == 6
+    assert len(entries(tmp_path / "cache")) == 6

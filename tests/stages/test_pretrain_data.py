@@ -1,0 +1,103 @@
+"""What the options of the data do to a training: several validation sets, made-up data, packed
+documents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.pretrain.config import PretrainConfig
+from tests.stages.test_pretrain import OPTIONS, arguments
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.config import from_dict
+from trainyard.errors import ConfigError
+from trainyard.testing.kill import Zygote
+from trainyard.training.ledger import parse_ledger
+
+SHORT = {"train_iters": 2, "eval_interval": 2}
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("stages.pretrain.run", "stages.index.run") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokens")
+    for name, lengths in (("t", [60] * 40), ("u", [60] * 11), ("v", [60] * 7), ("s", [9] * 99)):
+        prefix = write_pair(folder / name, lengths)
+        for ending in (".bin", ".idx"):
+            os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
+    return str(folder)
+
+
+def train(zygote: Zygote, save: Path, data: list[str], **options: Any) -> tuple[list[Any], str]:
+    words = arguments("x", save, **{**SHORT, **options})
+    status, _, log = zygote.run("stages.pretrain", [*data, *words[2:]])
+    assert status == 0, log
+    return parse_ledger((save / "ledger.jsonl").read_bytes()), log
+
+
+def test_each_validation_set_is_measured_whole_and_by_itself(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    paths = ["--train-data-path", f"{tokens}/t", "--valid-data-path", f"{tokens}/u", f"{tokens}/v"]
+    options = {"multiple_validation_sets": True, "full_validation": True}
+    lines, log = train(zygote, tmp_path / "run", paths, **options)
+    losses = lines[-1]["validation_losses"]
+    assert list(losses) == ["u", "v"]
+    assert lines[-1]["validation_loss"] == pytest.approx(sum(losses.values()) / 2)
+    assert "valid_samples=41+26" in log  # 660 and 420 tokens, 16 a sample and one more
+    assert " validation-0 loss at iteration 2 | lm loss value: " in log
+    assert " validation-1 loss at iteration 2 | lm loss value: " in log
+    alone = [*paths[:3], paths[3]]
+    lines, _ = train(zygote, tmp_path / "one", alone, full_validation=True)
+    assert lines[-1]["validation_loss"] == pytest.approx(losses["u"], rel=1e-6)
+
+
+def test_indices_of_these_options_are_built_ahead_too(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    flags = ["--train-data-path", f"{tokens}/t", "--valid-data-path", f"{tokens}/u", f"{tokens}/v"]
+    flags += ["--multiple-validation-sets", "--full-validation"]
+    numbers = {"seq_length": 16, "global_batch_size": 4, "eval_iters": 1, **SHORT}
+    given = [w for k, v in numbers.items() for w in ("--" + k.replace("_", "-"), str(v))]
+    out = ["--output-dir", str(tmp_path / "out")]
+    status, _, log = zygote.run("stages.index", [*flags, *given, *out])
+    assert status == 0, log
+    _, log = train(zygote, tmp_path / "run", [*flags, "--data-cache-path", str(tmp_path / "out")])
+    assert "kept index" not in log
+
+
+def test_made_up_data_trains_without_files(zygote: Zygote, tmp_path: Path) -> None:
+    lines, _ = train(zygote, tmp_path / "run", ["--mock-data"])
+    assert lines[-1]["step"] == 2
+    again, _ = train(zygote, tmp_path / "again", ["--mock-data"])
+    assert again == lines
+
+
+def test_masks_and_positions_by_document_change_the_loss_and_nothing_of_the_samples(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    """No token here is the end of a document, but a document of the file ends all 9 tokens."""
+    data = ["--data-path", f"{tokens}/s"]
+    plain, _ = train(zygote, tmp_path / "plain", data)
+    packed, _ = train(zygote, tmp_path / "p", data, dataloader_inter_document_masking=True)
+    masked, _ = train(
+        zygote, tmp_path / "m", data, reset_attention_mask=True, reset_position_ids=True
+    )
+    assert [line["samples"] for line in packed] == [line["samples"] for line in plain]
+    assert packed[0]["lm_loss"] != plain[0]["lm_loss"]
+    assert masked[0]["lm_loss"] == pytest.approx(plain[0]["lm_loss"], rel=1e-5)
+
+
+def test_an_external_loader_is_for_programs(tokens: str) -> None:
+    options = {**OPTIONS, "data_path": [f"{tokens}/t"], "save": "x", "dataloader_type": "external"}
+    with pytest.raises(ConfigError, match="--dataloader-type external"):
+        from_dict(PretrainConfig, options)

@@ -1,0 +1,233 @@
+"""Sentences are those of NLTK's own tokenizer; no text takes more than time in proportion."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainyard.corpus.sentences import SentenceSplitter, model_folder
+from trainyard.errors import ArtifactError, ConfigError
+
+CORPORA = ("books_en", "code", "corpus_en", "multilingual_mix", "wiki_zh")
+
+
+@pytest.fixture
+def nltk_data(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of NLTK's models, named by NLTK_DATA as a user names it."""
+    folder = shared / "data" / "nltk_data"
+    monkeypatch.setenv("NLTK_DATA", str(folder))
+    return folder
+
+
+def nltk_punkt(nltk_data: Path, keep_newlines: bool = False) -> Any:
+    """NLTK's own tokenizer; with the pattern that Megatron gives it to keep newlines."""
+    import nltk
+    from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
+
+    if str(nltk_data) not in nltk.data.path:
+        nltk.data.path.append(str(nltk_data))
+    if not keep_newlines:
+        return PunktTokenizer("english")
+
+    class Keeping(PunktLanguageVars):
+        # Any word material, one of .?!, then the white space, which so belongs to the sentence.
+        _period_context_fmt = (
+            r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
+        )
+
+    return PunktSentenceTokenizer(PunktTokenizer("english")._params, lang_vars=Keeping())
+
+
+def corpus(shared: Path, name: str, step: int) -> list[str]:
+    lines = (shared / "data" / "corpora" / f"{name}.jsonl").read_bytes().splitlines()
+    return [orjson.loads(line)["text"] for line in lines[::step]]
+
+
+# --- equality with NLTK -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_newlines", [False, True])
+@pytest.mark.parametrize("name", CORPORA)
+def test_sentences_are_those_of_nltk(
+    name: str, keep_newlines: bool, shared: Path, nltk_data: Path
+) -> None:
+    theirs = nltk_punkt(nltk_data, keep_newlines)
+    ours = SentenceSplitter("english", keep_newlines)
+    for text in corpus(shared, name, 401):
+        assert ours.split(text) == theirs.tokenize(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep_newlines", [False, True])
+@pytest.mark.parametrize("name", CORPORA)
+def test_sentences_of_much_text_are_those_of_nltk(
+    name: str, keep_newlines: bool, shared: Path, nltk_data: Path
+) -> None:
+    theirs = nltk_punkt(nltk_data, keep_newlines)
+    ours = SentenceSplitter("english", keep_newlines)
+    for text in corpus(shared, name, 5):
+        assert ours.split(text) == theirs.tokenize(text)
+
+
+@pytest.mark.parametrize("keep_newlines", [False, True])
+def test_sentences_of_any_text_are_those_of_nltk(
+    keep_newlines: bool, shared: Path, nltk_data: Path
+) -> None:
+    theirs = nltk_punkt(nltk_data, keep_newlines)
+    ours = SentenceSplitter("english", keep_newlines)
+    words = [
+        *".?!abAM1\"'(),-\u201d\u4e2d",
+        "Mr",
+        "e.g",
+        "The",
+        "...",
+        " ",
+        "  ",
+        "\n",
+        " \n\t",
+        "\u00a0",
+    ]
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(st.sampled_from(words), max_size=14).map("".join))
+    def check(text: str) -> None:
+        assert ours.split(text) == theirs.tokenize(text)
+
+    check()
+
+
+def test_a_model_trained_here_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nltk.tokenize.punkt import PunktSentenceTokenizer, PunktTrainer, save_punkt_params
+
+    text = (
+        "Dr. Muster wohnt bzw. arbeitet in Bern. Am 3. Mai kam z.B. Frau Dr. Beispiel. "
+        "Sie sah ihn bzw. seinen Hund. Er ging. Der Hund bzw. die Katze blieb. "
+    ) * 20
+    trainer = PunktTrainer(text)
+    trainer.finalize_training()
+    monkeypatch.setattr("nltk.data.path", [str(tmp_path)])  # where NLTK lets itself write
+    folder = tmp_path / "tokenizers" / "punkt_tab" / "german"
+    folder.mkdir(parents=True, mode=0o700)
+    save_punkt_params(trainer.get_params(), dir=str(folder))
+    monkeypatch.setenv("NLTK_DATA", f"/nowhere:{tmp_path}")
+    splitter = SentenceSplitter("german")
+    assert splitter.folder == folder
+    theirs = PunktSentenceTokenizer(trainer.get_params())
+    assert splitter.split(text) == theirs.tokenize(text)
+    assert splitter.split("Er kam bzw. ging. Sie blieb.") == ["Er kam bzw. ging.", "Sie blieb."]
+
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+def test_newlines_are_kept_at_the_end_of_a_sentence(nltk_data: Path) -> None:
+    text = "One is here.\n\nTwo is here!  Is three? Four.\n"
+    plain = ["One is here.", "Two is here!", "Is three?", "Four."]
+    assert SentenceSplitter().split(text) == plain
+    kept = SentenceSplitter(keep_newlines=True).split(text)
+    assert kept == ["One is here.\n\n", "Two is here!  ", "Is three? ", "Four."]
+    assert "".join(kept) == text.rstrip()
+
+
+def test_a_long_text_is_not_cut_inside_a_sentence(nltk_data: Path) -> None:
+    sentence = "This sentence has some words and an end."
+    text = " ".join([sentence] * 30_000)  # more than a million letters
+    assert set(SentenceSplitter().split(text)) == {sentence}
+    assert SentenceSplitter().split("no end " * 300_000) == [("no end " * 300_000).rstrip()]
+
+
+@pytest.mark.parametrize("keep_newlines", [False, True])
+def test_nothing_gives_no_sentence(nltk_data: Path, keep_newlines: bool) -> None:
+    splitter = SentenceSplitter(keep_newlines=keep_newlines)
+    assert [splitter.split(text) for text in ("", " \n", "a", ".")] == [[], [], ["a"], ["."]]
+
+
+# --- time -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_newlines", [False, True])
+@pytest.mark.parametrize("piece", ["a", ".", "!", "a.", "\u4e2d", " ", ".\u00a0", "...x", ".)"])
+def test_unbroken_text_takes_time_in_proportion(
+    nltk_data: Path, keep_newlines: bool, piece: str
+) -> None:
+    splitter = SentenceSplitter(keep_newlines=keep_newlines)
+    times = []
+    for letters in (10_000, 40_000):
+        began = time.process_time()
+        splitter.split(piece * (letters // len(piece)))
+        times.append(time.process_time() - began)
+    assert times[1] < 10 * times[0] + 0.2  # the square would be 16 times, and seconds
+
+
+def test_nltk_does_not_watch_the_clock(nltk_data: Path) -> None:
+    from nltk import redos
+
+    SentenceSplitter()
+    assert redos.DEFAULT_TIMEOUT is None
+
+
+def test_threads_share_a_splitter(shared: Path, nltk_data: Path) -> None:
+    splitter = SentenceSplitter()
+    texts = corpus(shared, "books_en", 50)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(splitter.split, texts * 2))
+    assert found == [splitter.split(text) for text in texts] * 2
+
+
+def test_memory_does_not_grow_with_the_words_seen(nltk_data: Path) -> None:
+    splitter = SentenceSplitter()
+    size = len(splitter._punkt._params.ortho_context)
+    splitter.split(" ".join(f"Mr. Name{i} came." for i in range(1000)))
+    assert len(splitter._punkt._params.ortho_context) == size
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def test_a_language_that_is_not_there_is_named(nltk_data: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--lang klingon: .*NLTK_DATA.*there: english") as caught:
+        SentenceSplitter("klingon")
+    assert str(nltk_data) in str(caught.value)
+    for lang in ("", "../english", "a/b", "english\n"):
+        with pytest.raises(ConfigError, match="is no name of a language"):
+            model_folder(lang)
+
+
+def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tokenizers" / "punkt" / "PY3"
+    folder.mkdir(parents=True)
+    (folder / "xyz.pickle").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match="punkt_tab/xyz"):
+        SentenceSplitter("xyz")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("ortho_context.tab", b"a\tb\n", "line 1 is no pair"),
+        ("collocations.tab", b"a\tb\nc\n", "line 2 is no pair"),
+        ("abbrev_types.txt", b"\xff", "cannot be read"),
+        ("sent_starters.txt", None, "cannot be read"),
+    ],
+)
+def test_a_damaged_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes | None, message: str
+) -> None:
+    folder = tmp_path / "tokenizers" / "punkt_tab" / "xyz"
+    folder.mkdir(parents=True)
+    for each in ("abbrev_types.txt", "sent_starters.txt", "collocations.tab", "ortho_context.tab"):
+        (folder / each).write_bytes(b"")
+    (folder / name).unlink()
+    if data is not None:
+        (folder / name).write_bytes(data)
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    with pytest.raises(ArtifactError, match=rf"{name}: .*{message}"):
+        SentenceSplitter("xyz")

@@ -1,0 +1,166 @@
+"""Every type makes the ids of its reference library: of hostile text, and of whole corpora."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, every_block, random_texts
+from tests.trainyard.tokenizers.kinds import FAST, OPTIONS, build, options, reference
+from trainyard.tokenizers.base import Tokenizer, as_lists
+from trainyard.tokenizers.bytelevel import ByteLevelTokenizer
+from trainyard.tokenizers.config import TokenizerConfig
+
+KINDS = sorted(OPTIONS)
+SOME_KINDS = [kind for kind in KINDS if kind != "bert-chinese"]
+LARGEST = "corpus_en.jsonl"
+BLOCK_LETTERS = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def built(shared: Path) -> dict[str, Tokenizer]:
+    return {kind: build(shared, kind) for kind in KINDS}
+
+
+def blocks(texts: Sequence[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    letters = 0
+    for text in texts:
+        block.append(text)
+        letters += len(text)
+        if letters > BLOCK_LETTERS:
+            yield block
+            block, letters = [], 0
+    yield block
+
+
+def assert_equal(tokenizer: Tokenizer, shared: Path, kind: str, texts: Sequence[str]) -> None:
+    expect = reference(shared, kind)
+    for block in blocks(texts):
+        found = as_lists(tokenizer.encode_flat(block))
+        for text, ours, theirs in zip(block, found, expect(block), strict=True):
+            assert ours == theirs, f"{kind}: {text[:200]!a}"
+
+
+# --- in the unit suite ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SOME_KINDS)
+def test_hostile_text_has_the_ids_of_the_reference(
+    built: dict[str, Tokenizer], shared: Path, kind: str
+) -> None:
+    texts = [*HOSTILE, *every_block(step=5)[::5], *random_texts(80)]
+    assert_equal(built[kind], shared, kind, texts)
+    texts = texts[::17]
+    assert built[kind].encode_batch(texts) == [built[kind].encode(text) for text in texts]
+    assert built[kind].encode_batch(texts) == list(map(built[kind].encode_reference, texts))
+
+
+@pytest.mark.parametrize("kind", SOME_KINDS)
+def test_a_slice_of_the_corpora_has_the_ids_of_the_reference(
+    built: dict[str, Tokenizer], shared: Path, kind: str
+) -> None:
+    folder = shared / "data/corpora"
+    texts = corpus(folder / LARGEST, 2000) + corpus(folder / "multilingual_mix.jsonl", 24)
+    texts += corpus(folder / "wiki_zh.jsonl", 400) + corpus(folder / "code.jsonl", 60)
+    assert_equal(built[kind], shared, kind, texts)
+
+
+def test_gigatoken_encodes_where_it_can(built: dict[str, Tokenizer], shared: Path) -> None:
+    for kind, tokenizer in built.items():
+        assert tokenizer.engine.split()[0] == ("gigatoken" if kind in FAST else "tokenizers")
+        assert tokenizer.releases_gil
+    plain = build(shared, "gpt2", use_gigatoken=False)
+    assert plain.engine.startswith("tokenizers ")
+    assert plain.encode_batch(HOSTILE) == built["gpt2"].encode_batch(HOSTILE)
+
+
+@pytest.mark.parametrize("letter", ["a", "1", " ", "\u4f60", "<|endoftext|>", "ab "])
+def test_a_line_of_a_megabyte(built: dict[str, Tokenizer], letter: str) -> None:
+    line = letter * ((1 << 20) // len(letter.encode()))
+    ids, bounds = built["gpt2"].encode_flat([line, "x"])
+    assert bounds.tolist() == [0, len(ids) - 1, len(ids)]
+    assert built["gpt2"].decode(ids[:-1].tolist()) == line
+    if letter == "ab ":
+        assert ids[:-1].tolist() == built["gpt2"].encode_reference(line)
+
+
+def test_wordpiece_is_transformers_bert(built: dict[str, Tokenizer], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    texts = [*HOSTILE, *random_texts(100, seed=2)]
+    for kind in ("bert-uncased", "bert-cased"):
+        for name, data in built[kind].files().items():
+            (tmp_path / name).write_bytes(data)
+        theirs = transformers.BertTokenizerFast.from_pretrained(tmp_path)
+        expected = theirs(texts, add_special_tokens=False).input_ids
+        assert built[kind].encode_batch(texts) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(st.text(), max_size=8))
+def test_what_bytes_say_is_what_was_said(built: dict[str, Tokenizer], texts: list[str]) -> None:
+    bytelevel = ByteLevelTokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer"))
+    for tokenizer in (built["gpt2"], bytelevel):
+        ids, bounds = tokenizer.encode_flat(texts)
+        assert (ids.dtype, bounds.dtype) == (np.uint32, np.int64)
+        rows = as_lists((ids, bounds))
+        assert [tokenizer.decode(row) for row in rows] == texts
+        assert rows == [tokenizer.encode(text) for text in texts]
+
+
+# --- whole corpora ----------------------------------------------------------------------------
+
+SMALL = (
+    *("multilingual_mix.jsonl", "code.jsonl", "tinyshakespeare.txt"),
+    *("wikitext-103/wiki.test.articles.jsonl", "wikitext-2/wiki.valid.tokens"),
+)
+
+
+STEPS = {"gpt2": 10, "neox": 10, "llama": 50, "bert-uncased": 20, "bert-cased": 25}
+"""One document of so many: the references take 20 s for 56 MB, that of llama minutes."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SOME_KINDS)
+def test_every_block_and_the_small_corpora(
+    built: dict[str, Tokenizer], shared: Path, kind: str
+) -> None:
+    assert_equal(built[kind], shared, kind, every_block() + random_texts(1000, seed=4))
+    for name in SMALL:
+        step = 4 if kind == "llama" else 1
+        assert_equal(built[kind], shared, kind, corpus(shared / "data/corpora" / name, step))
+    for name in (LARGEST, "books_en.jsonl", "wiki_zh.jsonl"):
+        texts = corpus(shared / "data/corpora" / name, STEPS[kind])
+        assert_equal(built[kind], shared, kind, texts)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_corpora(built: dict[str, Tokenizer], shared: Path, kind: str) -> None:
+    folder = shared / "data/corpora"
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".jsonl", ".txt", ".tokens"):
+            assert_equal(built[kind], shared, kind, corpus(path))
+    assert_equal(built[kind], shared, kind, every_block() + random_texts(20_000, seed=3))
+
+
+@pytest.mark.full
+def test_the_whole_of_transformers_gpt2(built: dict[str, Tokenizer], shared: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    files = options(shared, "gpt2")
+    theirs = transformers.GPT2TokenizerFast(
+        vocab=json.loads(Path(files["vocab_file"]).read_text()),
+        merges=[
+            tuple(line.split(" "))
+            for line in Path(files["merge_file"]).read_text().split("\n")[1:]
+            if line
+        ],
+    )
+    for block in blocks(corpus(shared / "data/corpora" / LARGEST)):
+        assert built["gpt2"].encode_batch(block) == theirs(block).input_ids

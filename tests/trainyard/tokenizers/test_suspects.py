@@ -1,0 +1,48 @@
+"""Which texts are suspect, and that looking at the ids finds all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainyard.tokenizers.base import flatten
+from trainyard.tokenizers.suspects import Suspects, flag_tokens, unassigned
+
+SUSPECTS, NFC_SUSPECTS = (
+    Suspects({i: bytes([i]) for i in range(256)}, nfc=nfc) for nfc in (False, True)
+)
+
+
+@given(texts=st.lists(st.text(max_size=20), max_size=5))
+def test_no_suspect_is_overlooked(texts: list[str]) -> None:
+    for suspects in (SUSPECTS, NFC_SUSPECTS):
+        rows = [list(text.encode()) for text in texts]
+        found = suspects.find(texts, *flatten(rows))
+        assert found == [i for i, text in enumerate(texts) if suspects.is_suspect(text)]
+
+
+def test_suspects_are_what_nfc_changes_or_nobody_knows() -> None:
+    assert not SUSPECTS.is_suspect("e\u0301 \u212b plain \u00e9 \u4f60 \U0001f600")
+    assert SUSPECTS.is_suspect("x" * (1 << 20) + "\u0378")
+    assert NFC_SUSPECTS.is_suspect("e\u0301")
+    assert NFC_SUSPECTS.is_suspect("\u212b")
+    assert NFC_SUSPECTS.is_suspect("\u1100\u1161")
+    assert not NFC_SUSPECTS.is_suspect("\u0e2a\u0e27\u0e31 \u00e9 \uac00 q\u0307")
+    assert unassigned()[0x378]
+    assert not unassigned()[0xE000]
+
+
+def test_tokens_are_flagged_by_the_beginnings_of_characters() -> None:
+    risky = np.zeros(0x110000, np.bool_)
+    risky[0x88F] = True  # e0 a2 8f
+    tokens = {
+        0: b"a",
+        5: b"\xe0",
+        2: b"\xe0\xa2",
+        3: b"\xa2\x8f",
+        7: b"\xe0\xa3",
+        4: b"x\xe0\xa2\x8f",
+    }
+    assert np.flatnonzero(flag_tokens(tokens, risky)).tolist() == [2, 4, 5]
+    assert flag_tokens({}, risky).tolist() == []

@@ -1,0 +1,267 @@
+"""What each type promises beside its ids: special tokens, sizes, to come back from its files."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from tokenizers import Tokenizer as Library
+
+from tests.trainyard.tokenizers.hostile import HOSTILE
+from tests.trainyard.tokenizers.kinds import build, options
+from trainyard.artifacts import store
+from trainyard.config import digest_relevant
+from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.tokenizers.base import DESCRIPTION, Tokenizer, as_lists, description
+from trainyard.tokenizers.config import NEEDS, TokenizerConfig
+from trainyard.tokenizers.registry import CARRIED_AS, TOKENIZERS, build_tokenizer, load_tokenizer
+from trainyard.tokenizers.wordpiece import WordPieceTokenizer
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "a", "!", "\u4f60"]
+
+
+def wordpiece(
+    folder: Path, kind: Any = "BertWordPieceLowerCase", **more: Any
+) -> WordPieceTokenizer:
+    (folder / "vocab.txt").write_text("\n".join(more.pop("vocab", VOCAB)) + "\n")
+    config = TokenizerConfig(tokenizer_type=kind, vocab_file=str(folder / "vocab.txt"), **more)
+    built = build_tokenizer(config)
+    assert isinstance(built, WordPieceTokenizer)
+    return built
+
+
+def simple(kind: Any, **more: Any) -> Tokenizer:
+    return build_tokenizer(TokenizerConfig(tokenizer_type=kind, **more))
+
+
+def carried(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    for name, data in tokenizer.files().items():
+        store.write_bytes(store.join(str(folder), name), data)
+    return load_tokenizer(str(folder))
+
+
+# --- WordPiece --------------------------------------------------------------------------------
+
+
+def test_wordpiece_knows_berts_special_tokens(tmp_path: Path) -> None:
+    bert = wordpiece(tmp_path)
+    assert (bert.vocab_size, bert.eod, bert.pad) == (11, 3, 0)
+    assert (bert.cls, bert.sep, bert.mask, bert.unk) == (2, 3, 4, 1)
+    assert (bert.bos, bert.eos, bert.extra_ids) == (2, 3, ())
+    assert bert.encode("UNAFFABLE\u4f60a! b [MASK]") == [5, 6, 7, 10, 8, 9, 1, 4]
+    assert bert.encode("un" * 51) == [1]  # words of more than 100 characters are unknown
+    assert bert.decode([5, 6, 7, 9]) == "unaffable!"
+    assert bert.encode("") == []
+
+
+def test_extra_ids_come_after_the_vocabulary(tmp_path: Path) -> None:
+    cased = wordpiece(tmp_path, "BertWordPieceCase")
+    assert (cased.vocab_size, cased.extra_ids) == (111, tuple(range(11, 111)))
+    assert cased.encode("un<extra_id_7>Un") == [5, 18, 1]
+    assert wordpiece(tmp_path, "BertWordPieceCase", vocab_extra_ids=2).extra_ids == (11, 12)
+    assert wordpiece(tmp_path, vocab_extra_ids=3).vocab_size == 14
+
+
+def test_a_vocabulary_that_is_none_of_bert_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no \[CLS\], \[MASK\]"):
+        wordpiece(tmp_path, vocab=["[PAD]", "[UNK]", "[SEP]"])
+    (tmp_path / "bytes.txt").write_bytes(b"[PAD]\n\xff\n")
+    with pytest.raises(ArtifactError, match="byte 6 is not UTF-8"):
+        simple("BertWordPieceCase", vocab_file=str(tmp_path / "bytes.txt"))
+    with pytest.raises(ArtifactError, match=r"there is no vocab\.txt"):
+        simple("BertWordPieceCase", vocab_file=str(tmp_path / "none.txt"))
+
+
+def test_bert_of_the_shared_vocabularies(shared: Path) -> None:
+    sizes = {"bert-uncased": 30522, "bert-cased": 28996 + 100, "bert-chinese": 21128}
+    for kind, size in sizes.items():
+        bert = build(shared, kind)
+        assert bert.vocab_size == size
+        assert bert.decode([bert.eod]) == "[SEP]"
+
+
+# --- bytes and numbers ------------------------------------------------------------------------
+
+
+def test_bytes_are_ids() -> None:
+    plain = simple("ByteLevelTokenizer")
+    assert (plain.vocab_size, plain.eod, plain.pad) == (512, 0, 1)
+    assert plain.encode("Hello \u00e9\x00 ") == [72, 101, 108, 108, 111, 32, 195, 169, 0, 32]
+    assert plain.decode([72, 255, 300, 105, 32]) == "Hi "
+    more = simple("ByteLevelTokenizer", vocab_size=1024, tokenizer_special_tokens=("<a>", "<b>"))
+    assert more.vocab_size == 1026
+    assert more.decode([1025, 72, 1024]) == "<a>H<b>"
+    assert more.encode("<a>") == [60, 97, 62]
+    with pytest.raises(ConfigError, match=r"--vocab-size 255: .* needs at least 256"):
+        simple("ByteLevelTokenizer", vocab_size=255)
+
+
+def test_numbers_are_ids_however_they_are_read() -> None:
+    null = simple("NullTokenizer", vocab_size=100)
+    texts = ["3 14\n99", "", " \u00a0", "007", "0" * 5000 + "9"]
+    expected = [[3, 14, 99], [], [], [7], [9]]
+    assert as_lists(null.encode_flat(texts)) == expected
+    assert as_lists(null.encode_flat(texts[:4])) == expected[:4]
+    assert null.encode_batch(texts) == expected
+    assert as_lists(null.encode_flat(["", ""])) == [[], []]
+    for wrong in ("100", "-1", "x", "\u0663", "1_0", "9" * 5000, "\u00b2"):
+        for encode in (null.encode_flat, null.encode_batch):
+            with pytest.raises(DataError, match="is not an id: NullTokenizer reads 0 to 99"):
+                encode(["1", f"2 {wrong} 3"])
+
+
+# --- options of HuggingFaceTokenizer ----------------------------------------------------------
+
+
+def test_special_tokens_around_a_text_can_be_left_out(shared: Path) -> None:
+    texts = [*HOSTILE, "<s>"]
+    for fast in (True, False):
+        with_them = build(shared, "llama", use_gigatoken=fast)
+        without = build(
+            shared, "llama", use_gigatoken=fast, tokenizer_hf_no_include_special_tokens=True
+        )
+        rows = without.encode_batch(texts)
+        assert with_them.encode_batch(texts) == [[1, *row] for row in rows]
+        assert [without.encode(text) for text in texts] == rows
+        assert [without.encode_reference(text) for text in texts] == rows
+        assert (
+            rows[-1]
+            == Library.from_file(options(shared, "llama")["tokenizer_model"])
+            .encode("<s>", add_special_tokens=False)
+            .ids
+        )
+
+
+def test_special_tokens_are_added(shared: Path, tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "tokenizer_special_tokens": ("<image>", "<|endoftext|>"),
+        "tokenizer_hf_no_use_fast": True,
+    }
+    for kind, first in (("gpt2", 50257), ("neox", 50280)):
+        ours = build(shared, kind, **config)
+        assert ours.engine.startswith("gigatoken")
+        assert ours.vocab_size == first + 1
+        assert ours.encode("a<image>")[-1] == first
+        again = carried(ours, tmp_path / kind)
+        assert again.files() == ours.files()
+        assert again.encode("a<image>b") == ours.encode("a<image>b")
+        elsewhere = Library.from_file(str(tmp_path / kind / "tokenizer.json"))
+        assert elsewhere.encode("a<image>").ids == ours.encode("a<image>")
+
+
+def test_a_chat_template_is_carried(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    ours = build(shared, "neox", chat_template=str(tmp_path / "mine.jinja"))
+    assert ours.files()["chat_template.jinja"] == b"{{ messages }}"
+    assert carried(ours, tmp_path / "again").files() == ours.files()
+    with pytest.raises(ArtifactError, match="--chat-template: there is no Jinja file"):
+        build(shared, "neox", chat_template=str(tmp_path / "none"))
+
+
+def test_limits_of_a_model_do_not_cut_documents(shared: Path, tmp_path: Path) -> None:
+    document = json.loads(Path(options(shared, "llama")["tokenizer_model"]).read_text())
+    document["truncation"] = {
+        "direction": "Right",
+        "max_length": 3,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    document["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<unk>",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    for fast in (True, False):
+        cut = simple("HuggingFaceTokenizer", tokenizer_model=str(tmp_path), use_gigatoken=fast)
+        assert cut.encode_batch(HOSTILE) == build(shared, "llama").encode_batch(HOSTILE)
+
+
+# --- all of them ------------------------------------------------------------------------------
+
+
+def test_every_type_is_in_every_table() -> None:
+    assert set(TOKENIZERS) == set(CARRIED_AS) == set(NEEDS)
+
+
+def test_types_come_back_from_their_files(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    built = [
+        wordpiece(tmp_path / "source", vocab_extra_ids=7),
+        wordpiece(tmp_path / "source", "BertWordPieceCase"),
+        simple("ByteLevelTokenizer", vocab_size=300, tokenizer_special_tokens=("<x>", "<y>")),
+        simple("NullTokenizer", vocab_size=77),
+    ]
+    for number, tokenizer in enumerate(built):
+        again = carried(tokenizer, tmp_path / str(number))
+        assert again.files() == tokenizer.files()
+        assert (again.vocab_size, again.eod, again.pad) == (
+            tokenizer.vocab_size,
+            tokenizer.eod,
+            tokenizer.pad,
+        )
+        assert digest_relevant(again.config) == digest_relevant(tokenizer.config)
+        assert all(str(tmp_path).encode() not in data for data in tokenizer.files().values())
+
+
+def test_the_description_has_every_option_that_shapes_ids(tmp_path: Path) -> None:
+    config = TokenizerConfig(
+        tokenizer_type="MultimodalTokenizer",
+        tokenizer_model=str(tmp_path),
+        tokenizer_prompt_format="qwen2p5",
+        tokenizer_special_tokens=("<image>",),
+        image_tag_type="nvlm",
+        force_system_message=True,
+        use_gigatoken=False,
+    )
+    document = json.loads(description(config))
+    assert document.pop("format_version") == 2
+    assert document == digest_relevant(config)
+    assert document["image_tag_type"] == "nvlm"
+    assert "use_gigatoken" not in document
+
+
+def test_a_description_of_version_one_is_read(tmp_path: Path) -> None:
+    old = {
+        "format_version": 1,
+        "tokenizer_type": "NullTokenizer",
+        "vocab_size": 9,
+        "vocab_extra_ids": 0,
+    }
+    (tmp_path / DESCRIPTION).write_text(json.dumps(old))
+    assert load_tokenizer(str(tmp_path)).vocab_size == 9
+
+
+def test_no_type_asks_the_network(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise AssertionError("a tokenizer asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for kind in ("gpt2", "llama", "bert-uncased"):
+        assert build(shared, kind).encode("hello")
+    with pytest.raises(ArtifactError, match="names on a hub are not looked up"):
+        simple("HuggingFaceTokenizer", tokenizer_model="openai-community/gpt2")
+
+
+def test_a_type_imports_its_own_library_only(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from trainyard.tokenizers.config import TokenizerConfig\n"
+        "from trainyard.tokenizers.registry import build_tokenizer\n"
+        "build_tokenizer(TokenizerConfig(tokenizer_type='NullTokenizer', vocab_size=9))\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    heavy = {"tokenizers", "gigatoken", "awkward", "sentencepiece", "tiktoken", "transformers"}
+    assert not heavy & set(done.stdout.split())

@@ -1,0 +1,86 @@
+"""Which files can be read, and the byte ranges that they are cut into.
+
+What a file holds is told by the ending of its name, and how it is compressed by another after it.
+A unit of work is a range of an uncompressed JSONL file, one or more whole row groups of a Parquet
+file, or any other file whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from trainyard.artifacts import store
+from trainyard.corpus.compression import CODECS
+from trainyard.corpus.records import ByteRange
+from trainyard.errors import ConfigError
+
+FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text", ".parquet": "parquet"}
+"""What a file holds, by the ending of its name."""
+
+WORDS = {"jsonl": "JSONL", "text": "plain text", "parquet": "Parquet"}
+
+
+def split_name(url: str) -> tuple[str, str]:
+    """What a file holds and how it is compressed: ("jsonl", ".gz"); ConfigError when unknown."""
+    name = store.basename(url)
+    compression = next((ending for ending in CODECS if name.endswith(ending)), "")
+    inner = name.removesuffix(compression)
+    for ending, held in FORMATS.items():
+        if inner.endswith(ending) and not (held == "parquet" and compression):
+            return held, compression
+    raise ConfigError(
+        f"--input: {url} ends in none of {', '.join(FORMATS)}, nor in one of these but .parquet "
+        f"and then {', '.join(CODECS)}; rename it or leave it out"
+    )
+
+
+def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str]) -> None:
+    """Refuse files that cannot be meant: unknown ones, or different kinds of them in one folder.
+
+    `urls` is what was asked for, `files` what it stands for."""
+    kinds = {file: split_name(file)[0] for file in files}
+    examples: dict[str, str] = {}
+    for file in files:
+        if file not in urls:
+            examples.setdefault(kinds[file], file)
+    if len(examples) > 1:
+        (a, first), (b, second) = itertools.islice(examples.items(), 2)
+        raise ConfigError(
+            f"--input finds both {WORDS[a]} ({first}) and {WORDS[b]} ({second}): say which by a "
+            "pattern, such as 'corpus/*.jsonl'"
+        )
+    if "text" in kinds.values() and len(keys) > 1:
+        raise ConfigError(
+            "--json-keys: plain text has no keys; give one key, used as its name only"
+        )
+
+
+def split_ranges(url: str, size_bytes: int, unit_bytes: int) -> list[ByteRange]:
+    """The units of a file of `size_bytes`, without gap or overlap; none for an empty file.
+
+    Of JSONL, nearly equal ranges of at most `unit_bytes`; of Parquet, whose footer is read,
+    neighbouring row groups of together at most that, or one that is larger."""
+    held, compression = split_name(url)
+    if size_bytes == 0:
+        return []
+    if held == "jsonl" and not compression:
+        pieces = -(-size_bytes // unit_bytes)
+        bounds = [size_bytes * i // pieces for i in range(pieces + 1)]
+    elif held == "parquet":
+        bounds = _parquet_bounds(url, size_bytes, unit_bytes)
+    else:
+        bounds = [0, size_bytes]
+    return [ByteRange(url, a, b) for a, b in itertools.pairwise(bounds)]
+
+
+def _parquet_bounds(url: str, size_bytes: int, unit_bytes: int) -> list[int]:
+    from trainyard.corpus.parquet import row_groups
+
+    bounds = [0]
+    filled = 0
+    for group in row_groups(url):
+        if filled and filled + group.size_bytes > unit_bytes and group.offset > bounds[-1]:
+            bounds.append(group.offset)
+            filled = 0
+        filled += group.size_bytes
+    return [*bounds, size_bytes]

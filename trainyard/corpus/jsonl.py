@@ -1,0 +1,80 @@
+"""Lines of JSON to records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from trainyard.corpus.lines import Lines, TornError, line_blocks
+from trainyard.corpus.parse import excerpt, parse_lines
+from trainyard.corpus.records import BadLine, ByteRange, Rows
+from trainyard.errors import DataError
+
+SPREAD = (
+    "documents must be objects, one a line; `jq -c '.[]' IN > OUT.jsonl` writes an array so, "
+    "`jq -c . IN > OUT.jsonl` objects that are spread over lines"
+)
+
+
+def json_rows(source: ByteRange, compression: str, keys: Sequence[str]) -> Iterator[Rows]:
+    """The records of a range, about a megabyte of lines at once."""
+    first = 1
+    looked = source.start > 0
+    try:
+        for offset, lines in line_blocks(source, compression):
+            rows = _rows(offset, lines, first, keys)
+            if not looked and (rows.bad or rows.records):
+                looked = True
+                _refuse_one_document(source.url, rows, first)
+            first += len(lines)
+            yield rows
+    except TornError as torn:
+        reason = f"{torn}; {torn.received} bytes of contents could be read, all after is lost"
+        bad = BadLine(first, torn.offset, reason, excerpt(torn.beginning))
+        yield _no_rows(bad)
+
+
+def _rows(offset: int, lines: Lines, first: int, keys: Sequence[str]) -> Rows:
+    faults: dict[int, str] = {}
+    kept, records = parse_lines(lines, keys, faults)
+    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    offsets = offset + np.cumsum(lengths + 1) - (lengths + 1)
+    bad = [
+        BadLine(first + i, int(offsets[i]), reason, excerpt(lines[i]))
+        for i, reason in faults.items()
+    ]
+    chosen = np.arange(len(lines)) if kept is None else np.array(kept, np.int64)
+    return Rows(
+        records,
+        offsets[chosen],
+        lengths[chosen],
+        chosen + first,
+        len(lines),
+        bad,
+        lambda i: excerpt(lines[chosen[i]]),
+        lines,
+    )
+
+
+def _no_rows(bad: BadLine) -> Rows:
+    nothing = np.empty(0, np.int64)
+    return Rows([], nothing, nothing, nothing, 1, [bad], lambda _: "", [])
+
+
+def _refuse_one_document(url: str, rows: Rows, first: int) -> None:
+    """A file that is one array, or has its objects spread over lines, is not a file of bad lines:
+    its first line that is not blank tells."""
+    bad = rows.bad[0] if rows.bad else None
+    if bad is None or (rows.records and rows.lines[0] < bad.line):
+        number, offset = int(rows.lines[0]), int(rows.offsets[0])
+        refused = "a JSON array" if isinstance(rows.records[0], list) else ""
+    else:
+        number, offset = bad.line, bad.offset
+        ends = bytes(rows.raw[number - first][-16:]).rstrip()[-1:]
+        refused = "a piece of a JSON document" if ends in (b",", b"[", b"{") else ""
+    if refused:
+        raise DataError(
+            f"{url}: line {number} (byte {offset}) is {refused}: {SPREAD}; it begins "
+            f"{excerpt(rows.raw[number - first])}"
+        )

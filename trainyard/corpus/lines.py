@@ -1,0 +1,140 @@
+"""The lines of a byte range, in blocks: any cut of a file gives every line once.
+
+A line belongs to the range that its first byte lies in. Each byte is looked at once or twice,
+however long the lines are. Knows nothing of what a line holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import cast
+
+from trainyard.corpus.compression import PIECE_BYTES, BrokenError, contents
+from trainyard.corpus.records import ByteRange
+from trainyard.errors import DataError
+
+MAX_LINE_BYTES = 1 << 31
+"""A longer line is refused: it is no document, and would have to fit in memory several times."""
+
+Lines = list[bytes | bytearray]
+
+
+BEGINNING = 1024
+"""Bytes of an unfinished line that are kept for the message."""
+
+
+class TornError(Exception):
+    """The contents cannot be read on: where the unfinished line begins, and what is there of it."""
+
+    def __init__(self, reason: str, offset: int, received: int, beginning: bytes) -> None:
+        super().__init__(reason)
+        self.offset = offset
+        self.received = received
+        self.beginning = beginning
+
+
+def line_blocks(source: ByteRange, compression: str) -> Iterator[tuple[int, Lines]]:
+    """Lines without their line feeds, about a megabyte at once, and where the first one begins.
+
+    A long line comes alone. Whoever takes the list may clear it, so that a line is not kept in
+    memory while its document is worked on."""
+    reader = _Reader(source, compressed=bool(compression))
+    # One byte early: a line feed there means that a line begins with the range.
+    with closing(contents(source.url, compression, max(source.start - 1, 0))) as pieces:
+        try:
+            for piece in pieces:
+                yield from reader.take(piece)
+                if reader.done:
+                    return
+        except BrokenError as error:
+            beginning = bytes(reader.pending[:BEGINNING])
+            raise TornError(str(error), reader.offset, reader.position, beginning) from error
+    reader.check_end()
+    yield from reader.rest()
+
+
+class _Reader:
+    """Cuts pieces into lines. `pending` is the line that has not ended, and begins at `offset`."""
+
+    def __init__(self, source: ByteRange, compressed: bool) -> None:
+        self.url = source.url
+        self.end = sys.maxsize if compressed else source.end
+        self.offset = max(source.start - 1, 0)
+        self.pending = bytearray()
+        self.done = source.start >= source.end
+        self._compressed = compressed
+        self._between = source.start > 0  # in a line that began before the range
+
+    @property
+    def position(self) -> int:
+        """How far the contents have been read."""
+        return self.offset + len(self.pending)
+
+    def take(self, piece: bytes) -> Iterator[tuple[int, Lines]]:
+        """What ends in this piece."""
+        if self._between:
+            piece = self._skip(piece)
+        cut = self._cut(piece)
+        if cut < 0:
+            self.pending += piece
+            self._check_length()
+            return
+        if len(self.pending) > PIECE_BYTES:
+            first = piece.find(b"\n")
+            self.pending += piece[:first]
+            yield self._release()
+            piece, cut = piece[first + 1 :], cut - first - 1
+        if cut >= 0:
+            data = bytes(self.pending) + piece[:cut] if self.pending else piece[:cut]
+            lines = cast(Lines, data.split(b"\n"))
+            offset, self.offset = self.offset, self.offset + len(data) + 1
+            yield offset, lines
+        self.pending = bytearray(piece[cut + 1 :])
+
+    def rest(self) -> Iterator[tuple[int, Lines]]:
+        """The last line, if no line feed ended it."""
+        if self.pending:
+            yield self._release()
+
+    def check_end(self) -> None:
+        """Refuse a file that is shorter than it was when the ranges were made."""
+        if not self._compressed and self.position < self.end:
+            raise DataError(
+                f"{self.url} is shorter than the {self.end} bytes that it had when the work was "
+                "planned: it was changed meanwhile; run again"
+            )
+
+    def _skip(self, piece: bytes) -> bytes:
+        """What follows the first line feed. When none comes before the last byte of the range, no
+        line begins in it: one line may be longer than many ranges."""
+        found = piece.find(b"\n", 0, self.end - 1 - self.offset)
+        self.done = found < 0 and self.offset + len(piece) >= self.end - 1
+        self._between = found < 0
+        skipped = len(piece) if found < 0 else found + 1
+        self.offset += skipped
+        return piece[skipped:]
+
+    def _cut(self, piece: bytes) -> int:
+        """Where in the piece the last line ends; the first line feed at the range's last byte or
+        after it is the last that counts."""
+        to_end = self.end - 1 - self.position
+        if not self._between and to_end < len(piece):
+            cut = piece.find(b"\n", max(to_end, 0))
+            if cut >= 0:
+                self.done = True
+                return cut
+        return piece.rfind(b"\n")
+
+    def _release(self) -> tuple[int, Lines]:
+        offset, line = self.offset, self.pending
+        self.offset += len(line) + 1
+        self.pending = bytearray()
+        return offset, [line]
+
+    def _check_length(self) -> None:
+        if len(self.pending) > MAX_LINE_BYTES:
+            raise DataError(
+                f"{self.url}: the line that begins at byte {self.offset} has more than "
+                f"{MAX_LINE_BYTES} bytes; a document is one line, so is this a JSONL file?"
+            )

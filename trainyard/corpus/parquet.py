@@ -1,0 +1,195 @@
+"""Parquet files to records, a row group at a time. The only import of pyarrow.
+
+A column is a key. Rows are read in lots of about a megabyte, so that a row group need not fit in
+memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from trainyard.artifacts import store
+from trainyard.corpus.parse import excerpt
+from trainyard.corpus.records import BadLine, ByteRange, Rows
+from trainyard.errors import ConfigError, DataError
+
+T = TypeVar("T")
+
+LOT_BYTES = 1 << 20
+LOT_ROWS = 1024
+"""Rows read at once, at most: a dictionary lets a long text that repeats look small."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """What the footer says of a row group."""
+
+    number: int
+    offset: int
+    size_bytes: int
+    """As stored, all columns."""
+    num_rows: int
+
+
+class _BrokenError(Exception):
+    """What pyarrow could not read."""
+
+
+def row_groups(url: str) -> list[RowGroup]:
+    """The row groups of a file that hold rows, in the order they lie in it."""
+    with _opened(url) as file:
+        return _footer(url, lambda: _row_groups(file))
+
+
+def parquet_rows(source: ByteRange, keys: Sequence[str], id_key: str | None) -> Iterator[Rows]:
+    """The rows of the row groups that begin in a range."""
+    with _opened(source.url) as file:
+        groups = _footer(source.url, lambda: _row_groups(file))
+        columns = _footer(source.url, lambda: _columns(file, source.url, keys, id_key))
+        first = 1
+        for group in groups:
+            if source.start <= group.offset < source.end:
+                yield from _group_rows(file, group, columns, first, keys[0])
+                first += group.num_rows
+
+
+def _group_rows(
+    file: Any, group: RowGroup, columns: list[str], first: int, shown: str
+) -> Iterator[Rows]:
+    """Its rows, the first of them number `first` of the range. What cannot be read is one bad
+    line, which says how many rows are lost with it."""
+    done = 0
+    try:
+        batches = _arrow(lambda: _batches(file, group, columns))
+        while (batch := _arrow(lambda: next(batches, None))) is not None:
+            yield _rows(batch, group, first + done, shown)
+            done += batch.num_rows
+    except _BrokenError as error:
+        lost = group.num_rows - done
+        reason = (
+            f"the row group cannot be read on ({error}); {lost} of its {group.num_rows} rows are "
+            "lost"
+        )
+        nothing = np.empty(0, np.int64)
+        bad = [BadLine(first + done, group.offset, reason, "")]
+        yield Rows([], nothing, nothing, nothing, lost, bad, lambda _: "", [])
+
+
+def _rows(batch: Any, group: RowGroup, first: int, shown: str) -> Rows:
+    bad: list[BadLine] = []
+    try:
+        records = _as_text(batch).to_pylist()
+        numbers = np.arange(first, first + len(records))
+    except ValueError:  # UnicodeDecodeError: Arrow does not look at what a file says is UTF-8
+        records, kept = [], []
+        for i in range(batch.num_rows):
+            try:
+                records += _as_text(batch.slice(i, 1)).to_pylist()
+                kept.append(first + i)
+            except ValueError as error:
+                reason = f"not UTF-8 ({error})"
+                bad.append(BadLine(first + i, group.offset, reason, ""))
+        numbers = np.array(kept, np.int64)
+    return Rows(
+        records,
+        np.full(len(records), group.offset),
+        np.full(len(records), group.size_bytes),
+        numbers,
+        batch.num_rows,
+        bad,
+        lambda i: excerpt(str(records[i][shown])[: 1 << 10]),
+        [],
+    )
+
+
+def _as_text(batch: Any) -> Any:
+    """Columns of bytes, which some writers mean as text, as text; ValueError if they are none."""
+    import pyarrow as arrow  # type: ignore[import-untyped]
+
+    for i, field in enumerate(batch.schema):
+        if arrow.types.is_binary(field.type) or arrow.types.is_large_binary(field.type):
+            text = batch.column(i).cast(arrow.large_string())
+            batch = batch.set_column(i, field.name, text)
+    return batch
+
+
+def _batches(file: Any, group: RowGroup, columns: list[str]) -> Iterator[Any]:
+    metadata = file.metadata.row_group(group.number)
+    chunks = [metadata.column(i) for i in range(metadata.num_columns)]
+    read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    size = sum(chunk.total_uncompressed_size for chunk in read)
+    rows = int(max(1, min(LOT_ROWS, group.num_rows * LOT_BYTES // max(size, 1))))
+    batches: Iterator[Any] = file.iter_batches(
+        rows, row_groups=[group.number], columns=columns, use_threads=False
+    )
+    return batches
+
+
+def _columns(file: Any, url: str, keys: Sequence[str], id_key: str | None) -> list[str]:
+    schema = file.schema_arrow
+    for key in keys:
+        if schema.get_all_field_indices(key) == []:
+            raise DataError(
+                f"{url}: no column {key!r}, only {', '.join(schema.names)}; see --json-keys"
+            )
+    wanted = [*keys, id_key] if id_key in schema.names and id_key not in keys else list(keys)
+    for name in wanted:
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise DataError(f"{url}: there is more than one column {name!r}")
+    return [name for name in wanted if name is not None]
+
+
+def _row_groups(file: Any) -> list[RowGroup]:
+    found = []
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        if group.num_rows and chunks:
+            offset = min(c.dictionary_page_offset or c.data_page_offset for c in chunks)
+            size = sum(c.total_compressed_size for c in chunks)
+            found.append(RowGroup(number, offset, size, group.num_rows))
+    return sorted(found, key=lambda group: group.offset)
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Any]:
+    try:
+        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ConfigError(
+            "--input: .parquet files need the package pyarrow, which is not installed; "
+            "trainyard's extra [tokenize] brings it"
+        ) from error
+    with store.operation("read", url) as backend, backend.open_input(url) as file:
+        # Without pre_buffer=False a row group would be read whole before its first row is.
+        options = {"buffer_size": LOT_BYTES, "pre_buffer": False}
+        yield _footer(url, lambda: parquet.ParquetFile(file, **options))
+
+
+def _footer(url: str, call: Callable[[], T]) -> T:
+    """For what is read out of the footer, without which nothing else can be."""
+    try:
+        return _arrow(call)
+    except _BrokenError as error:
+        raise DataError(f"{url}: no Parquet file, or a damaged one: {error}") from error
+
+
+def _arrow(call: Callable[[], T]) -> T:
+    """Faults that pyarrow finds in a file are told from those of the store below it: the latter
+    have a number (errno) or a class of their own."""
+    try:
+        return call()
+    except ValueError as error:
+        raise _BrokenError(" ".join(str(error).split())) from error
+    except OSError as error:
+        if type(error) is not OSError or error.errno is not None:
+            raise
+        raise _BrokenError(" ".join(str(error).split())) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("pyarrow"):
+            raise
+        raise _BrokenError(" ".join(str(error).split())) from error

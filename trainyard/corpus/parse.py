@@ -1,0 +1,177 @@
+"""JSON objects to columns of text, or to the fault that each of them has.
+
+What is JSON is decided as Megatron's tool has it, by Python's `json`: NaN, Infinity and -Infinity
+pass as numbers, of a key written twice the last counts, and half a character (a lone surrogate in
+an escape) is a fault only in a text that was asked for. orjson does the work; `json` is asked where
+it refuses. Knows nothing of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+EXCERPT = 60
+SHOWN_KEYS = 8
+
+Split = Callable[[str], list[str]]
+Column = tuple[list[str], list[int] | None]
+"""The texts of some records end to end, and how many each has (None: one)."""
+
+
+class FaultError(Exception):
+    """What is wrong with a record; the place is added by whoever knows it."""
+
+
+# --- many records -----------------------------------------------------------------------------
+
+
+def parse_lines(
+    lines: Sequence[bytes | bytearray], keys: Sequence[str], faults: dict[int, str]
+) -> tuple[list[int] | None, list[Any]]:
+    """The JSON documents of lines, and the positions of the lines that hold them (None: each).
+
+    Blank lines hold none; what is wrong with a line that is no JSON goes to `faults`."""
+    try:
+        return None, list(map(orjson.loads, lines))
+    except orjson.JSONDecodeError:
+        pass
+    kept: list[int] = []
+    records: list[Any] = []
+    for position, line in enumerate(lines):
+        if not line or line.isspace():
+            continue
+        try:
+            records.append(_parse(line, keys))
+            kept.append(position)
+        except FaultError as fault:
+            faults[position] = str(fault)
+    return kept, records
+
+
+def columns(records: Sequence[Any], keys: Sequence[str], split: Split | None) -> list[Column]:
+    """The texts of records under each key; strings go through `split`, lists are left as they are.
+
+    Raises FaultError when any record has a fault; `check_record` tells which."""
+    values = [_values(records, key) for key in keys]
+    return [_flatten(column, split) for column in values]
+
+
+def _values(records: Sequence[Any], key: str) -> list[Any]:
+    try:
+        values = [record[key] for record in records]
+    except (KeyError, TypeError):
+        raise FaultError from None
+    kinds = set(map(type, values))
+    if not kinds <= {str, list}:
+        raise FaultError
+    if list in kinds and not all(_is_texts(value) for value in values):
+        raise FaultError
+    return values
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, str) or all(isinstance(item, str) for item in value)
+
+
+def _flatten(values: list[Any], split: Split | None) -> Column:
+    if split is None and set(map(type, values)) <= {str}:
+        return values, None
+    texts: list[str] = []
+    counts = []
+    for value in values:
+        parts = value if isinstance(value, list) else [value] if split is None else split(value)
+        texts += parts
+        counts.append(len(parts))
+    return texts, counts
+
+
+def find_ids(records: Sequence[dict[str, Any]], key: str) -> list[str | None] | None:
+    """What stands under the id key, as text; None when no record has one."""
+    ids = [record.get(key) for record in records]
+    if set(map(type, ids)) <= {type(None)}:
+        return None
+    return [as_id(value) for value in ids]
+
+
+def as_id(value: Any) -> str | None:
+    """An id as text: a string as it is, null as none, anything else as JSON."""
+    if value is None:
+        return None
+    text: str = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+# --- one record -------------------------------------------------------------------------------
+
+
+def _parse(line: bytes | bytearray, keys: Sequence[str]) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        pass
+    text = decode(line)
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FaultError(f"not a JSON document ({error})") from None
+    check_record(record, keys)
+    for key in keys:
+        value = record[key]
+        for item in [value] if isinstance(value, str) else value:
+            _check_surrogates(item)
+    return record
+
+
+def check_record(record: Any, keys: Sequence[str]) -> None:
+    """Raise FaultError when a record does not hold a string, or a list of them, under each key."""
+    if not isinstance(record, dict):
+        raise FaultError(
+            f"a JSON {_kind(record)} where an object with the keys {list(keys)} should be"
+        )
+    for key in keys:
+        if key not in record:
+            raise FaultError(f"no key {key!r}, only {_keys(record)}; see --json-keys")
+        value = record[key]
+        if not isinstance(value, str | list) or not _is_texts(value):
+            raise FaultError(
+                f"key {key!r} holds a JSON {_kind(value)}, not a string or a list of strings"
+            )
+
+
+def decode(data: bytes | bytearray) -> str:
+    """UTF-8 to text, less a byte order mark."""
+    try:
+        return data.removeprefix(BYTE_ORDER_MARK).decode()
+    except UnicodeDecodeError as error:
+        raise FaultError(
+            f"not UTF-8 ({error.reason} at byte {error.start} of the document)"
+        ) from None
+
+
+def excerpt(line: bytes | bytearray | str) -> str:
+    """The beginning of a line, in ASCII."""
+    beginning = line[: 4 * EXCERPT]
+    text = beginning if isinstance(beginning, str) else beginning.decode(errors="replace")
+    cut = text[:EXCERPT].rstrip("\r\n")
+    return ascii(cut + ("..." if len(text) > EXCERPT else ""))
+
+
+def _check_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise FaultError("an escape \\ud... that is half a character (a lone surrogate)") from None
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _keys(record: dict[str, Any]) -> str:
+    shown = ", ".join(ascii(key)[:EXCERPT] for key in sorted(record)[:SHOWN_KEYS])
+    return f"[{shown}{', ...' if len(record) > SHOWN_KEYS else ''}]"

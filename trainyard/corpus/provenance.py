@@ -1,0 +1,230 @@
+"""Where every document came from: writer, reader and joiner of PREFIX.docs.
+
+`sidecar` has the layout. Documents are counted as in the .idx beside it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from trainyard.artifacts import store
+from trainyard.corpus.layout import CHUNK, ByteSink
+from trainyard.corpus.origins import Part, join_provenance
+from trainyard.corpus.records import Block
+from trainyard.corpus.sidecar import (
+    HEADER,
+    LENGTH_BITS,
+    MAX_LENGTH,
+    MAX_SOURCES,
+    RECORD,
+    Array,
+    Header,
+    check_bounds,
+    check_records,
+    decode,
+    parse_header,
+    parse_names,
+    write_names,
+    write_repeated,
+)
+from trainyard.errors import ArtifactError, DataError
+
+__all__ = ["Origin", "Part", "Provenance", "ProvenanceWriter", "join_provenance"]
+
+HELD_BYTES = 1 << 20
+"""What a writer holds in memory of each part of the file before it uses a temporary file."""
+
+
+class Origin(NamedTuple):
+    """Where a document came from."""
+
+    source: str
+    """URL of the input file."""
+    offset: int
+    """Where it begins there, after decompression; Parquet: where its row group does."""
+    length: int
+    """Its bytes there; Parquet: those of its row group."""
+    line: int
+    """Its line, or row, from 1."""
+    id: str | None
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+class ProvenanceWriter:
+    """Takes documents as they come; memory does not grow with them, but for names of sources."""
+
+    def __init__(self, scratch: Path | None = None) -> None:
+        self._records, self._ids, self._id_ends = (_spool(scratch) for _ in range(3))
+        self._sources: dict[str, int] = {}
+        self._count = 0
+        self._id_bytes = 0
+        self._without_ids = 0  # documents before the first that has one
+        self._has_ids = False
+
+    def __len__(self) -> int:
+        """Documents so far."""
+        return self._count
+
+    def add(self, source: str, offset: int, length: int, line: int, id: str | None = None) -> None:
+        """One document."""
+        offsets, lengths, lines = (np.array([n], np.int64) for n in (offset, length, line))
+        self._add(source, offsets, lengths, lines, None if id is None else [id])
+
+    def add_block(self, source: str, block: Block) -> None:
+        """The documents of a block that was read from `source`."""
+        self._add(source, block.offsets, block.lengths, block.lines, block.ids)
+
+    def _add(
+        self,
+        source: str,
+        offsets: Array,
+        lengths: Array,
+        lines: Array,
+        ids: Sequence[str | None] | None,
+    ) -> None:
+        if not len(offsets):
+            return
+        number = self._sources.setdefault(source, len(self._sources))
+        if number >= MAX_SOURCES:
+            raise DataError(f"{source} is source number {number}; the format ends at {MAX_SOURCES}")
+        if lengths.max() > MAX_LENGTH:
+            raise DataError(f"{source}: a document of {lengths.max()} bytes is beyond the format")
+        records = np.empty(len(offsets), RECORD)
+        records["offset"], records["line"] = offsets, lines
+        records["where"] = lengths.astype(np.uint64) | np.uint64(number << LENGTH_BITS)
+        self._records.write(records.tobytes())
+        self._add_ids(ids, len(offsets))
+        self._count += len(offsets)
+
+    def _add_ids(self, ids: Sequence[str | None] | None, count: int) -> None:
+        if ids is None and not self._has_ids:
+            self._without_ids += count
+            return
+        self._has_ids = True
+        data = [(id or "").encode() for id in ids or [""] * count]
+        ends = np.cumsum(np.fromiter(map(len, data), np.int64, count)) + self._id_bytes
+        self._ids.write(b"".join(data))
+        self._id_ends.write(ends.astype("<u8").tobytes())
+        self._id_bytes = int(ends[-1])
+
+    def write(self, out: ByteSink) -> None:
+        """The whole file, once."""
+        names = [name.encode() for name in self._sources]
+        header = Header(
+            self._has_ids, self._count, len(names), sum(map(len, names)), self._id_bytes
+        )
+        out.write(header.pack())
+        _copy(self._records, out)
+        write_names(names, out)
+        if self._has_ids:
+            write_repeated(0, 1 + self._without_ids, out)
+            _copy(self._id_ends, out)
+            _copy(self._ids, out)
+
+
+def _spool(scratch: Path | None) -> IO[bytes]:
+    folder = None if scratch is None else str(scratch)
+    return tempfile.SpooledTemporaryFile(HELD_BYTES, prefix="docs-", dir=folder)
+
+
+def _copy(spool: IO[bytes], out: ByteSink) -> None:
+    with spool:
+        spool.seek(0)
+        shutil.copyfileobj(spool, out, store.CHUNK)
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+class Provenance:
+    """Reader of a sidecar: mapped where it lies, or copied first if it is in a remote store (to the
+    folder `cache`, else to a temporary folder that goes with the object)."""
+
+    def __init__(self, url: str, cache: Path | None = None) -> None:
+        self.url = url
+        if cache is None and not store.is_local(url):
+            self._temporary = tempfile.TemporaryDirectory(prefix="trainyard-docs-")
+            cache = Path(self._temporary.name)
+        path = store.fetch(url, cache or Path())
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            self._header = parse_header(file.read(HEADER.size), size, url)
+        raw: Array = np.asarray(np.memmap(path, np.uint8, "r"))
+        bounds, names, id_bounds, ids, _ = self._header.starts()
+        self.records: Array = raw[HEADER.size : bounds].view(RECORD)
+        """The records as they stand in the file; see `sidecar`."""
+        self.sources = parse_names(
+            raw[bounds:names].view("<u8"), raw[names:id_bounds].tobytes(), url
+        )
+        """URLs of the input files."""
+        self._id_bounds: Array = raw[id_bounds:ids].view("<u8")
+        self._ids: Array = raw[ids:]
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return self._header.num_documents
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether any document has an id."""
+        return self._header.has_ids
+
+    def __getitem__(self, k: int) -> Origin:
+        """Where document k came from."""
+        if not 0 <= k < len(self):
+            raise IndexError(f"document {k} of {len(self)}")
+        record = self.records[k : k + 1]
+        check_records(record, self._header, k, self.url)
+        where = int(record["where"][0])
+        return Origin(
+            self.sources[where >> LENGTH_BITS],
+            int(record["offset"][0]),
+            where & MAX_LENGTH,
+            int(record["line"][0]),
+            self._id(k),
+        )
+
+    def _id(self, k: int) -> str | None:
+        if not self.has_ids:
+            return None
+        bounds = self._id_bounds[k : k + 2]
+        check_bounds(bounds, 0, len(self._ids), f"{self.url}: ids of document {k}")
+        data = self._ids[int(bounds[0]) : int(bounds[1])].tobytes()
+        return decode(data, f"{self.url}: id of document {k}") or None
+
+    def source_numbers(self, start: int = 0, stop: int | None = None) -> Array:
+        """(stop - start,) the number in `sources` of each document's source."""
+        records = self.records[start:stop]
+        check_records(records, self._header, start, self.url)
+        numbers: Array = (records["where"] >> np.uint64(LENGTH_BITS)).astype(np.int64)
+        return numbers
+
+    def documents_of(self, source: str) -> Array:
+        """(n,) the documents that came from a source, ascending; none for one that is not here."""
+        if source not in self.sources:
+            return np.empty(0, np.int64)
+        number = self.sources.index(source)
+        found = [
+            start + np.flatnonzero(self.source_numbers(start, start + CHUNK) == number)
+            for start in range(0, len(self), CHUNK)
+        ]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def verify(self) -> None:
+        """Read every entry; ArtifactError for the first that cannot be."""
+        for start in range(0, len(self), CHUNK):
+            check_records(self.records[start : start + CHUNK], self._header, start, self.url)
+            if self.has_ids:
+                bounds = self._id_bounds[start : start + CHUNK + 1]
+                check_bounds(bounds, 0, len(self._ids), f"{self.url}: ids")
+                for k in range(start, min(start + CHUNK, len(self))):
+                    self._id(k)
+        if self.has_ids and (self._id_bounds[0] != 0 or self._id_bounds[-1] != len(self._ids)):
+            raise ArtifactError(f"{self.url}: the ids do not fill their place: damaged")

@@ -1,0 +1,118 @@
+"""What is read from a corpus: byte ranges of files, documents, and the lines that are none.
+
+Plain records; knows nothing of formats or stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """The documents whose first byte lies in [start, end) of one file: the unit of work.
+
+    Of a Parquet file, those of the row groups that begin there; a compressed file and a plain text
+    have one range, the whole file as it is stored."""
+
+    url: str
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file it covers, as stored."""
+        return self.end - self.start
+
+
+class Document(NamedTuple):
+    """One document. A tuple rather than a dataclass: there may be hundreds of millions."""
+
+    offset: int
+    """Where it begins in the file after decompression; for Parquet, where its row group begins."""
+    length: int
+    """Its bytes there, the line feed left out; for Parquet, those of its row group."""
+    line: int
+    """From 1, counted from the first line (Parquet: row) of its range."""
+    id: str | None
+    """What stands under the id key, as text."""
+    values: tuple[tuple[str, ...], ...]
+    """For each key asked for, its sentences; a plain string is one sentence."""
+
+
+class BadLine(NamedTuple):
+    """A line, or a row, that could not be read as a document."""
+
+    line: int
+    """From 1, counted from the first line (Parquet: row) of its range."""
+    offset: int
+    """Where it begins; as `Document.offset`."""
+    reason: str
+    excerpt: str
+    """The beginning of it, in ASCII; nothing for a part of a Parquet file."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Some neighbouring documents as columns: what `Document` holds, without a Python object each.
+
+    The texts of document d under key k are the next `counts[k][d]` of `texts[k]`; where
+    `counts[k]` is None, every document has exactly one."""
+
+    offsets: Counts
+    lengths: Counts
+    lines: Counts
+    ids: list[str | None] | None
+    """None when no document of the block has one."""
+    texts: tuple[list[str], ...]
+    counts: tuple[list[int] | None, ...]
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.offsets)
+
+    def documents(self) -> Iterator[Document]:
+        """The same, one by one."""
+        ids = self.ids or [None] * len(self)
+        columns = [
+            _grouped(texts, counts) for texts, counts in zip(self.texts, self.counts, strict=True)
+        ]
+        values = zip(*columns, strict=True)
+        places = (self.offsets.tolist(), self.lengths.tolist(), self.lines.tolist())
+        yield from map(Document, *places, ids, values)
+
+
+def _grouped(texts: list[str], counts: list[int] | None) -> Iterator[tuple[str, ...]]:
+    if counts is None:
+        yield from zip(texts, strict=True)
+        return
+    start = 0
+    for count in counts:
+        yield tuple(texts[start : start + count])
+        start += count
+
+
+@dataclass(slots=True)
+class Rows:
+    """What a format hands to the reader: some neighbouring records, not looked at yet."""
+
+    records: list[Any]
+    """JSON objects, or what was meant to be one."""
+    offsets: Counts
+    lengths: Counts
+    lines: Counts
+    """Of each record, as in `Document`."""
+    num_lines: int
+    """Lines, or rows, behind it: those that hold no document as well."""
+    bad: list[BadLine]
+    """What is no record at all."""
+    excerpt: Callable[[int], str]
+    """The beginning of record number i, for messages."""
+    raw: list[bytes | bytearray]
+    """What the records were read from, or nothing; let go before they are worked on."""

@@ -1,0 +1,193 @@
+"""BERT samples: two runs of sentences, some words of which are hidden.
+
+    [CLS] A [SEP] B [SEP]      A and B of one document, B after A or, for half of them, before it
+
+The items are those of Megatron-LM, drawn in its order, but for these: padding is 0 in `types` and
+`padding_mask` whatever the pad id is, and words permuted come from the sample's own generator. An
+item depends on the seed and its number alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.corpus.indexed import IndexedDataset
+from trainyard.datasets.cache import IN_MEMORY, Indexer
+from trainyard.datasets.form import Sample
+from trainyard.datasets.mapping import MappingRule
+from trainyard.datasets.masked_config import MaskedConfig
+from trainyard.datasets.masking import (
+    BertReplacement,
+    MaskingRule,
+    find_words,
+    mask_words,
+    sample_generator,
+)
+from trainyard.datasets.sentences import (
+    NOT_ASKED,
+    SentenceSamples,
+    mask_of,
+    padded,
+    special_id,
+    word_beginnings,
+)
+from trainyard.errors import ConfigError
+
+MARKS = 3
+"""[CLS] and two [SEP]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertFormat:
+    """How sentences become a sample; the same for all sources of a run."""
+
+    seq_length: int
+    seed: int
+    vocab_size: int
+    cls: int
+    sep: int
+    mask: int
+    pad: int
+    begins_word: NDArray[np.bool_] | None = None
+    """(vocabulary,) whether a token begins a word; None if every one does."""
+    binary_head: bool = True
+    """Two runs of sentences, to tell their order; else one."""
+    short_seq_prob: float = 0.1
+    masking: MaskingRule = field(default_factory=MaskingRule)
+
+    def __post_init__(self) -> None:
+        """Refuse lengths without room for text."""
+        if self.seq_length < MARKS + 2:
+            raise ConfigError(f"--seq-length {self.seq_length}: BERT samples need {MARKS + 2}")
+
+    @staticmethod
+    def of(
+        tokenizer: object, data: MaskedConfig, seq_length: int, seed: int, binary_head: bool = True
+    ) -> BertFormat:
+        """With the special tokens of a WordPiece tokenizer."""
+        marks = {
+            name: special_id(tokenizer, name, "BERT") for name in ("cls", "sep", "mask", "pad")
+        }
+        vocab_size = special_id(tokenizer, "vocab_size", "BERT")
+        begins_word = word_beginnings(tokenizer, vocab_size)
+        if begins_word is None:
+            raise ConfigError(
+                "the tokenizer does not tell which of its tokens begin a word, and BERT's words "
+                "are hidden whole; take --tokenizer-type BertWordPieceLowerCase or "
+                "BertWordPieceCase"
+            )
+        return BertFormat(
+            seq_length=seq_length,
+            seed=seed,
+            vocab_size=vocab_size,
+            begins_word=begins_word,
+            binary_head=binary_head,
+            short_seq_prob=data.short_seq_prob,
+            masking=MaskingRule(mask_prob=data.mask_prob),
+            **marks,
+        )
+
+    @property
+    def mapping(self) -> MappingRule:
+        """How sentences are gathered."""
+        shortest = 2 if self.binary_head else 1
+        return MappingRule(self.seq_length - MARKS, self.short_seq_prob, self.seed, shortest)
+
+
+class BERTDataset:
+    """Samples of one token file of sentences, over a range of its documents."""
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        documents: range,
+        num_samples: int | None,
+        form: BertFormat,
+        indexer: Indexer = IN_MEMORY,
+    ) -> None:
+        self.form = form
+        self.samples = SentenceSamples(
+            indexed, documents, num_samples, form.mapping, form.vocab_size, indexer
+        )
+        self._replacement = BertReplacement(form.mask, form.vocab_size)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, 2): 0, and the number of the sample."""
+        return self.samples.ids(indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        """text, types, labels, padding_mask int64 (s,), loss_mask float32 (s,); is_random and
+        truncated, 0 or 1. Labels are -1 where nothing is asked."""
+        form, random = self.form, sample_generator(self.form.seed, index)
+        target = self.samples.target_length(index)
+        first, second, is_random = self._pair(index, random)
+        fits = len(first) + len(second) <= target
+        first, second = trim(first, second, target, random)
+        text, num_first = self._joined(first, second)
+        words = find_words(text, form.begins_word, (form.cls, form.sep))
+        budget = form.masking.budget(len(text), target)
+        masked = mask_words(text, words, budget, form.masking, random, self._replacement)
+        labels = np.full(form.seq_length, NOT_ASKED, np.int64)
+        labels[masked.places] = masked.labels
+        types = mask_of(len(text), form.seq_length)
+        types[:num_first] = 0
+        return {
+            "text": padded(masked.tokens, form.seq_length, form.pad),
+            "types": types,
+            "labels": labels,
+            "is_random": np.array(is_random, np.int64),
+            "padding_mask": mask_of(len(text), form.seq_length),
+            "loss_mask": (labels != NOT_ASKED).astype(np.float32),
+            "truncated": np.array(not fits, np.int64),
+        }
+
+    def _pair(
+        self, index: int, random: np.random.RandomState
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+        """A, B, and whether B is what stood before A."""
+        sentences = self.samples.sentences(index)
+        if not self.form.binary_head:
+            return self.samples.tokens(sentences), np.empty(0, np.int64), False
+        pivot = int(random.randint(1, len(sentences))) if len(sentences) > 2 else 1
+        is_random = bool(random.random_sample() < 0.5)
+        first = self.samples.tokens(sentences[:pivot])
+        second = self.samples.tokens(sentences[pivot:])
+        return (second, first, True) if is_random else (first, second, False)
+
+    def _joined(
+        self, first: NDArray[np.int64], second: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], int]:
+        """The marked text, and how much of it is A's."""
+        cls, sep = np.array([self.form.cls]), np.array([self.form.sep])
+        parts = [cls, first, sep, second, sep] if len(second) else [cls, first, sep]
+        return np.concatenate(parts), len(first) + 2
+
+
+def trim(
+    first: NDArray[np.int64],
+    second: NDArray[np.int64],
+    target: int,
+    random: np.random.RandomState,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut both to a joint length, token by token from a random end of the longer one."""
+    excess = len(first) + len(second) - target
+    if excess <= 0:
+        return first, second
+    lead = abs(len(first) - len(second))
+    of_first = np.zeros(excess, bool)
+    of_first[:lead] = len(first) > len(second)
+    of_first[lead + 1 :: 2] = True  # once they are equal: the second, the first, the second, ...
+    at_front = random.random_sample(excess) < 0.5
+    return _cut(first, of_first, at_front), _cut(second, ~of_first, at_front)
+
+
+def _cut(
+    tokens: NDArray[np.int64], ours: NDArray[np.bool_], at_front: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    front = int((ours & at_front).sum())
+    return tokens[front : len(tokens) - int((ours & ~at_front).sum())]

@@ -1,0 +1,281 @@
+"""Indices kept between runs: a memo of the pure functions that make them, at a path or URL.
+
+An entry is found by the contents of its function's arguments, never by a path: the digest of the
+sequence lengths and of the documents, the sequence length, the seed, the number of samples. Where
+token files lie, or are moved to, changes nothing; files of other contents have other entries.
+
+    CACHE/KEY.NAME.npy  the arrays of the entry
+    CACHE/KEY.json      {"format_version", "facts", "arrays": {NAME: {"size_bytes", "digest"}}},
+                        written last; without it the entry does not exist
+
+A file counts when its digest is the one listed, which is looked up once for each machine and
+remembered like that of a raw input; whatever is damaged is made again. Local entries are mapped,
+those of an object store are copied to the cache folder of the machine first.
+
+On one machine, one process builds an entry and the others wait for it; machines do not wait for
+each other, since whoever builds an entry writes the same bytes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_document
+from trainyard.artifacts.inputs import cache_folder, raw_digest
+from trainyard.artifacts.store import OutputFile
+from trainyard.artifacts.urls import check_relative, join, local_path
+from trainyard.datasets import blend as blends
+from trainyard.datasets.arrays import digest_array, map_array, write_array
+from trainyard.datasets.samples import SampleIndices, build_sample_indices
+from trainyard.errors import ArtifactError, ConfigError, TrainyardError
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+KEY_DIGITS = 32
+
+Arrays = dict[str, NDArray[Any]]
+Blend = tuple[NDArray[np.int16], NDArray[np.int64]]
+
+
+class Indexer(Protocol):
+    """Where datasets get their indices from."""
+
+    def samples(
+        self,
+        sequence_lengths: NDArray[np.int32],
+        documents: NDArray[np.int32],
+        seq_length: int,
+        seed: int,
+        num_samples: int | None = None,
+        extra_token: bool = True,
+        drop_last_partial: bool = True,
+    ) -> SampleIndices:
+        """As `samples.build_sample_indices`."""
+
+    def blend(self, weights: list[float], num_samples: int) -> Blend:
+        """As `blend.blend`."""
+
+    def blend_exhaustive(self, sizes: list[int]) -> Blend:
+        """As `blend.blend_exhaustive`."""
+
+    def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
+        """What `build` returns, a pure function of `facts`, which are JSON-able."""
+
+
+class InMemory:
+    """Makes every index anew."""
+
+    samples = staticmethod(build_sample_indices)
+    blend = staticmethod(blends.blend)
+    blend_exhaustive = staticmethod(blends.blend_exhaustive)
+
+    def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
+        """What `build` returns."""
+        return build()
+
+
+IN_MEMORY = InMemory()
+
+
+class IndexCache:
+    """Finds indices at `url`, and makes and keeps those that are not there.
+
+    A place that cannot be written to still serves what it holds; the rest is made in memory, with
+    a warning."""
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self.url = url
+        self.read_only = read_only
+
+    def samples(
+        self,
+        sequence_lengths: NDArray[np.int32],
+        documents: NDArray[np.int32],
+        seq_length: int,
+        seed: int,
+        num_samples: int | None = None,
+        extra_token: bool = True,
+        drop_last_partial: bool = True,
+    ) -> SampleIndices:
+        """As `samples.build_sample_indices`."""
+        numbers: dict[str, Any] = {
+            "seq_length": seq_length,
+            "seed": seed,
+            "num_samples": num_samples,
+            "extra_token": extra_token,
+            "drop_last_partial": drop_last_partial,
+        }
+        facts = {
+            "function": "sample_indices",
+            "sequence_lengths": digest_array(sequence_lengths, "<i4"),
+            "documents": digest_array(documents, "<i4"),
+            **numbers,
+        }
+
+        def build() -> Arrays:
+            made = build_sample_indices(sequence_lengths, documents, **numbers)
+            return {name: getattr(made, name) for name in SampleIndices.__slots__}
+
+        return SampleIndices(**self.arrays(facts, build))
+
+    def blend(self, weights: list[float], num_samples: int) -> Blend:
+        """As `blend.blend`."""
+        facts = {"function": "blend", "weights": weights, "num_samples": num_samples}
+        return self._blend(facts, lambda: blends.blend(weights, num_samples))
+
+    def blend_exhaustive(self, sizes: list[int]) -> Blend:
+        """As `blend.blend_exhaustive`."""
+        facts = {"function": "blend_exhaustive", "sizes": sizes}
+        return self._blend(facts, lambda: blends.blend_exhaustive(sizes))
+
+    def _blend(self, facts: Mapping[str, Any], build: Callable[[], Blend]) -> Blend:
+        names = ("dataset_index", "dataset_sample_index")
+        found = self.arrays(facts, lambda: dict(zip(names, build(), strict=True)))
+        return found[names[0]], found[names[1]]
+
+    # --- entries ----------------------------------------------------------------------------
+
+    def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
+        """The arrays that `facts` decide: found, or made by `build` and kept."""
+        facts = {"format_version": FORMAT_VERSION, **facts}
+        key = key_of(facts)
+        found = self.find(key)
+        if found is not None:
+            return found
+        with one_at_a_time(key):
+            found = self.find(key)  # another process may have made it meanwhile
+            if found is not None:
+                return found
+            made = build()
+            return self.keep(key, facts, made)
+
+    def find(self, key: str) -> Arrays | None:
+        """The entry if it is there and whole."""
+        url = join(self.url, document_name(key))
+        if not store.exists(url):
+            return None
+        try:
+            return {
+                name: _load(join(self.url, array_name(key, name)), size_bytes, digest)
+                for name, size_bytes, digest in _listed(url, key)
+            }
+        except ArtifactError as error:
+            log.warning("%s; this index is made again", error)
+            return None
+
+    def keep(self, key: str, facts: Mapping[str, Any], arrays: Arrays) -> Arrays:
+        """Write an entry, its document last; returns its arrays."""
+        if self.read_only:
+            return arrays
+        try:
+            write_entry(lambda name: store.open_output(join(self.url, name)), key, facts, arrays)
+        except TrainyardError as error:
+            log.warning("--data-cache-path: index %s is not kept: %s", key[:8], error)
+            return arrays
+        log.info("kept index %s (%s) in %s", key[:8], facts["function"], self.url)
+        folder = local_path(self.url)
+        if folder is None:
+            return arrays
+        # Mapped, the ranks of a machine share one copy.
+        return {name: map_array(folder / array_name(key, name)) for name in arrays}
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """What the entry of these facts is found by."""
+    return digest_document(facts)[:KEY_DIGITS]
+
+
+def document_name(key: str) -> str:
+    """Name of the file that makes an entry exist."""
+    return f"{key}.json"
+
+
+def array_name(key: str, name: str) -> str:
+    """Name of the file of one array."""
+    return f"{key}.{name}.npy"
+
+
+def write_entry(
+    open_output: Callable[[str], OutputFile], key: str, facts: Mapping[str, Any], arrays: Arrays
+) -> None:
+    """The files of an entry; nothing counts before the last of them is there."""
+    listed = {}
+    for name, array in arrays.items():
+        with open_output(array_name(key, name)) as file:
+            write_array(file, array)
+        listed[name] = {"size_bytes": file.record.size_bytes, "digest": file.record.digest}
+    document = {"format_version": FORMAT_VERSION, "facts": dict(facts), "arrays": listed}
+    with open_output(document_name(key)) as file:
+        file.write(_encode(document))
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _listed(url: str, key: str) -> Iterator[tuple[str, int, str]]:
+    """Name, size and digest of the files that the document of an entry lists."""
+    document = store.read_json(url)
+    try:
+        if document["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format version {document['format_version']}")
+        if key_of(document["facts"]) != key:
+            raise ValueError("it is of another index")
+        for name, record in document["arrays"].items():
+            yield check_relative(name), int(record["size_bytes"]), str(record["digest"])
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{url}: not the document of an index ({error!r})") from error
+
+
+def _load(url: str, size_bytes: int, digest: str) -> NDArray[Any]:
+    """The array in a file that is as listed; ArtifactError when it is not."""
+    if (found := store.info(url).size_bytes) != size_bytes:
+        raise ArtifactError(f"{url} is {found} bytes, not {size_bytes}: cut short or replaced")
+    path = local_path(url) or _copy(url, digest)
+    if raw_digest(str(path)) != digest:
+        raise ArtifactError(f"{url}: its contents are not those that its document lists")
+    return map_array(path)
+
+
+def _copy(url: str, digest: str) -> Path:
+    """A remote file in the cache folder of this machine, named by what it holds."""
+    path = cache_folder() / "indices" / f"{digest}.npy"
+    if not path.exists() or raw_digest(str(path)) != digest:
+        log.debug("copying %s to %s", url, path)
+        with store.open_input(url) as source, store.open_output(str(path)) as copy:
+            while piece := source.read(store.CHUNK):
+                copy.write(piece)
+    return path
+
+
+# --- one builder a machine --------------------------------------------------------------------
+
+
+@contextmanager
+def one_at_a_time(key: str) -> Iterator[None]:
+    """Held by one process of this machine at a time; the kernel frees it when its holder dies.
+
+    Where no lock can be made, everybody builds: the bytes are the same."""
+    path = cache_folder() / "indices" / f"{key}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # whoever waits on it goes on, and finds the entry

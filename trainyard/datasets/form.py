@@ -1,0 +1,228 @@
+"""What a sample of text is: tokens, labels, positions and masks, as the options ask for them.
+
+The items are those of Megatron-LM, less its dense attention mask: samples that must know where
+documents begin carry bounds instead (`masks`). Numpy only; knows nothing of files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.masks import (
+    Segments,
+    attention_mask,
+    cu_seqlens,
+    positions,
+    segments_after_ends,
+)
+
+log = logging.getLogger(__name__)
+
+NO_PAD = -1
+"""An id that no token has."""
+
+MAX_BATCH = 1 << 20
+"""Samples that can be built together."""
+
+Sample = dict[str, NDArray[Any]]
+"""One sample, or several stacked: a first axis more in every array."""
+
+
+class Dataset(Protocol):
+    """What the loader and the ledger ask of a dataset.
+
+    One that has `__getitems__(indices)` as well, which returns the stacked samples, is asked for
+    whole batches at once."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def __getitem__(self, index: int) -> Sample:
+        """tokens, labels, position_ids int64 (s,) and loss_mask float32 (s,), at least."""
+
+    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, 2) source and sample number behind each index: what the ledger digests."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFormat:
+    """How tokens become a sample; the same for all sources of a run."""
+
+    seq_length: int
+    seed: int
+    vocab_size: int
+    """Ids at or above it are a fault in the data."""
+    eod: int
+    pad: int = NO_PAD
+    """Fills a last partial sample; wherever it stands, it becomes 0 and does not count."""
+    reset_position_ids: bool = False
+    """Positions count from 0 after each end of document."""
+    eod_mask_loss: bool = False
+    """The token after an end of document does not count."""
+    reset_attention_mask: bool = False
+    """Samples carry `cu_seqlens` and `max_seqlen`, by the ends of document among their tokens."""
+    inter_document_masking: bool = False
+    """The same by where documents of the file begin, with an end of document or without, and
+    positions that count from 0 there; comes before the two resets."""
+    create_attention_mask: bool = False
+    """Samples carry `attention_mask`, (1, s, s)."""
+    extra_token: bool = True
+    """A sample draws one token more than s, its last label; without it the last label is
+    padding."""
+
+    @property
+    def text_length(self) -> int:
+        """Tokens that a sample draws."""
+        return self.seq_length + int(self.extra_token)
+
+
+class Vocabulary(Protocol):
+    """What is asked of a tokenizer; ids of further special tokens are found by their names."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+    @property
+    def eod(self) -> int:
+        """Id that ends a document."""
+
+    @property
+    def pad(self) -> int | None:
+        """Id that fills a row, where there is one."""
+
+
+SPECIAL = ("bos", "eos", "cls", "sep", "mask", "unk")
+
+
+def sample_format(
+    data: DataConfig, tokenizer: Vocabulary, seq_length: int, seed: int
+) -> SampleFormat:
+    """What the options ask for."""
+    named = (getattr(tokenizer, name, None) for name in SPECIAL)
+    others = {tokenizer.eod, *(i for i in named if isinstance(i, int))}
+    return SampleFormat(
+        seq_length,
+        seed,
+        tokenizer.vocab_size,
+        tokenizer.eod,
+        pad_id(tokenizer.pad, others, data.allow_ambiguous_pad_tokens),
+        reset_position_ids=data.reset_position_ids,
+        eod_mask_loss=data.eod_mask_loss,
+        reset_attention_mask=data.reset_attention_mask,
+        inter_document_masking=data.dataloader_inter_document_masking,
+        create_attention_mask=data.create_attention_mask_in_dataloader,
+    )
+
+
+def pad_id(pad: int | None, others: Collection[int], allow_ambiguous: bool = False) -> int:
+    """The id to fill samples with, given the tokenizer's other special ids.
+
+    A pad that is also, say, the end of document would keep every end of document out of the loss:
+    an id that no token has takes its place, unless that is what was asked for."""
+    if pad is None:
+        return NO_PAD
+    if pad not in others:
+        return pad
+    if allow_ambiguous:
+        log.warning(
+            "the pad id %d is another special id too; with --allow-ambiguous-pad-tokens every such "
+            "token is left out of the loss",
+            pad,
+        )
+        return pad
+    log.info("the pad id %d is another special id too; samples are filled without it", pad)
+    return NO_PAD
+
+
+def build_samples(
+    text: NDArray[Any], form: SampleFormat, segments: Segments | None = None
+) -> Sample:
+    """text: (b, s + 1) tokens of any integer type, (b, s) without the extra token. Tokens are
+    text[:, :s], labels the token after each. segments: the documents of the (b, s) tokens, where
+    --dataloader-inter-document-masking asks for them.
+
+    Arrays that are the same for every sample are shared, and read-only for that reason."""
+    b, s = len(text), form.seq_length
+    tokens = text[:, :s].astype(np.int64)
+    labels = text[:, 1:].astype(np.int64) if form.extra_token else _shifted(tokens, form.pad)
+    places, loss_mask = (constant[:b] for constant in _constants(s))
+    ends = None
+    if form.eod_mask_loss or form.reset_position_ids or form.reset_attention_mask:
+        ends = text[:, :s] == form.eod
+    if form.eod_mask_loss and ends is not None:
+        loss_mask = np.logical_not(ends).astype(np.float32)
+    if not form.extra_token or (_can_hold(text, form.pad) and (text == form.pad).any()):
+        padding = labels == form.pad
+        loss_mask = np.where(padding, np.float32(0), loss_mask)
+        tokens[tokens == form.pad] = 0
+        labels[padding] = 0
+    sample = {
+        "tokens": tokens,
+        "labels": labels,
+        "loss_mask": loss_mask,
+        "position_ids": places,
+    }
+    _add_documents(sample, form, ends, segments)
+    return sample
+
+
+def _add_documents(
+    sample: Sample, form: SampleFormat, ends: NDArray[np.bool_] | None, segments: Segments | None
+) -> None:
+    by_file = segments is not None
+    by_ends = form.reset_position_ids or form.reset_attention_mask
+    if segments is None and ends is not None and by_ends:
+        segments = segments_after_ends(ends)
+    bounds = None
+    if segments is not None and (form.reset_position_ids or by_file):
+        sample["position_ids"] = positions(segments)
+    if segments is not None and (form.reset_attention_mask or by_file):
+        bounds, longest = cu_seqlens(segments)
+        sample["cu_seqlens"], sample["max_seqlen"] = bounds, longest
+    if form.create_attention_mask:
+        mask = attention_mask(bounds, form.seq_length)
+        sample["attention_mask"] = np.broadcast_to(mask, (len(sample["tokens"]), *mask.shape[-3:]))
+
+
+def _shifted(tokens: NDArray[np.int64], last: int) -> NDArray[np.int64]:
+    labels = np.full_like(tokens, last)
+    labels[:, :-1] = tokens[:, 1:]
+    return labels
+
+
+def _can_hold(text: NDArray[Any], token: int) -> bool:
+    return token >= 0 or text.dtype.kind != "u"
+
+
+@cache
+def _constants(seq_length: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """(MAX_BATCH, s) plain positions and a loss mask of ones; one row each in memory."""
+    shape = (MAX_BATCH, seq_length)
+    return (
+        np.broadcast_to(np.arange(seq_length, dtype=np.int64), shape),
+        np.broadcast_to(np.ones(seq_length, np.float32), shape),
+    )
+
+
+def first(stacked: Sample) -> Sample:
+    """The first of stacked samples."""
+    return {key: values[0] for key, values in stacked.items()}
+
+
+def build_sample(text: NDArray[Any], form: SampleFormat) -> Sample:
+    """One sample from (s + 1,) tokens; `build_samples` says more."""
+    return first(build_samples(text[None], form))
+
+
+def positions_in_documents(tokens: NDArray[Any], eod: int) -> NDArray[np.int64]:
+    """(s,) place of each token in its document; an end of document belongs to what it ends."""
+    places: NDArray[np.int64] = positions(segments_after_ends((tokens == eod)[None]))[0]
+    return places

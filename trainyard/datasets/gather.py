@@ -1,0 +1,94 @@
+"""From the pieces of documents that samples are made of to rows of tokens.
+
+A piece is what one document gives to one sample; rows hold tokens in the type in which the file
+stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.corpus.indexed import IndexedDataset
+from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.masks import Segments
+
+Read = Callable[[int, int, int], NDArray[Any]]
+"""(sequence, offset, length) -> tokens."""
+
+Refuse = Callable[[int, int], None]
+"""(row, token) -> raises, naming where the token of that row comes from."""
+
+UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+class TokenSource(Protocol):
+    """Sequences of tokens, numbered: an `IndexedDataset`, or what stands in for one."""
+
+    @property
+    def prefix(self) -> str:
+        """What errors call it."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a token."""
+
+    @property
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """(S,) tokens of each sequence."""
+
+    def __len__(self) -> int:
+        """Sequences."""
+
+    def get(self, i: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
+        """Tokens of one sequence."""
+
+
+def reader(indexed: TokenSource) -> Read:
+    """From a mapped file without asking its index twice."""
+    flat = getattr(indexed, "tokens", None)
+    if flat is None or not isinstance(indexed, IndexedDataset):
+        return indexed.get
+    begin_of, size = indexed.index.sequence_offsets.item, flat.itemsize
+
+    def read(sequence: int, offset: int, length: int) -> NDArray[Any]:
+        begin = begin_of(sequence) // size + offset
+        piece: NDArray[Any] = flat[begin : begin + length]
+        return piece
+
+    return read
+
+
+def checked_text(
+    text: NDArray[Any], bounds: list[list[int]], form: SampleFormat, refuse: Refuse
+) -> NDArray[Any]:
+    """The gathered rows checked, and filled up with the pad id."""
+    partial = [row for row, pieces in enumerate(bounds) if pieces[-1] < form.text_length]
+    for row in partial:
+        text[row, bounds[row][-1] :] = 0
+    unsigned = text.view(UNSIGNED[text.itemsize])  # a negative id is a huge one
+    if text.size and np.maximum.reduce(unsigned, axis=None) >= form.vocab_size:
+        row, column = np.argwhere(unsigned >= form.vocab_size)[0].tolist()
+        refuse(row, int(text[row, column]))
+    if not partial:
+        return text
+    wide = text.astype(np.int64)  # the pad id need not fit the type of the file
+    for row in partial:
+        wide[row, bounds[row][-1] :] = form.pad
+    return wide
+
+
+def segments_of_pieces(bounds: list[list[int]], form: SampleFormat) -> Segments | None:
+    """Documents of the (b, s) tokens by the pieces that samples were gathered from, if they are
+    asked for; padding goes on with the last one."""
+    if not form.inter_document_masking:
+        return None
+    s = form.seq_length
+    begins = [
+        row * s + begin
+        for row, pieces in enumerate(bounds)
+        for begin in sorted({begin for begin in pieces if begin < min(s, pieces[-1])} | {0})
+    ]
+    return Segments.of(np.array(begins, np.int64), (len(bounds), s))

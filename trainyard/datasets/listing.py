@@ -1,0 +1,82 @@
+"""Options whose values stand in a file: --data-args-path and --per-split-data-args-path.
+
+A list of a thousand prefixes does not fit a command line. The file is read through the store when
+the inputs of a stage are named, and again when its data is built; what counts is what it lists, so
+a list in a file and the same list as options are the same run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trainyard.artifacts import store
+from trainyard.datasets.paths import SPLIT_NAMES
+from trainyard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainyard.datasets.config import DataConfig
+
+PER_SPLIT = "--per-split-data-args-path"
+
+
+def expand(data: DataConfig) -> DataConfig:
+    """The same options with what the files list in place of their names."""
+    if data.data_args_path is not None:
+        where = f"--data-args-path {data.data_args_path}"
+        return _replaced(data, where, data_path=read_list(data.data_args_path, where))
+    if data.per_split_data_args_path is not None:
+        where = f"{PER_SPLIT} {data.per_split_data_args_path}"
+        lists = read_lists(data.per_split_data_args_path, where)
+        named = {f"{split}_data_path": paths for split, paths in lists.items()}
+        return _replaced(data, where, **named)
+    return data
+
+
+def read_list(url: str, where: str) -> tuple[str, ...]:
+    """What --data-path would be given: words separated by white space of any kind."""
+    paths = tuple(_text(url, where).split())
+    if not paths:
+        raise ConfigError(f"{where} is empty; list what --data-path would be given")
+    return paths
+
+
+def read_lists(url: str, where: str) -> dict[str, tuple[str, ...]]:
+    """What --train-data-path, --valid-data-path and --test-data-path would be given."""
+    try:
+        document = json.loads(_text(url, where))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where} is not a JSON document: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f'{where} must be a JSON object, {{"train": [...], "valid": [...]}}')
+    for key in document:
+        if key not in SPLIT_NAMES:
+            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(SPLIT_NAMES)}")
+    return {key: _words(value, f"{where}: {key!r}") for key, value in document.items()}
+
+
+def _words(value: Any, where: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise ConfigError(f"{where} must be a list of prefixes, or of weights and prefixes")
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise ConfigError(f"{where} holds {item!r}, neither a weight nor a prefix")
+    return tuple(str(item).strip() for item in value)
+
+
+def _text(url: str, where: str) -> str:
+    if not store.exists(url):
+        raise ConfigError(f"{where}: there is no such file")
+    try:
+        return store.read_bytes(url).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8 text: {error}") from error
+
+
+def _replaced(data: DataConfig, where: str, **paths: Any) -> DataConfig:
+    try:
+        return replace(data, data_args_path=None, per_split_data_args_path=None, **paths)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error

@@ -1,0 +1,102 @@
+"""Where documents begin within samples: positions, bounds, and the mask that follows from them.
+
+Bounds are what attention kernels for packed sequences take: `cu_seqlens`, the place in the sample
+at which each document begins, ascending from 0, and s in every entry behind the last. They are
+(s + 1,) whatever the number of documents, so that samples stack. Pure functions of arrays.
+
+b samples, s tokens each. A document that is cut by the end of a sample goes on as one of its own in
+the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Runs of tokens of one document each, over b samples laid end to end; none spans two
+    samples."""
+
+    shape: tuple[int, int]
+    """(b, s)"""
+    sample: NDArray[np.int64]
+    """(n,) the sample of each."""
+    begin: NDArray[np.int64]
+    """(n,) where in it it begins."""
+    length: NDArray[np.int64]
+    """(n,) its tokens, at least 1."""
+
+    @staticmethod
+    def of(begins: NDArray[np.int64], shape: tuple[int, int]) -> Segments:
+        """begins: (n,) ascending, in the b * s tokens; every multiple of s is there."""
+        length = np.empty_like(begins)
+        np.subtract(begins[1:], begins[:-1], out=length[:-1])
+        length[-1] = shape[0] * shape[1] - begins[-1]
+        if shape[0] == 1:
+            return Segments(shape, np.zeros_like(begins), begins, length)
+        sample = begins // shape[1]
+        return Segments(shape, sample, begins - sample * shape[1], length)
+
+
+def segments_after_ends(ends: NDArray[np.bool_]) -> Segments:
+    """(b, s) True at each end of document; that token belongs to the document it ends."""
+    b, s = ends.shape
+    starts = np.empty(b * s + 1, np.bool_)
+    starts[1:] = ends.reshape(-1)
+    starts[:-1:s] = True
+    return Segments.of(starts[:-1].nonzero()[0], (b, s))
+
+
+def positions(segments: Segments) -> NDArray[np.int64]:
+    """(b, s) the place of each token in its segment."""
+    places = segments.begin.repeat(segments.length).reshape(segments.shape)
+    return np.subtract(_arange(segments.shape[1]), places, out=places)
+
+
+def cu_seqlens(segments: Segments) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """(b, s + 1) bounds of the segments of each sample, and (b,) the longest of each."""
+    b, s = segments.shape
+    bounds = np.empty((b, s + 1), np.int32)
+    bounds.fill(s)
+    if b == 1:
+        bounds[0, : len(segments.begin)] = segments.begin
+        return bounds, segments.length.max(keepdims=True).astype(np.int32)
+    firsts = segments.sample.searchsorted(_arange(b))
+    bounds[segments.sample, np.arange(len(segments.sample)) - firsts[segments.sample]] = (
+        segments.begin
+    )
+    return bounds, np.maximum.reduceat(segments.length, firsts).astype(np.int32)
+
+
+@cache
+def _arange(n: int) -> NDArray[np.int64]:
+    numbers = np.arange(n, dtype=np.int64)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def attention_mask(bounds: NDArray[Any] | None, seq_length: int) -> NDArray[np.bool_]:
+    """(..., 1, s, s) causal mask, True where a token must not look; with (..., s + 1) bounds no
+    token looks at another document either.
+
+    It is s * s bytes a sample, which is why samples carry bounds and this is made for those who
+    ask."""
+    place = np.arange(seq_length)
+    later = place > place[:, None]
+    if bounds is None:
+        return later[None]
+    document = document_numbers(bounds)
+    other = document[..., None, :] != document[..., :, None]
+    return np.expand_dims(later | other, -3)
+
+
+def document_numbers(bounds: NDArray[Any]) -> NDArray[np.int64]:
+    """(..., s) which document of its sample each token belongs to, from (..., s + 1) bounds."""
+    begun = np.zeros(bounds.shape, np.int8)
+    np.put_along_axis(begun, bounds.astype(np.int64), 1, axis=-1)
+    return np.cumsum(begun[..., :-1], axis=-1, dtype=np.int64) - 1

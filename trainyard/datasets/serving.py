@@ -1,0 +1,109 @@
+"""The order in which a run serves its samples: which step, micro-batch, rank and row each has.
+
+At place t of all that a run serves stands one sample of its dataset. The order that torch shuffles
+for --dataloader-type cyclic is made here without torch."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.datasets.sampler import SamplerShape, cyclic
+from trainyard.errors import ConfigError
+
+MAX_CYCLIC = (2**32 - 1) // 20
+"""From here on torch shuffles with other draws."""
+
+CHUNK = 1 << 20
+
+Ints = NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where in a run a sample was served; all but the step count from 0."""
+
+    step: int
+    micro_batch: int
+    rank: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The order in which a run of constant batch size serves its samples."""
+
+    shape: SamplerShape
+    global_batch_size: int
+    dataloader_type: str = "single"
+    data_sharding: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse batches that micro-batches do not fill."""
+        if self.global_batch_size % self.shape.per_step:
+            raise ConfigError(
+                f"--global-batch-size ({self.global_batch_size}) must be divisible by "
+                f"--micro-batch-size ({self.shape.micro_batch_size}) x --data-parallel-size "
+                f"({self.shape.dp})"
+            )
+        if self.dataloader_type == "external":
+            raise ConfigError("--dataloader-type external: only its loader knows the order")
+        if self.dataloader_type == "cyclic" and self.shape.num_samples >= MAX_CYCLIC:
+            raise ConfigError(
+                f"--dataloader-type cyclic over {self.shape.num_samples} samples is shuffled by "
+                f"torch in a way that is not followed here; up to {MAX_CYCLIC} are"
+            )
+
+    def samples(self, first: int, count: int) -> Ints:
+        """(count,) the samples at the places from `first` on; fewer where the order ends."""
+        if self.dataloader_type == "single":
+            whole = self.shape.num_samples // self.shape.per_step * self.shape.per_step
+            return np.arange(first, min(first + count, whole), dtype=np.int64)
+        # Groups are drawn from the beginning of one, and an epoch ends with a whole one.
+        skipped = first % self.shape.per_step
+        groups = cyclic(self.shape, first - skipped, torch_permutation, self.data_sharding)
+        drawn = [next(groups).ravel() for _ in range(-(-(skipped + count) // self.shape.per_step))]
+        return np.concatenate(drawn)[skipped : skipped + count]
+
+    def step(self, number: int) -> Ints:
+        """(global batch size,) the samples of a step, which count from 1."""
+        return self.samples((number - 1) * self.global_batch_size, self.global_batch_size)
+
+    def place(self, t: int) -> Place:
+        """What place `t` of all that is served is in a run."""
+        step, within = divmod(t, self.global_batch_size)
+        micro_batch, within = divmod(within, self.shape.per_step)
+        rank, row = divmod(within, self.shape.micro_batch_size)
+        return Place(step + 1, micro_batch, rank, row)
+
+    def places(self, samples: Ints, num_steps: int) -> dict[int, list[Place]]:
+        """Every place at which each sample is served in so many steps."""
+        total = num_steps * self.global_batch_size
+        found: dict[int, list[Place]] = {sample: [] for sample in samples.tolist()}
+        if self.dataloader_type == "single":
+            served = len(self.samples(0, total))
+            order = ((t, t) for t in samples.tolist() if t < served)
+        else:
+            all_served = self.samples(0, total)
+            hits = np.flatnonzero(np.isin(all_served, samples)).tolist()
+            order = ((t, int(all_served[t])) for t in hits)
+        for t, sample in order:
+            found[sample].append(self.place(t))
+        return found
+
+
+def torch_permutation(epoch: int, n: int) -> Ints:
+    """torch.randperm(n) by a generator seeded with `epoch`: Fisher-Yates from the front, drawing
+    32 bits of mt19937 modulo what is left."""
+    assert n < MAX_CYCLIC
+    draws = np.random.RandomState(epoch % 2**32)
+    order = array("q", range(n))
+    for start in range(0, n - 1, CHUNK):
+        left = np.arange(n - start, max(n - start - CHUNK, 1), -1, dtype=np.uint32)
+        jumps = draws.randint(0, 2**32, len(left), dtype=np.uint32) % left
+        for i, jump in enumerate(jumps.tolist(), start):
+            order[i], order[i + jump] = order[i + jump], order[i]
+    return np.array(order, np.int64)

@@ -1,0 +1,189 @@
+"""Samples for supervised fine-tuning: conversations, of which only the answers count.
+
+With packing by line, Megatron-LM's own, a sample is the conversations of one line, each ended by
+an end of document, with positions that start again and the bounds of each (`cu_seqlens`); what does
+not fit is cut off. Without packing it is one conversation, cut to leave a place for its end.
+
+What differs from Megatron-LM: padding leaves the loss by its place, so that a pad id that is the
+end of document as well does not take the ends with it; the first token of a conversation is not
+asked of the one before it; and several lines can share a sample (`packing="lines"`). An item
+depends on its number alone. Numpy only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.datasets.conversations import ConversationFile, Message, split_conversations
+from trainyard.datasets.form import Sample
+from trainyard.datasets.packing import Bins, first_fit
+from trainyard.datasets.sft_config import SftFormat
+from trainyard.errors import DataError
+
+log = logging.getLogger(__name__)
+
+IGNORED = -100
+"""The label of a token that is not to be learnt."""
+
+
+class ChatTokenizer(Protocol):
+    """What is asked of a tokenizer of conversations."""
+
+    def tokenize_conversation(
+        self, conversation: Sequence[dict[str, Any]]
+    ) -> tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]:
+        """Tokens, and for each of them itself or -100 where it is not to be learnt."""
+
+
+class SFTDataset:
+    """Samples of some lines of one file of conversations, in order, and again from the first when
+    more are asked for.
+
+    lengths: (lines,) what `line_lengths` gives, if it is known already; only packing="lines" needs
+    it, and then makes it by tokenising every line."""
+
+    def __init__(
+        self,
+        file: ConversationFile,
+        lines: range,
+        num_samples: int | None,
+        form: SftFormat,
+        tokenizer: ChatTokenizer,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> None:
+        if not lines:
+            raise DataError(f"{file.url}: the split holds none of its {len(file)} lines")
+        assert lines[-1] < len(file)
+        self.file = file
+        self.lines = lines
+        self.form = form
+        self._tokenizer = tokenizer
+        self._told = False
+        self._bins: Bins | None = None
+        if form.packing == "lines":
+            if lengths is None:
+                lengths = self.line_lengths()
+            self._bins = first_fit(lengths, form.seq_length)
+        self._count = len(lines) if self._bins is None else len(self._bins)
+        self._num_samples = self._count if num_samples is None else num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, 2): 0, and the number of the line, or of the group of lines."""
+        samples = indices % self._count
+        return np.stack([np.zeros_like(samples), samples], axis=1)
+
+    def __getitem__(self, index: int) -> Sample:
+        """tokens, labels, position_ids int64 (s,), loss_mask float32 (s,); with packing also
+        cu_seqlens int32 (s + 1,), s behind the last bound, and max_seqlen. Labels are -100 where
+        nothing is to be learnt."""
+        members = self._members(index % self._count)
+        if self.form.packing == "off":
+            return pad_conversation(self._tokens(self.lines[members[0]], whole=True)[0], self.form)
+        pairs = [pair for line in members for pair in self._tokens(self.lines[line])]
+        sample, used = pack_conversations(pairs, self.form)
+        if used > self.form.seq_length and not self._told:
+            self._told = True
+            log.warning(
+                "%s: %d tokens, cut to --seq-length %d; further ones are not told",
+                *(self.file.where(self.lines[members[0]]), used, self.form.seq_length),
+            )
+        return sample
+
+    def line_lengths(self) -> NDArray[np.int64]:
+        """(lines,) tokens that each line takes in a sample."""
+        return np.array(
+            [
+                sum(rounded(len(tokens), self.form) for tokens, _ in self._tokens(line))
+                for line in self.lines
+            ],
+            np.int64,
+        )
+
+    def _members(self, sample: int) -> list[int]:
+        return [sample] if self._bins is None else self._bins[sample]
+
+    def _tokens(self, line: int, whole: bool = False) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """Tokens and targets of each conversation of a line, with its end."""
+        messages = self.file[line]
+        conversations = [messages] if whole else split_conversations(messages)
+        return [self._tokenized(turns, line, whole) for turns in conversations]
+
+    def _tokenized(
+        self, turns: list[Message], line: int, whole: bool
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        try:
+            tokens, targets = map(np.asarray, self._tokenizer.tokenize_conversation(turns))
+        except (DataError, ValueError) as fault:
+            raise DataError(f"{self.file.where(line)}: {fault}") from None
+        if not len(tokens) or len(tokens) != len(targets):
+            raise DataError(
+                f"{self.file.where(line)}: a conversation gave {len(tokens)} tokens and "
+                f"{len(targets)} targets; is the chat template that of the tokenizer?"
+            )
+        if whole:  # the end is put behind the cut
+            limit = self.form.seq_length - 1
+            tokens, targets = tokens[:limit], targets[:limit]
+        if whole or tokens[-1] != self.form.eod:
+            tokens, targets = np.append(tokens, self.form.eod), np.append(targets, self.form.eod)
+        return tokens, targets
+
+
+def rounded(num_tokens: int, form: SftFormat) -> int:
+    """Tokens that a conversation takes in a sample."""
+    return -(-num_tokens // form.multiple) * form.multiple
+
+
+def pad_conversation(pair: tuple[NDArray[Any], NDArray[Any]], form: SftFormat) -> Sample:
+    """One conversation of at most s tokens, filled up."""
+    tokens, targets = pair
+    sample = _rows([tokens], [targets], form)
+    sample["position_ids"] = np.arange(form.seq_length, dtype=np.int64)
+    return sample
+
+
+def pack_conversations(
+    pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], form: SftFormat
+) -> tuple[Sample, int]:
+    """Conversations one behind the other, cut off at s; and how many tokens they would have
+    taken. The last one goes on over the padding."""
+    s, begins, used = form.seq_length, [], 0
+    tokens: list[NDArray[Any]] = []
+    targets: list[NDArray[Any]] = []
+    for ids, wanted in pairs:
+        filler = rounded(len(ids), form) - len(ids)
+        if used < s:
+            begins.append(used)
+            tokens.append(np.append(ids, [form.filler] * filler).astype(np.int64))
+            targets.append(np.append(wanted, [IGNORED] * filler).astype(np.int64))
+            targets[-1][0] = IGNORED
+        used += len(ids) + filler
+    sample = _rows(tokens, targets, form)
+    bounds = np.full(s + 1, s, np.int32)
+    bounds[: len(begins)] = begins
+    lengths = np.diff([*begins, s])
+    sample["position_ids"] = np.arange(s) - np.repeat(begins, lengths)
+    sample["cu_seqlens"] = bounds
+    sample["max_seqlen"] = np.array(lengths.max(), np.int32)
+    return sample, used
+
+
+def _rows(tokens: list[NDArray[Any]], targets: list[NDArray[Any]], form: SftFormat) -> Sample:
+    """Tokens, and the target behind each as its label; both cut or filled up to s."""
+    s = form.seq_length
+    row = np.full(s + 1, form.filler, np.int64)
+    goal = np.full(s + 1, IGNORED, np.int64)
+    text, wanted = np.concatenate(tokens)[:s], np.concatenate(targets)[:s]
+    row[: len(text)], goal[: len(wanted)] = text, wanted
+    labels = goal[1:]
+    return {
+        "tokens": row[:-1],
+        "labels": labels,
+        "loss_mask": (labels != IGNORED).astype(np.float32),
+    }

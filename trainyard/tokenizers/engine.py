@@ -1,0 +1,251 @@
+"""gigatoken as an engine: the ids of a reference library, many times faster.
+
+It is used for a tokenizer only when it accepts it, when nothing in the tokenizer is known to be
+read differently, and when both make the same ids of the probe texts; otherwise a line of the log
+says why not. Texts that the two libraries may cut differently (suspects.py) go to the reference.
+
+Only text goes in and only ids come out: its own readers of files are not used, nor its thread
+pool."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.tokenizers.base import Flat, as_lists, check_unicode, flatten
+from trainyard.tokenizers.parts import any_long, encode_in_parts, separable
+from trainyard.tokenizers.pieces import CONTROL, PieceModel, refusal_of_pieces, tokenizer_json
+from trainyard.tokenizers.probe import probe_texts, refusal, remove_nfc
+from trainyard.tokenizers.suspects import Suspects
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+log = logging.getLogger(__name__)
+
+Reference = Callable[[Sequence[str]], Sequence[Any]]
+"""Texts to a list or an array of ids for each."""
+
+REBUILD_LETTERS = 1 << 25
+"""A worker is good for at least this many characters: building one costs as much as encoding 10
+million, and another 20 million go by before its memory of words is as good as the old one's."""
+
+REBUILD_GROWTH_BYTES = 192 << 20
+"""By how much the process may have grown when a worker is thrown away."""
+
+REBUILD_UNMEASURED_LETTERS = 1 << 29
+"""The same where the size of the process is not known."""
+
+
+def gigatoken_for(library: Library) -> Gigatoken | None:
+    """An engine that makes the ids of a `tokenizers` tokenizer, without the special tokens that
+    this puts around a text; None when there is none."""
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def reference(texts: Sequence[str]) -> Sequence[Any]:
+        return encode_in_parts(texts, encode) if cuttable and any_long(texts) else encode(texts)
+
+    data = library.to_str().encode()
+    document = json.loads(data)
+    added = document["added_tokens"]
+    cuttable = separable(token["content"] for token in added) and not any(
+        token["rstrip"] for token in added
+    )
+    reason = refusal(document)
+    if reason:
+        _not_used(reason)
+        return None
+    byte_level = not document["model"].get("byte_fallback")
+    nfc = remove_nfc(document)
+    if nfc:
+        data = json.dumps(document).encode()
+    texts = probe_texts([token["content"] for token in added])
+    return _build(
+        lambda gigatoken: gigatoken.Tokenizer.from_json(data), reference, texts, byte_level, nfc
+    )
+
+
+def gigatoken_for_pieces(
+    model: PieceModel, reference: Reference, apart: re.Pattern[str] | None
+) -> Gigatoken | None:
+    """An engine that makes the ids of a SentencePiece model, as `reference` does, for texts in
+    which `apart` is not found; None when there is none."""
+    reason = refusal_of_pieces(model)
+    if reason:
+        _not_used(reason)
+        return None
+    data = tokenizer_json(model)
+    texts = probe_texts(model.pieces_of(CONTROL))
+    return _build(
+        lambda gigatoken: gigatoken.Tokenizer.from_json(data),
+        reference,
+        [text for text in texts if not (apart and apart.search(text))],
+        byte_level=False,
+        nfc=False,
+    )
+
+
+def gigatoken_for_ranks(
+    ranks: Sequence[bytes], special: dict[str, int], scheme: str, reference: Reference
+) -> Gigatoken | None:
+    """An engine for tokens in the order of their ranks, which are their ids, and special tokens
+    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut."""
+    lines = b"".join(b"%s %d\n" % (b64encode(token), i) for i, token in enumerate(ranks))
+
+    def load(gigatoken: Any) -> Any:
+        with NamedTemporaryFile(suffix=".tiktoken") as file:  # it reads no bytes in memory
+            file.write(lines)
+            file.flush()
+            return gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
+
+    return _build(load, reference, probe_texts(list(special)), byte_level=True, nfc=False)
+
+
+def _build(
+    load: Callable[[Any], Any], reference: Reference, texts: list[str], byte_level: bool, nfc: bool
+) -> Gigatoken | None:
+    try:
+        import gigatoken
+    except ImportError as error:
+        _not_used(str(error))
+        return None
+    try:
+        engine = Gigatoken(lambda: load(gigatoken).backend, reference)
+    except Exception as error:  # whatever a library of this age may raise
+        _not_used(" ".join(str(error).split("Location:")[0].split()))
+        return None
+    if byte_level:
+        # Words are cut by classes of characters only where there is no dummy prefix and the like.
+        engine.watch(nfc=nfc)
+    expected = reference(texts)
+    for text, theirs in zip(texts, expected, strict=True):
+        if engine.encode(text) != theirs:  # one by one: a batch needs awkward, 0.2 s to import
+            _not_used(f"it makes other ids of {text[:40]!a}")
+            return None
+    return engine
+
+
+def _not_used(reason: str) -> None:
+    log.warning("the reference library encodes, which is slower: gigatoken: %s", reason)
+
+
+class Gigatoken:
+    """Encodes in any number of threads at once, each with a worker of its own.
+
+    A worker remembers the words that it has seen and grows with every new one, without end; so it
+    is thrown away when the process has grown too much since it was made."""
+
+    def __init__(self, make: Callable[[], Any], reference: Reference) -> None:
+        self.name = f"gigatoken {version('gigatoken')}"
+        self._make = make
+        self._reference = reference
+        self._suspects: Suspects | None = None
+        self._idle = [_Worker(make())]
+
+    def watch(self, *, nfc: bool) -> None:
+        """From now on leave suspect texts to the reference."""
+        self._suspects = Suspects(self._idle[0].backend.vocab, nfc=nfc)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text."""
+        worker = self._take()
+        ids = worker.encode(text)
+        self._give_back(worker)
+        bounds = np.array([0, len(ids)], np.int64)
+        if self._suspects and self._suspects.find([text], ids, bounds):
+            ids = np.asarray(self._reference([text])[0])
+        found: list[int] = ids.tolist()
+        return found
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts."""
+        return as_lists(self.encode_flat(texts))
+
+    def encode_flat(self, texts: Sequence[str]) -> Flat:
+        """The ids of several texts as arrays."""
+        if not texts:
+            return flatten([])
+        worker = self._take()
+        ids, bounds = worker.encode_flat(list(texts))
+        self._give_back(worker)
+        suspects = self._suspects.find(texts, ids, bounds) if self._suspects else []
+        if not suspects:
+            return ids, bounds
+        return replace_rows((ids, bounds), suspects, self._reference([texts[i] for i in suspects]))
+
+    def _take(self) -> _Worker:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Worker(self._make())
+
+    def _give_back(self, worker: _Worker) -> None:
+        if not worker.is_spent():
+            self._idle.append(worker)
+
+
+class _Worker:
+    """One object of the library: whoever uses it is alone with it meanwhile."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self._letters = 0
+        self._size_bytes = resident_bytes()
+
+    def encode(self, text: str) -> NDArray[np.uint32]:
+        self._letters += len(text)
+        ids: NDArray[np.uint32] = self.backend.encode(text.encode())
+        return ids
+
+    def encode_flat(self, texts: list[str]) -> Flat:
+        self._letters += sum(map(len, texts))
+        # An awkward array is two numpy arrays, ids and bounds; they are taken out without a copy.
+        try:
+            rows = self.backend.encode_batch(texts, parallel=False).layout
+        except TypeError:
+            check_unicode(texts)
+            raise
+        return rows.content.data, rows.offsets.data
+
+    def is_spent(self) -> bool:
+        if self._letters < REBUILD_LETTERS:
+            return False
+        size_bytes = resident_bytes()
+        if size_bytes is None or self._size_bytes is None:
+            return self._letters > REBUILD_UNMEASURED_LETTERS
+        return size_bytes - self._size_bytes > REBUILD_GROWTH_BYTES
+
+
+def resident_bytes() -> int | None:
+    """Memory that the process holds; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def replace_rows(flat: Flat, numbers: Sequence[int], rows: Sequence[Any]) -> Flat:
+    """The same with other ids for the rows of these ascending numbers."""
+    ids, bounds = flat
+    lengths = np.diff(bounds)
+    pieces, done = [], 0
+    for number, row in zip(numbers, rows, strict=True):
+        pieces += [ids[done : bounds[number]], np.array(row, np.uint32)]
+        done = int(bounds[number + 1])
+        lengths[number] = len(row)
+    joined = np.concatenate([*pieces, ids[done:]])
+    return joined, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

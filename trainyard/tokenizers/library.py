@@ -1,0 +1,175 @@
+"""A tokenizer of the Hugging Face `tokenizers` library behind our protocol.
+
+The library is the reference; gigatoken encodes in its place where it makes the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+
+from trainyard.errors import ArtifactError
+from trainyard.tokenizers.base import (
+    DESCRIPTION,
+    Flat,
+    as_lists,
+    check_unicode,
+    check_vocab_size,
+    description,
+    flatten,
+    join_rows,
+)
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.engine import Gigatoken, gigatoken_for
+from trainyard.tokenizers.parts import any_long, encode_in_parts, separable
+
+MODEL = "tokenizer.json"
+
+
+class EngineTokenizer:
+    """Any tokenizer of the library, with the files it came from and its special ids.
+
+    `around`: whether the special tokens that its post-processor puts around a text are put.
+    `cuttable`: whether long texts may be encoded in parts, when the library does it."""
+
+    def __init__(
+        self,
+        config: TokenizerConfig,
+        library: Library,
+        files: dict[str, bytes],
+        eod: int,
+        pad: int | None,
+        *,
+        around: bool = True,
+        cuttable: bool = False,
+    ) -> None:
+        self.config = config
+        self.library = library
+        self.eod = eod
+        self.pad = pad
+        self._files = files
+        self._around = around
+        self._cuttable = cuttable and not around and separable(config.tokenizer_special_tokens)
+        self.releases_gil = True
+        library.no_truncation()  # a file may carry the limits of some model; documents are not cut
+        library.no_padding()
+        add_special_tokens(library, config.tokenizer_special_tokens)
+        self.vocab_size = count_ids(library)
+        check_vocab_size(config, self.vocab_size)
+        self._gigatoken: Gigatoken | None = None
+        frame = tokens_around(library) if around else ((), ())
+        self._prefix, self._suffix = frame or ((), ())
+        # Models of other kinds are none of gigatoken's business, and no word is lost about them.
+        if config.use_gigatoken and frame is not None and type(library.model).__name__ == "BPE":
+            self._gigatoken = gigatoken_for(library)
+
+    @property
+    def engine(self) -> str:
+        """Name and version of the library that encodes."""
+        return self._gigatoken.name if self._gigatoken else f"tokenizers {tokenizers.__version__}"
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        if self._gigatoken is None:
+            return self.encode_reference(text)
+        return [*self._prefix, *self._gigatoken.encode(text), *self._suffix]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, in order."""
+        if self._gigatoken is None:
+            return self._encode_lists(texts)
+        return as_lists(self.encode_flat(texts))
+
+    def encode_flat(self, texts: Sequence[str]) -> Flat:
+        """The ids of several texts as arrays."""
+        if self._gigatoken is None:
+            if self._cuttable and any_long(texts):
+                return join_rows(encode_in_parts(texts, self._encode_lists))
+            return flatten(self._encode_lists(texts))
+        return surround(self._gigatoken.encode_flat(texts), self._prefix, self._suffix)
+
+    def encode_reference(self, text: str) -> list[int]:
+        """The ids of a text by the library itself."""
+        try:
+            ids: list[int] = self.library.encode(text, add_special_tokens=self._around).ids
+        except TypeError:
+            check_unicode([text])
+            raise
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens included."""
+        text: str = self.library.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def files(self) -> dict[str, bytes]:
+        """What `load_tokenizer` needs; transformers loads the folder as well."""
+        files = self._files | {DESCRIPTION: description(self.config)}
+        if MODEL not in files:  # made here, not read from a file
+            files[MODEL] = self.library.to_str(pretty=False).encode()
+        return files
+
+    def _encode_lists(self, texts: Sequence[str]) -> list[list[int]]:
+        around = self._around
+        try:
+            encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=around)
+        except TypeError:
+            check_unicode(texts)
+            raise
+        return [encoding.ids for encoding in encodings]
+
+
+def parse_library(data: bytes, name: str) -> Library:
+    """A tokenizer.json; ArtifactError when it is not one."""
+    try:
+        return Library.from_str(data.decode())
+    except Exception as error:  # the library raises plain Exception
+        raise ArtifactError(f"{name}: not a tokenizer.json that can be read: {error}") from None
+
+
+def add_special_tokens(library: Library, tokens: Sequence[str]) -> None:
+    """Tokens found in a text wherever they are spelt out; those it has already stay."""
+    library.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
+
+
+def count_ids(library: Library) -> int:
+    """One above the highest id, which ids left out make more than the number of tokens."""
+    vocab: dict[str, int] = library.get_vocab(with_added_tokens=True)
+    return max(len(vocab), 1 + max(vocab.values(), default=-1))
+
+
+def tokens_around(library: Library) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that the post-processor puts before and after a text; None if it does more."""
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    for text in ("a b", "", "c"):
+        bare = tuple(library.encode(text, add_special_tokens=False).ids)
+        dressed = tuple(library.encode(text).ids)
+        if text == "a b":
+            starts = range(len(dressed) - len(bare) + 1)
+            start = next((k for k in starts if dressed[k : k + len(bare)] == bare), 0)
+            prefix, suffix = dressed[:start], dressed[start + len(bare) :]
+        if dressed != (*prefix, *bare, *suffix):
+            return None
+    return prefix, suffix
+
+
+def surround(flat: Flat, prefix: Sequence[int], suffix: Sequence[int]) -> Flat:
+    """The same with some ids before and after every row."""
+    if not prefix and not suffix:
+        return flat
+    ids, bounds = flat
+    longer = bounds + (len(prefix) + len(suffix)) * np.arange(len(bounds))
+    added = np.zeros(int(longer[-1]), np.bool_)
+    out = np.empty(len(added), np.uint32)
+    for places, token in (
+        *((longer[:-1] + k, token) for k, token in enumerate(prefix)),
+        *((longer[1:] - len(suffix) + k, token) for k, token in enumerate(suffix)),
+    ):
+        added[places] = True
+        out[places] = token
+    out[~added] = ids
+    return out, longer

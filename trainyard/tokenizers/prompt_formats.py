@@ -1,0 +1,168 @@
+"""How conversations are laid out: the named prompt formats of SFTTokenizer and MultimodalTokenizer.
+
+Each is a function from a turn to text, so that nothing but the formats that use a tokenizer's own
+template needs one. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainyard.errors import ConfigError
+
+Turn = tuple[str, str]
+"""Role and content."""
+
+Layout = Callable[[str, str, str], str]
+"""(role, content, end-of-sentence token) to the text of a turn."""
+
+QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFormat:
+    """One of `--sft-tokenizer-prompt-format` or `--tokenizer-prompt-format`."""
+
+    layout: Layout | None
+    """None: the tokenizer's own chat template."""
+    invitation: str = ""
+    """What asks the model for its turn."""
+    pad: str = "pad_token"
+    """The token that fills a row, or the role of one: pad_token, unk_token."""
+    masked_prefix: int = 0
+    """Tokens at the beginning of an assistant's turn that are not learnt."""
+    begins: bool = False
+    """A BOS comes before the first turn, and a turn rendered alone has one as well."""
+    masks: bool = True
+    """Only turns of the assistant are learnt."""
+    system: bool = True
+    """Whether there is a place for a system turn; where there is none, the first is left out."""
+    system_text: str | None = None
+    """The system turn that `--force-system-message` puts."""
+    capitalizes: bool = False
+    """Roles begin with a capital letter."""
+
+
+def render_turns(
+    form: PromptFormat, turns: Sequence[Turn], *, bos: str, eos: str, invite: bool
+) -> str:
+    """A conversation in a format that has a layout."""
+    assert form.layout is not None
+    texts = (form.layout(role, content, eos) for role, content in turns)
+    return (bos if form.begins else "") + "".join(texts) + (form.invitation if invite else "")
+
+
+def find_format(table: dict[str, PromptFormat], name: str, flag: str) -> PromptFormat:
+    """The format of that name; the option is named when there is none."""
+    if name not in table:
+        raise ConfigError(f"{flag} {name}: known are {', '.join(table)}")
+    return table[name]
+
+
+# --- turns ------------------------------------------------------------------------------------
+
+
+def _h_aligned(role: str, content: str, eos: str) -> str:
+    content = content.strip()
+    match role:
+        case "system":
+            return f"<SPECIAL_10>System\n{content}\n"
+        case "user":
+            return f"<SPECIAL_11>User\n{content}\n<SPECIAL_11>Assistant\n"
+        case "assistant":
+            return f"{content}\n"
+    return ""
+
+
+def _nano_v2(role: str, content: str, eos: str) -> str:
+    if role == "assistant":
+        return f"<SPECIAL_11>Assistant\n{content.strip()}\n<SPECIAL_12>\n"
+    content = content.replace("/think", "").replace("/no_think", "").strip()
+    match role:
+        case "system":
+            return f"<SPECIAL_10>System\n{content}\n"
+        case "user":
+            return f"<SPECIAL_11>User\n{content}\n"
+    return ""
+
+
+def _identity(role: str, content: str, eos: str) -> str:
+    return content
+
+
+def _mistral(role: str, content: str, eos: str) -> str:
+    match role:
+        case "user":
+            return f"[INST] {content}[/INST]"
+        case "assistant":
+            return f" {content}{eos}"
+    return ""
+
+
+def _llama3p1(role: str, content: str, eos: str) -> str:
+    return f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+
+
+def _chatml(role: str, content: str, eos: str) -> str:
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def _nemotron5(role: str, content: str, eos: str) -> str:
+    return f"<SPECIAL_14>{role}\n{content}<SPECIAL_15>\n"
+
+
+def _nemotron5_aligned(role: str, content: str, eos: str) -> str:
+    return f"{role}\n{content}\n[PREFIX]"
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+SFT_FORMATS = {
+    "nemotron-h-aligned": PromptFormat(layout=_h_aligned, pad="<SPECIAL_233>"),
+    "nemotron-nano-v2": PromptFormat(layout=_nano_v2, pad="<unk>", masked_prefix=3),
+    "identity": PromptFormat(layout=_identity, pad="<unk>"),
+    "default": PromptFormat(layout=None, masks=False),
+}
+
+_LLAMA3P1 = PromptFormat(
+    layout=_llama3p1,
+    invitation="<|start_header_id|>assistant<|end_header_id|>\n\n",
+    pad="<|finetune_right_pad_id|>",
+    masked_prefix=4,
+    begins=True,
+)
+_QWEN2 = PromptFormat(
+    layout=_chatml,
+    invitation="<|im_start|>assistant\n",
+    masked_prefix=3,
+    system_text=QWEN_SYSTEM,
+)
+MULTIMODAL_FORMATS = {
+    "mistral": PromptFormat(
+        layout=_mistral, invitation=" ", pad="unk_token", begins=True, system=False
+    ),
+    "llama3": PromptFormat(layout=None, pad="<|end_of_text|>", masked_prefix=4, begins=True),
+    "llama3p1": _LLAMA3P1,
+    "llama3p2": _LLAMA3P1,
+    "nvlm-yi-34b": PromptFormat(
+        layout=_chatml, invitation="<|im_start|>assistant\n", masked_prefix=4, begins=True
+    ),
+    "chatml": PromptFormat(layout=None, masked_prefix=3),
+    "qwen2p0": _QWEN2,
+    "qwen2p5": _QWEN2,
+    "nemotron5": PromptFormat(
+        layout=_nemotron5,
+        invitation="<SPECIAL_14>assistant\n",
+        pad="<SPECIAL_233>",
+        masked_prefix=3,
+        begins=True,
+    ),
+    "nemotron5-aligned": PromptFormat(
+        layout=_nemotron5_aligned,
+        invitation="Assistant\n",
+        pad="<SPECIAL_233>",
+        masked_prefix=2,
+        begins=True,
+        capitalizes=True,
+    ),
+}

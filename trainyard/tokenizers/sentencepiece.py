@@ -1,0 +1,220 @@
+"""SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer: a SentencePiece .model.
+
+All three make the ids that the library's own `encode` makes, with no BOS before them, and end a
+document with its end-of-sentence piece, as Megatron-LM has it since its newest tokenizers.
+
+SentencePieceTokenizer can do more: with `--vocab-extra-ids` or `--tokenizer-sentencepiece-legacy`
+it is the tokenizer of Megatron-LM up to 0.15 (and its T5): <CLS>, <SEP>, <EOD>, <MASK> and what is
+missing of padding, begin and end get ids above those of the model, then <extra_id_N>; each becomes
+its id wherever a text spells it out, and <EOD> ends a document. With `--tokenizer-special-tokens`
+(legacy only) it is these tokens instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import sentencepiece
+from numpy.typing import NDArray
+
+from trainyard.errors import ConfigError
+from trainyard.tokenizers.base import (
+    DESCRIPTION,
+    Flat,
+    as_lists,
+    check_vocab_size,
+    description,
+    flatten,
+    read_part,
+)
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.piece_engine import Pieces, any_of, replace_found
+from trainyard.tokenizers.pieces import SPACE
+
+MODEL = "tokenizer.model"
+CLASS, SEPARATOR, END, MASK = STANDARD = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
+EXTRA_SPACE = "\u262f"
+"""Megatron-LM's sign for a space that the model would drop; hardly in any vocabulary."""
+
+Encode = Callable[[str], list[int]]
+
+
+class SentencePieceTokenizer:
+    """A `Pieces` behind our protocol, with special tokens where there are some.
+
+    bos, eos, cls, sep, mask: ids of special tokens, None for one that there is not."""
+
+    releases_gil = True
+
+    def __init__(self, config: TokenizerConfig, data: bytes, url: str) -> None:
+        self.config = config
+        self._data = data
+        self._pieces = Pieces(data, url, config.use_gigatoken)
+        library = self._pieces.library
+        num_pieces: int = library.get_piece_size()
+        self._special, extra = special_tokens(config, self._pieces)
+        self._names = {i: token for token, i in self._special.items()}
+        self._cut = any_of(self._special)
+        self.vocab_size = max([num_pieces, *(i + 1 for i in self._names)])
+        check_vocab_size(config, self.vocab_size)
+        self.cls, self.sep, end, self.mask = map(self._special.get, STANDARD)
+        self.extra_ids = tuple(self._special[token] for token in extra)
+        self.bos = _known(library.bos_id(), self._special.get("<BOS>"))
+        self.eos = _known(library.eos_id(), self._special.get("<EOS>"))
+        self.pad = _known(library.pad_id(), self._special.get("<PAD>"))
+        self.eod = _end_of_document(end, self.eos, url)
+        self._keep_spaces = keeps_spaces(config, self._pieces)
+
+    @property
+    def engine(self) -> str:
+        """Name and version of the library that encodes."""
+        return self._pieces.engine
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        return self._encode(text, self._pieces.encode)
+
+    def encode_reference(self, text: str) -> list[int]:
+        """The ids of a text by the sentencepiece library alone."""
+        return self._encode(text, lambda part: self._pieces.by_library([part])[0])
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, in order."""
+        return as_lists(self.encode_flat(texts))
+
+    def encode_flat(self, texts: Sequence[str]) -> Flat:
+        """The ids of several texts as arrays."""
+        if self._keep_spaces:
+            return flatten(self.encode(text) for text in texts)
+        flat = self._pieces.encode_flat(texts)
+        return replace_found(flat, texts, self._cut, self.encode) if self._cut else flat
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids; special tokens that were added have a space after them."""
+        parts: list[str] = []
+        rest: list[int] = []
+        for i in ids:
+            if i in self._names:
+                parts += [self._pieces.library.decode(rest), self._names[i]]
+                rest = []
+            else:
+                rest.append(i)
+        text = " ".join([*parts, self._pieces.library.decode(rest)])
+        return text.strip() if self._trims else text
+
+    def files(self) -> dict[str, bytes]:
+        """The model and the description."""
+        return {MODEL: self._data, DESCRIPTION: description(self.config)}
+
+    @cached_property
+    def begins_word(self) -> NDArray[np.bool_]:
+        """(vocab_size,) whether a token begins a word: a piece that begins with a space does."""
+        library = self._pieces.library
+        begins = np.ones(self.vocab_size, np.bool_)
+        pieces = (library.id_to_piece(i) for i in range(library.get_piece_size()))
+        begins[: library.get_piece_size()] = [piece.startswith(SPACE) for piece in pieces]
+        return begins
+
+    @property
+    def _trims(self) -> bool:
+        """Megatron-LM's newer tokenizer drops a space that a chat template puts behind a token."""
+        return bool(self.config.tokenizer_special_tokens)
+
+    def _encode(self, text: str, encode: Encode) -> list[int]:
+        ids: list[int] = []
+        if self._keep_spaces:
+            text = mark_spaces(text)
+        place = 0
+        for found in self._cut.finditer(text) if self._cut else ():
+            part = encode(text[place : found.start()])
+            if self._trims and ids and ids[-1] in self._names and part[:1] == [self._space]:
+                part = part[1:]
+            ids += [*part, self._special[found[0]]]
+            place = found.end()
+        rest = text[place:]
+        return ids + (encode_marked(rest, encode) if self._keep_spaces else encode(rest))
+
+    @cached_property
+    def _space(self) -> int:
+        found: int = self._pieces.library.piece_to_id(SPACE)
+        return found
+
+
+def build_sentencepiece(config: TokenizerConfig) -> SentencePieceTokenizer:
+    """The tokenizer of `--tokenizer-model`."""
+    url = config.tokenizer_model
+    assert url is not None
+    if config.tokenizer_special_tokens and not _is_legacy(config):
+        raise ConfigError(
+            "--tokenizer-special-tokens: a SentencePiece model has its special tokens from its "
+            "training; to add some take --tokenizer-type SentencePieceTokenizer with "
+            "--tokenizer-sentencepiece-legacy"
+        )
+    data = read_part("--tokenizer-model", url, "SentencePiece model")
+    return SentencePieceTokenizer(config, data, url)
+
+
+def special_tokens(config: TokenizerConfig, pieces: Pieces) -> tuple[dict[str, int], list[str]]:
+    """Tokens that a text is cut at, with their ids: those of the model, or above them in order;
+    and which of them are sentinels."""
+    extra = [f"<extra_id_{k}>" for k in range(config.vocab_extra_ids)]
+    names: Iterable[str] = config.tokenizer_special_tokens
+    if not names and (extra or _is_legacy(config)):
+        names = [*STANDARD, *_roles(pieces.library)]
+    ids: dict[str, int] = {}
+    following: int = pieces.library.get_piece_size()
+    for name in dict.fromkeys([*names, *extra]):
+        if not name:
+            raise ConfigError("--tokenizer-special-tokens: one of them is empty")
+        found = pieces.find(name)
+        ids[name] = following if found is None else found
+        following += found is None
+    return ids, extra
+
+
+def keeps_spaces(config: TokenizerConfig, pieces: Pieces) -> bool:
+    """Whether spaces are kept that the model would drop."""
+    if config.tokenizer_sentencepiece_ignore_extra_whitespaces:
+        return False
+    two, one = pieces.by_library(["x  y", "x y"])
+    return two == one
+
+
+def mark_spaces(text: str) -> str:
+    """A text with a mark at each place where a space would be dropped."""
+    marked = re.sub(r"(?<= )(?= )|^ | $", f" {EXTRA_SPACE} ", text)
+    return marked.rstrip()
+
+
+def encode_marked(text: str, encode: Encode) -> list[int]:
+    """The ids of a marked text, without those of the marks."""
+    parts = [part for part in text.split(EXTRA_SPACE) if part]
+    return [i for part in parts for i in encode(part + EXTRA_SPACE)[:-1]]
+
+
+def _is_legacy(config: TokenizerConfig) -> bool:
+    named = config.tokenizer_type == "SentencePieceTokenizer"
+    return named and config.tokenizer_sentencepiece_legacy
+
+
+def _roles(library: sentencepiece.SentencePieceProcessor) -> list[str]:
+    """Pieces for padding, begin and end, named where the model has none."""
+    ids = {"<PAD>": library.pad_id(), "<BOS>": library.bos_id(), "<EOS>": library.eos_id()}
+    return [library.id_to_piece(i) if i >= 0 else name for name, i in ids.items()]
+
+
+def _known(of_model: int, added: int | None) -> int | None:
+    return of_model if of_model >= 0 else added
+
+
+def _end_of_document(end: int | None, eos: int | None, url: str) -> int:
+    found = eos if end is None else end
+    if found is None:
+        raise ConfigError(
+            f"--tokenizer-model {url} has no piece that ends a sentence, by which documents are "
+            "ended; take --tokenizer-type SentencePieceTokenizer with "
+            "--tokenizer-sentencepiece-legacy, which adds one"
+        )
+    return found

@@ -1,0 +1,125 @@
+"""BertWordPieceLowerCase and BertWordPieceCase: BERT's word pieces from a local vocab.txt.
+
+A text becomes its pieces and nothing around them: datasets put [CLS] and [SEP] where they belong,
+so `--tokenizer-hf-no-include-special-tokens` is taken as given. (Megatron's newest version puts
+them around every text, and its datasets then once more.) [SEP] ends a document. The cased kind has
+the hundred <extra_id_N> of T5 unless `--vocab-extra-ids` asks for another number, as there; the
+other has as many as are asked for."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+from tokenizers.decoders import WordPiece as WordPieceDecoder
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.tokenizers.base import read_part
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.library import EngineTokenizer, add_special_tokens
+
+UNKNOWN, SEPARATOR, PAD, FIRST, MASK = SPECIAL = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
+CASED_EXTRA_IDS = 100
+
+
+class WordPieceTokenizer(EngineTokenizer):
+    """An `EngineTokenizer` that also knows the ids of BERT's special tokens."""
+
+    def __init__(self, config: TokenizerConfig, library: Library, files: dict[str, bytes]) -> None:
+        self.cls, self.sep, self.mask, self.pad_id, self.unk = (
+            _id_of(library, token) for token in (FIRST, SEPARATOR, MASK, PAD, UNKNOWN)
+        )
+        self.bos, self.eos = self.cls, self.sep
+        """As Megatron has it where the vocabulary has none of its own."""
+        super().__init__(
+            config, library, files, eod=self.sep, pad=self.pad_id, around=False, cuttable=True
+        )
+
+    @property
+    def extra_ids(self) -> tuple[int, ...]:
+        """Ids of <extra_id_0>, <extra_id_1> and so on: T5's sentinels."""
+        return tuple(_id_of(self.library, token) for token in extra_tokens(self.config))
+
+    @cached_property
+    def begins_word(self) -> NDArray[np.bool_]:
+        """(vocab_size,) whether a token begins a word: "##" goes on with one."""
+        begins = np.ones(self.vocab_size, np.bool_)
+        for token, i in self.library.get_vocab(with_added_tokens=True).items():
+            begins[i] = not token.startswith("##")
+        return begins
+
+
+def build_wordpiece(config: TokenizerConfig) -> WordPieceTokenizer:
+    """The tokenizer of `--vocab-file`."""
+    assert config.vocab_file is not None
+    data = read_part("--vocab-file", config.vocab_file, "vocab.txt")
+    lower = config.tokenizer_type == "BertWordPieceLowerCase"
+    library = wordpiece_library(parse_vocab(data, config.vocab_file), lower=lower)
+    add_special_tokens(library, extra_tokens(config))
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lower,
+        "eos_token": SEPARATOR,
+        **{f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")},
+    }
+    files = {
+        "vocab.txt": data,
+        "tokenizer_config.json": json.dumps(settings, indent=1).encode() + b"\n",
+    }
+    return WordPieceTokenizer(config, library, files)
+
+
+def extra_tokens(config: TokenizerConfig) -> list[str]:
+    """The sentinel tokens that a configuration asks for."""
+    usual = CASED_EXTRA_IDS if config.tokenizer_type == "BertWordPieceCase" else 0
+    return [f"<extra_id_{i}>" for i in range(config.vocab_extra_ids or usual)]
+
+
+def wordpiece_library(vocab: dict[str, int], *, lower: bool) -> Library:
+    """BERT's cleaning, cutting and longest match over a vocabulary."""
+    library = Library(WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    library.normalizer = BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower
+    )
+    library.pre_tokenizer = BertPreTokenizer()
+    library.decoder = WordPieceDecoder(prefix="##", cleanup=True)
+    library.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    library.post_processor = TemplateProcessing(  # for whoever loads the carried files elsewhere
+        single=f"{FIRST}:0 $A:0 {SEPARATOR}:0",
+        pair=f"{FIRST}:0 $A:0 {SEPARATOR}:0 $B:1 {SEPARATOR}:1",
+        special_tokens=[(token, vocab[token]) for token in (FIRST, SEPARATOR)],
+    )
+    return library
+
+
+def parse_vocab(data: bytes, url: str) -> dict[str, int]:
+    """A token a line; its number is its id. A token that comes twice has the later id."""
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(
+            f"--vocab-file {url}: byte {error.start} is not UTF-8 text; is it the right file?"
+        ) from None
+    if lines[-1] == "":
+        lines.pop()
+    vocab = {line.rstrip("\r"): i for i, line in enumerate(lines)}
+    missing = [token for token in SPECIAL if token not in vocab]
+    if missing:
+        raise ConfigError(
+            f"--vocab-file {url} has no {', '.join(missing)}: it is not a vocabulary of BERT"
+        )
+    return vocab
+
+
+def _id_of(library: Library, token: str) -> int:
+    found: int | None = library.token_to_id(token)
+    assert found is not None
+    return found
