@@ -18,6 +18,11 @@ from trainyard.errors import ConfigError
 PIECE_BYTES = 1 << 20
 """Contents handed on at once, at most (zstandard: 512 MiB of a file made for the purpose)."""
 
+BLOCK_BYTES = 8 << 20
+"""What is asked of a remote store at once."""
+TAIL_BYTES = 1 << 17
+"""What is read beyond a range for the rest of its last line, at first."""
+
 INPUT_BYTES = 1 << 14
 """Taken from the file at once. Little, since zstandard cannot be told how much to return, and since
 what follows a member is copied, which many small members would make slow."""
@@ -44,10 +49,14 @@ class Codec(NamedTuple):
     """Zeros behind the last member mean nothing."""
 
 
-def contents(url: str, compression: str, start: int = 0) -> Generator[bytes]:
-    """The contents in pieces; from a byte on where nothing is compressed.
+def contents(url: str, compression: str, start: int = 0, until: int = 0) -> Generator[bytes]:
+    """The contents in pieces; where nothing is compressed from a byte on, and probably not far
+    beyond byte `until`.
 
     Raises BrokenError for a compressed file that is damaged, and the errors of the store."""
+    if until and not compression and not store.is_local(url):
+        yield from _ranges(url, start, until)
+        return
     with store.operation("read", url) as backend, backend.open_input(url) as file:
         if compression:
             yield from _gathered(_decompressed(file, CODECS[compression]))
@@ -55,6 +64,21 @@ def contents(url: str, compression: str, start: int = 0) -> Generator[bytes]:
         file.seek(start)
         while piece := file.read(PIECE_BYTES):
             yield piece
+
+
+def _ranges(url: str, start: int, until: int) -> Iterator[bytes]:
+    """As few requests as there can be, and little that nobody asked for: a file object would read
+    ahead as much again as a unit of work has."""
+    size = store.info(url).size_bytes
+    until += TAIL_BYTES
+    while start < size:
+        end = min(size, start + BLOCK_BYTES, max(until, start + TAIL_BYTES))
+        if 0 < until - end < TAIL_BYTES * 2:
+            end = min(size, until)
+        block = store.read_range(url, start, end)
+        for at in range(0, len(block), PIECE_BYTES):
+            yield block[at : at + PIECE_BYTES]
+        start = end
 
 
 def _decompressed(file: BinaryIO, codec: Codec) -> Iterator[bytes]:

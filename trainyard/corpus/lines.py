@@ -41,7 +41,8 @@ def line_blocks(source: ByteRange, compression: str) -> Iterator[tuple[int, Line
     memory while its document is worked on."""
     reader = _Reader(source, compressed=bool(compression))
     # One byte early: a line feed there means that a line begins with the range.
-    with closing(contents(source.url, compression, max(source.start - 1, 0))) as pieces:
+    start = max(source.start - 1, 0)
+    with closing(contents(source.url, compression, start, source.end)) as pieces:
         try:
             for piece in pieces:
                 yield from reader.take(piece)

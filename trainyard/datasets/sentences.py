@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.cache import IN_MEMORY, Arrays, Indexer, digest_array
+from trainyard.datasets.arrays import digest_array
+from trainyard.datasets.cache import IN_MEMORY, Arrays, Indexer
 from trainyard.datasets.mapping import MappingRule, build_mapping
 from trainyard.errors import ConfigError, DataError
 

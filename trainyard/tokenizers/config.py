@@ -72,7 +72,7 @@ class TokenizerConfig:
     tokenizer_sentencepiece_legacy: bool = False
     """SentencePieceTokenizer: cut the text at special tokens, as NeMo's old models want it."""
     tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
-    """SentencePieceTokenizer: runs of spaces count as the model says; otherwise every one of them is
+    """SentencePieceTokenizer: runs of spaces count as the model says; otherwise every one is
     kept."""
     tiktoken_pattern: Literal["v1", "v2"] | None = None
     """TikTokenizer: how text is cut into words. v2 when not given."""

@@ -1,0 +1,128 @@
+"""A bounded folder of blocks of remote files, shared by the processes of a node.
+
+    FOLDER/blocks/KEY/NUMBER    one block of a file; KEY is the digest of its URL, version and size
+    FOLDER/blocks/KEY/whole     all of it
+    FOLDER/blocks/lock          a lock, and in it the bytes that all blocks together take
+
+A block appears under its name when it is whole, and its contents follow from its name, so that
+nobody needs to wait for anybody. What was used longest ago goes first; room is made before a block
+is written. Only what lies under FOLDER/blocks is ever removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+TOUCH_SECONDS = 30.0
+"""How exactly the folder knows when a block was last used."""
+
+STALE_SECONDS = 3600.0
+"""A file still being written after so long is one of a process that was killed."""
+
+TEMPORARY = ".tmp-"
+
+ROOM_LEFT = 0.9
+"""Share of the bound that is filled after something was removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFolder:
+    """Where blocks are kept, and how many bytes of them."""
+
+    folder: Path
+    max_bytes: int
+
+    @property
+    def root(self) -> Path:
+        """What is ours in the folder."""
+        return self.folder / "blocks"
+
+    def path(self, key: str, name: str) -> Path:
+        """Where a block lies, if it is there."""
+        return self.root / key / name
+
+    def read(self, key: str, name: str, start: int, end: int) -> bytes | None:
+        """Some bytes of a block; None when it is not there (any more)."""
+        try:
+            descriptor = os.open(self.path(key, name), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            touch(descriptor)
+            data = os.pread(descriptor, end - start, start)
+        finally:
+            os.close(descriptor)
+        return data if len(data) == end - start else None
+
+    def put(self, key: str, name: str, size: int, write: Callable[[Path], object]) -> Path:
+        """Make room, let `write` make the file, publish it; returns where it lies.
+
+        OSError for a folder that cannot be written to, or a disk that is full."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._make_room(size)
+        target = self.path(key, name)
+        temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{name}")
+        target.parent.mkdir(exist_ok=True)
+        try:
+            write(temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+    def _make_room(self, size: int) -> None:
+        with self._locked() as lock:
+            known = os.pread(lock, 20, 0)
+            used = int(known) if known.isdigit() else self.max_bytes
+            if used + size > self.max_bytes:
+                used = self._evict(max(0, int(self.max_bytes * ROOM_LEFT) - size))
+            os.pwrite(lock, b"%020d" % (used + size), 0)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # let go by the kernel when its holder dies
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _evict(self, keep_bytes: int) -> int:
+        """Remove what was used longest ago until no more than that is left; returns what is."""
+        found = sorted(self._files())
+        used = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if used <= keep_bytes:
+                break
+            Path(path).unlink(missing_ok=True)
+            used -= size
+            with suppress(OSError):  # others still lie there
+                os.rmdir(os.path.dirname(path))
+        return used
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """(last use, size, path) of every block; remains of killed processes are removed."""
+        stale = time.time() - STALE_SECONDS
+        for folder, _, names in os.walk(self.root):
+            if folder == str(self.root):
+                continue
+            for name in names:
+                path = os.path.join(folder, name)
+                with suppress(FileNotFoundError):
+                    stat = os.stat(path)
+                    if name.startswith(TEMPORARY) and stat.st_mtime < stale:
+                        os.unlink(path)
+                    else:
+                        yield stat.st_mtime, stat.st_size, path
+
+
+def touch(descriptor: int) -> None:
+    """Note that a block was used."""
+    if time.time() - os.fstat(descriptor).st_mtime > TOUCH_SECONDS:
+        with suppress(OSError):  # of another user: it keeps its place in the queue
+            os.utime(descriptor)

@@ -1,0 +1,252 @@
+"""Remote files read in ranges, through blocks that are kept on this node.
+
+Blocks of some megabytes are fetched as they are needed, or before: the next ones of a file that is
+read in order, and those that `prefetch` names. A file is known by URL, version and size, so a block
+never belongs to other contents than those asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainyard.artifacts import store
+from trainyard.artifacts.ahead import blocks, read_ahead, whole
+from trainyard.artifacts.digest import SHORT, digest_bytes
+from trainyard.artifacts.inputs import cache_folder
+from trainyard.corpus.blocks import BlockFolder
+from trainyard.corpus.layout import Tokens
+from trainyard.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+NUM_FETCHERS = 4
+MAX_WAITING = 16
+"""Blocks on their way at once; what is asked for beyond that is fetched when it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """How remote token files are kept on a node."""
+
+    folder: Path = field(default_factory=lambda: cache_folder() / "tokens")
+    """Shared by all processes; on /dev/shm it is memory."""
+    max_bytes: int = 16 << 30
+    """All files together."""
+    block_bytes: int = 4 << 20
+    blocks_ahead: int = 2
+    """Fetched before they are asked for, when a file is read in order."""
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < 1 or self.max_bytes < self.block_bytes:
+            raise ConfigError(
+                f"a cache of {self.max_bytes} bytes does not hold a block of {self.block_bytes}"
+            )
+
+    @property
+    def blocks(self) -> BlockFolder:
+        """The folder of blocks."""
+        return BlockFolder(self.folder, self.max_bytes)
+
+
+class RangedFile:
+    """A remote file in one version. For any number of threads; pickles as its name, and goes on
+    working in a forked process."""
+
+    def __init__(self, url: str, options: CacheOptions, info: store.FileInfo | None = None) -> None:
+        self.url = url
+        self.options = options
+        self.info = store.info(url) if info is None else info
+        self._key = _key(url, self.info, options.block_bytes)
+        self._folder = options.blocks
+        self._ours: _Process | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., RangedFile], tuple[Any, ...]]:
+        return RangedFile, (self.url, self.options, self.info)
+
+    def __len__(self) -> int:
+        return self.info.size_bytes
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes `start` up to `end`.
+
+        Raises ArtifactError when the file has changed since, or ends before that."""
+        if not 0 <= start <= end <= len(self):
+            raise IndexError(f"bytes {start} to {end} of {self.url}, which has {len(self)}")
+        size = self.options.block_bytes
+        first, last = start // size, -(-end // size)
+        pieces = []
+        for number in range(first, last):
+            base = number * size
+            low, high = max(start - base, 0), min(end - base, size)
+            self._follow(number)
+            data = self._folder.read(self._key, str(number), low, high)
+            pieces.append(self._fetched(number)[low:high] if data is None else data)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Begin to fetch what will be read; returns at once."""
+        size = self.options.block_bytes
+        wanted = {n for start, end in ranges for n in range(start // size, -(-end // size))}
+        for number in sorted(wanted):
+            self._begin(number)
+
+    # --- what belongs to one process ----------------------------------------------------------
+
+    @property
+    def _process(self) -> _Process:
+        # Threads and locks of the parent are of no use in a fork of it.
+        if self._ours is None or self._ours.pid != os.getpid():
+            self._ours = _Process(os.getpid())
+        return self._ours
+
+    def _follow(self, number: int) -> None:
+        """Fetch ahead of a reader that goes from block to block."""
+        process = self._process
+        if number == process.last:
+            return
+        in_order, process.last = number == process.last + 1, number
+        for after in range(1, 1 + self.options.blocks_ahead if in_order else 1):
+            if (number + after) * self.options.block_bytes < len(self):
+                self._begin(number + after)
+
+    def _begin(self, number: int) -> None:
+        if len(self._process.coming) < MAX_WAITING and not self._is_here(number):
+            _fetchers(os.getpid()).submit(self._try_to_fetch, number)
+
+    def _is_here(self, number: int) -> bool:
+        return number in self._process.coming or os.path.exists(
+            self._folder.path(self._key, str(number))
+        )
+
+    def _try_to_fetch(self, number: int) -> None:
+        try:
+            self._fetched(number)
+        except Exception as error:  # whoever needs the block will meet it again, and raise
+            log.debug("block %d of %s was not fetched ahead: %s", number, self.url, error)
+
+    def _fetched(self, number: int) -> bytes:
+        """A block out of the store; threads that want the same one wait for the first."""
+        process = self._process
+        with process.lock:
+            coming = process.coming.get(number)
+            mine = coming is None
+            if coming is None:
+                coming = process.coming[number] = Future()
+        if not mine:
+            return coming.result()
+        try:
+            start = number * self.options.block_bytes
+            end = min(start + self.options.block_bytes, len(self))
+            data = store.read_range(self.url, start, end, self.info.version)
+            self._keep(number, data)
+            coming.set_result(data)
+            return data
+        except BaseException as error:
+            coming.set_exception(error)
+            raise
+        finally:
+            with process.lock:
+                del process.coming[number]
+
+    def _keep(self, number: int, data: bytes) -> None:
+        try:
+            self._folder.put(self._key, str(number), len(data), lambda path: path.write_bytes(data))
+        except OSError as error:
+            _say_once(str(self.options.folder), f"{type(error).__name__}: {error}")
+
+
+@dataclass(slots=True)
+class _Process:
+    pid: int
+    last: int = -1
+    """The block read last."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    coming: dict[int, Future[bytes]] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1)
+def _fetchers(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(NUM_FETCHERS, thread_name_prefix="fetch-block")
+
+
+@lru_cache(maxsize=8)
+def _say_once(folder: str, fault: str) -> None:
+    log.warning("%s: blocks cannot be kept, each is fetched when it is read: %s", folder, fault)
+
+
+def _key(url: str, info: store.FileInfo, block_bytes: int) -> str:
+    text = f"{url}\n{info.version}\n{info.size_bytes}\n{block_bytes}"
+    return digest_bytes(text.encode())[: 2 * SHORT]
+
+
+# --- arrays that are not in memory ------------------------------------------------------------
+
+
+class LazyArray:
+    """Numbers in a remote file: `len`, one of them, or a slice of them as an array. Enough for
+    whoever reads them in order."""
+
+    def __init__(self, file: RangedFile, start: int, count: int, dtype: str) -> None:
+        self._file = file
+        self._start = start
+        self._count = count
+        self.dtype = np.dtype(dtype)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, where: slice | int) -> Any:
+        if isinstance(where, slice):
+            first, last, step = where.indices(self._count)
+            assert step == 1, "only read in order"
+            return self._read(first, max(first, last))
+        return self._read(where % self._count, where % self._count + 1)[0]
+
+    def _read(self, first: int, last: int) -> Tokens:
+        size = self.dtype.itemsize
+        data = self._file.read(self._start + first * size, self._start + last * size)
+        return np.frombuffer(data, self.dtype)
+
+
+# --- whole files ------------------------------------------------------------------------------
+
+
+def fetch_whole(url: str, options: CacheOptions, open_file: Callable[[Path], Tokens]) -> Tokens:
+    """A remote file, copied to the node once and opened there; one removed after that stays open.
+
+    Raises ConfigError for one larger than the cache may be."""
+    info = store.info(url)
+    if info.size_bytes > options.max_bytes:
+        raise ConfigError(
+            f"{url} is {info.size_bytes} bytes, and the cache in {options.folder} may hold "
+            f"{options.max_bytes}; enlarge it, or read the file in ranges"
+        )
+    path = options.blocks.path(_key(url, info, 0), "whole")
+    for _ in range(3):
+        try:
+            found = open_file(path)
+            os.utime(path)
+        except FileNotFoundError:  # not yet, or no longer
+            write = partial(_download, store.SourceFile(url, info.size_bytes, info.version))
+            options.blocks.put(path.parent.name, path.name, info.size_bytes, write)
+        else:
+            return found
+    raise ConfigError(
+        f"the cache in {options.folder}, {options.max_bytes} bytes, is too small for all that is "
+        f"read at once: {url} was removed before it could be opened; enlarge it"
+    )
+
+
+def _download(source: store.SourceFile, path: Path) -> None:
+    with path.open("wb") as file:
+        for block in read_ahead(blocks(whole([source]))):
+            file.write(block)
