@@ -40,8 +40,12 @@ def upload(path: Path) -> str:
 def read_seconds(url: str) -> float:
     """How long the store takes to give a whole object, over several connections at once."""
     files = _files()
-    size = files.info(url)["Size"]
+    size = files.info(url)["size"]
     began = time.perf_counter()
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(lambda at: len(files.cat_file(url, at, at + PIECE)), range(0, size, PIECE)))
+        list(
+            pool.map(
+                lambda at: len(files.cat_file(url, start=at, end=at + PIECE)), range(0, size, PIECE)
+            )
+        )
     return time.perf_counter() - began

@@ -1,37 +1,75 @@
-"""Options of `python -m stages.merge`."""
+"""Options of `python -m stages.merge`, by Megatron's names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from trainyard.artifacts.output import Output
-from trainyard.artifacts.urls import has_glob, parent
+from trainyard.artifacts.output import Output, is_housekeeping
+from trainyard.artifacts.urls import has_glob, lies_in, parent
 from trainyard.config import location
 from trainyard.errors import ConfigError
+
+ENDINGS = (".bin", ".idx", ".docs")
+BESIDE = (".failure.json", ".bad_lines.jsonl", ".share.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeConfig:
-    """Join every .bin/.idx pair of a folder into one pair, in the order of their names."""
+    """Join .bin/.idx pairs into one pair, in the order of their names, or as they are listed."""
 
-    input: str = location()
-    """Folder or URL that holds the pairs."""
+    input: tuple[str, ...] = location()
+    """Folders or URLs that hold pairs, prefixes of pairs, files of pairs, or patterns of either."""
     output_prefix: str = location()
-    """PREFIX.bin and PREFIX.idx are written; not inside the input folder."""
+    """PREFIX.bin and PREFIX.idx are written; not inside an input folder."""
+    multimodal: bool = False
+    """The pairs are multimodal: their indices hold modes."""
+    drop_provenance: bool = False
+    """Leave the .docs sidecars behind, for pairs of which only some have one."""
 
     def __post_init__(self) -> None:
-        if has_glob(self.input):
-            raise ConfigError(f"--input {self.input}: name a folder, not a pattern")
-        if parent(self.output_prefix) == self.input.rstrip("/"):
+        if not self.entries():
+            raise ConfigError("--input names no pair")
+        for entry in self.entries():
+            self._refuse_own_output(entry)
+
+    def _refuse_own_output(self, entry: str) -> None:
+        if has_glob(entry):
+            is_within = fnmatchcase(self.output_prefix, entry)
+        else:
+            folder = parent(self.output_prefix)
+            is_within = self.output_prefix == entry or (
+                lies_in(folder, entry) and lies_in(entry, folder)
+            )
+        if is_within:
             raise ConfigError(
-                f"--output-prefix {self.output_prefix} lies in the --input folder, so a second run "
-                "would merge its own output; choose a place outside it"
+                f"--output-prefix {self.output_prefix} lies in the --input ({entry}), so a second "
+                "run would merge its own output; choose a place outside it"
             )
 
+    def entries(self) -> list[str]:
+        """Folders, prefixes and patterns of prefixes, each once, in the order given.
+
+        A shell that expands a pattern gives both files of a pair, and what stands beside them."""
+        names = [n for n in self.input if not is_housekeeping(n) and not n.endswith(BESIDE)]
+        return list(dict.fromkeys(_stem(name) for name in names))
+
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The folder."""
-        return {"input": (self.input,)}
+        """Every folder and every pair; a pattern as all files of the pairs that it means."""
+        return {"input": tuple(_all_files(entry) for entry in self.entries())}
 
     def output(self) -> Output | None:
         """A prefix."""
         return Output.prefix(self.output_prefix)
+
+
+def _stem(name: str) -> str:
+    for ending in ENDINGS:
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return name
+
+
+def _all_files(entry: str) -> str:
+    # One pattern for .bin, .idx and .docs: patterns that match nothing are errors.
+    return entry + ".[bid][ido][nxc]*" if has_glob(entry) else entry

@@ -1,4 +1,4 @@
-"""Check all pairs, then stream them into one."""
+"""Check all pairs, then copy them into one."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ from typing import Any
 
 from stages.context import StageRun
 from stages.merge.config import MergeConfig
-from trainyard.corpus.merge import find_pairs, merge_index, merge_tokens, survey
+from trainyard.corpus.merge import (
+    find_pairs,
+    have_provenance,
+    merge_index,
+    merge_provenance,
+    merge_tokens,
+    survey,
+)
 
 log = logging.getLogger(__name__)
 
 
 def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
-    """Write PREFIX.bin and PREFIX.idx."""
-    prefixes = find_pairs(stage.inputs["input"].files, config.input)
-    parts = survey(prefixes, stage.scratch)
+    """Write PREFIX.bin, PREFIX.idx, and PREFIX.docs when every pair has one."""
+    files = stage.inputs["input"].files
+    prefixes = find_pairs(config.entries(), files)
+    parts = survey(prefixes, stage.scratch, config.multimodal)
+    keeps_provenance = not config.drop_provenance and have_provenance(parts, files)
     num_bytes = sum(part.bin_bytes for part in parts)
     with stage.progress(num_bytes, "bytes", "merge") as progress, stage.open(".bin") as out:
         merge_tokens(parts, out, progress.update)
     with stage.open(".idx") as out:
         merge_index(parts, stage.scratch, out)
+    if keeps_provenance:
+        with stage.open(".docs") as out:
+            merge_provenance(parts, out, stage.scratch)
     metrics = {
         "pairs": len(parts),
         "documents": sum(part.num_documents for part in parts),

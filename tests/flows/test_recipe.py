@@ -68,7 +68,7 @@ def test_jobs_come_in_the_order_in_which_they_run() -> None:
 def test_each_output_is_somebodys_input() -> None:
     every = jobs()
     written = {str(job.output.url) for job in every.all() if job.output}
-    assert every.merge.document["input"] == "/y/tiny/tokens/parts"
+    assert every.merge.document["input"] == ["/y/tiny/tokens/parts"]
     assert every.pretrain.document["data_path"] == [every.merge.output and every.merge.output.url]
     assert every.pretrain.document["tokenizer_model"] in written
     assert every.reshard.document["load_dir"] in written
@@ -86,7 +86,7 @@ def test_the_root_is_yard_and_the_recipes_name(monkeypatch: pytest.MonkeyPatch) 
     assert yard_root() == "s3://bucket/yard"
     recipe = parse_recipe(TINY, "a/b/tiny.toml")
     assert recipe.root == "s3://bucket/yard/tiny"
-    assert pretrain_jobs(recipe).merge.document["input"] == "s3://bucket/yard/tiny/tokens/parts"
+    assert pretrain_jobs(recipe).merge.document["input"] == ["s3://bucket/yard/tiny/tokens/parts"]
     assert parse_recipe(TINY, "tiny.toml", "given").root == "given/tiny"
 
 
@@ -220,7 +220,7 @@ def test_every_stage_of_the_repository_can_be_started() -> None:
 
 def test_a_job_from_a_document(tmp_path: Path) -> None:
     document = tmp_path / "merge.toml"
-    document.write_text('input = "parts"\noutput_prefix = "all/tokens"\n')
+    document.write_text('input = ["parts"]\noutput_prefix = "all/tokens"\n')
     job = read_job("merge", str(document))
     assert (job.name, job.output and job.output.url) == ("merge", "all/tokens")
     with pytest.raises(ConfigError, match="there is no stage 'merg'; did you mean 'merge'"):

@@ -1,4 +1,4 @@
-"""The merge stage: a folder of pairs to one pair."""
+"""The merge stage: folders, patterns and lists of pairs to one pair."""
 
 from __future__ import annotations
 
@@ -14,52 +14,155 @@ from stages.merge.run import run
 from tests.stages.directly import run_directly
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.corpus.provenance import Provenance, ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError
 
 FIRST: Any = [[[1, 2, 3]], [], [[4], [5]]]
 SECOND: Any = [[[6, 7]]]
 
 
-def put(prefix: str, docs: Any) -> None:
+def put(prefix: str, docs: Any, dtype: str = "uint16", multimodal: bool = False) -> None:
     with store.open_output(prefix + ".bin") as bin_file, store.open_output(prefix + ".idx") as idx:
-        writer = IndexedWriter(bin_file, "uint16")
+        writer = IndexedWriter(bin_file, dtype, multimodal)
         for doc in docs:
             writer.add_document(doc)
         writer.write_index(idx)
+
+
+def put_docs(prefix: str, docs: Any) -> None:
+    writer = ProvenanceWriter()
+    for k in range(len(docs)):
+        writer.add(f"s3://b/{store.basename(prefix)}.jsonl", 10 * k, 9, k + 1, f"id {k}")
+    with store.open_output(prefix + ".docs") as out:
+        writer.write(out)
 
 
 def tokens(prefix: str) -> Any:
     return [[s.tolist() for s in doc] for doc in IndexedDataset(prefix).documents()]
 
 
+def merge(output_prefix: str, *entries: str, **options: Any) -> dict[str, Any]:
+    options |= {"input": list(entries), "output_prefix": output_prefix}
+    return run_directly(MergeConfig, run, **options)
+
+
 def test_pairs_become_one_in_the_order_of_their_names(store_url: str) -> None:
     put(store.join(store_url, "parts/b"), SECOND)
     put(store.join(store_url, "parts/a"), FIRST)
     store.write_bytes(store.join(store_url, "parts/a.claim.json"), b"{}")
+    store.write_bytes(store.join(store_url, "parts/a.bad_lines.jsonl"), b"{}\n")
     prefix = store.join(store_url, "whole")
-    metrics = run_directly(
-        MergeConfig, run, input=store.join(store_url, "parts"), output_prefix=prefix
-    )
+    metrics = merge(prefix, store.join(store_url, "parts"))
     assert tokens(prefix) == FIRST + SECOND
     assert metrics == {"pairs": 2, "documents": 4, "sequences": 4, "tokens": 7}
+    assert not store.exists(prefix + ".docs")
 
 
-def test_nothing_is_written_when_a_pair_is_broken(tmp_path: Path) -> None:
+def test_patterns_prefixes_and_files_name_pairs(store_url: str) -> None:
+    a, b, c = (store.join(store_url, "parts", name) for name in ("a", "b", "c"))
+    for prefix, docs in ((a, FIRST), (b, SECOND), (c, FIRST)):
+        put(prefix, docs)
+    put_docs(a, FIRST)
+    whole = store.join(store_url, "whole")
+    merge(whole, c, store.join(store_url, "parts", "[ab]"), drop_provenance=True)
+    assert tokens(whole) == FIRST + FIRST + SECOND
+    merge(whole, b + ".bin", b + ".idx", b + ".manifest.json", c + ".idx")
+    assert tokens(whole) == SECOND + FIRST
+    merge(whole, store.join(store_url, "parts", "*.bin"), drop_provenance=True)
+    assert tokens(whole) == FIRST + SECOND + FIRST
+    with pytest.raises(ArtifactError, match="no file matches"):
+        merge(whole, store.join(store_url, "parts", "d*"))
+
+
+def test_provenance_is_kept(store_url: str) -> None:
+    for name, docs in (("a", FIRST), ("b", SECOND)):
+        prefix = store.join(store_url, "parts", name)
+        put(prefix, docs)
+        put_docs(prefix, docs)
+    whole = store.join(store_url, "whole")
+    for entries in (["parts"], ["parts/a", "parts/b"], ["parts/?"]):
+        merge(whole, *(store.join(store_url, entry) for entry in entries))
+        origins = Provenance(whole + ".docs")
+        assert [origins[k].source for k in (0, 3)] == ["s3://b/a.jsonl", "s3://b/b.jsonl"]
+        assert (len(origins), origins[2].id) == (4, "id 2")
+
+
+def test_provenance_of_some_is_an_error_that_names_the_option(tmp_path: Path) -> None:
+    for name in "ab":
+        put(str(tmp_path / "parts" / name), FIRST)
+    put_docs(str(tmp_path / "parts" / "b"), FIRST)
+    whole = str(tmp_path / "out" / "whole")
+    with pytest.raises(ConfigError, match=r"b has a \.docs .*a has none.*--drop-provenance"):
+        merge(whole, str(tmp_path / "parts"))
+    assert not (tmp_path / "out").exists()
+    merge(whole, str(tmp_path / "parts"), drop_provenance=True)
+    assert not Path(whole + ".docs").exists()
+    assert tokens(whole) == FIRST + FIRST
+
+
+def test_multimodal_pairs_merge_when_they_are_meant_to(tmp_path: Path) -> None:
+    for name in "ab":
+        put(str(tmp_path / "parts" / name), FIRST, multimodal=True)
+    whole = str(tmp_path / "whole")
+    with pytest.raises(ArtifactError, match="merge it with --multimodal"):
+        merge(whole, str(tmp_path / "parts"))
+    merge(whole, str(tmp_path / "parts"), multimodal=True)
+    modes = IndexedDataset(whole).modes
+    assert modes is not None
+    assert modes.tolist() == [0] * 6
+
+
+def broken_bin(folder: Path) -> None:
+    (folder / "b.bin").write_bytes(b"")
+
+
+def half(folder: Path) -> None:
+    (folder / "b.idx").unlink()
+
+
+def stray(folder: Path) -> None:
+    (folder / "notes.txt").write_text("x")
+
+
+def other_type(folder: Path) -> None:
+    put(str(folder / "b"), SECOND, "int32")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (broken_bin, r"b\.bin is 0 bytes, but .*b\.idx tells of 4"),
+        (half, r"b\.bin has no b\.idx beside it"),
+        (stray, r"notes\.txt is no half of a"),
+        (other_type, r"b stores int32, .*a stores uint16"),
+    ],
+)
+def test_nothing_is_written_when_a_pair_is_wrong(fault: Any, message: str, tmp_path: Path) -> None:
     put(str(tmp_path / "parts/a"), FIRST)
     put(str(tmp_path / "parts/b"), SECOND)
-    Path(tmp_path / "parts/b.bin").write_bytes(b"")
-    with pytest.raises(ArtifactError, match=r"b\.bin is 0 bytes, but .*b\.idx tells of 4"):
-        run_directly(
-            MergeConfig, run, input=str(tmp_path / "parts"), output_prefix=str(tmp_path / "out/p")
-        )
+    fault(tmp_path / "parts")
+    with pytest.raises(ArtifactError, match=message):
+        merge(str(tmp_path / "out/p"), str(tmp_path / "parts"))
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_among_the_inputs_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--output-prefix d/whole lies in the --input folder"):
-        MergeConfig(input="d/", output_prefix="d/whole")
-    with pytest.raises(ConfigError, match="not a pattern"):
-        MergeConfig(input="d/*", output_prefix="e/whole")
+def test_an_output_among_the_inputs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for entries, output in (
+        (["d/"], "d/whole"),
+        (["e", "./d"], "d/whole"),
+        (["d/*"], "d/whole"),
+        (["d/whole"], "d/whole"),
+        (["s3://b/d"], "s3://b/d/whole"),
+        (["."], "whole"),
+    ):
+        with pytest.raises(ConfigError, match=rf"--output-prefix {output} lies in the --input"):
+            MergeConfig(input=tuple(entries), output_prefix=output)
+    with pytest.raises(ConfigError, match="--input names no pair"):
+        MergeConfig(input=("a.manifest.json",), output_prefix="e/whole")
+    MergeConfig(input=("d/part-*", "d/x"), output_prefix="d/whole")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -8,13 +8,16 @@ import os
 import signal
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stages.cli import stage_main
 from stages.tokenize import plan
 from stages.tokenize import run as tokenize_run
+from stages.tokenize.config import TokenizeConfig
 from tests.stages.tokenize_runs import command, documents, numbered, origins, tokenize, write
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.null import NullTokenizer
@@ -195,6 +198,22 @@ def test_a_difference_from_the_reference_names_the_document(
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tokenize("a.jsonl", "out", **options)
+
+
+def test_a_second_name_of_an_option_is_that_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.toml").write_text('json_key = ["title"]\n')
+    document = ("--config", str(tmp_path / "a.toml"))
+    for more, keys in (
+        (("--json-key", "a", "b"), ["a", "b"]),
+        (("--json_key=c",), ["c"]),
+        (document, ["title"]),
+        ((*document, "--json-key", "d"), ["d"]),
+    ):
+        line = command("in", "out", "--vocab-size", "9", *more, "--dry-run")[3:]
+        assert stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=line) == 0
+        assert tomllib.loads(capsys.readouterr().out)["json_keys"] == keys
 
 
 # --- the command ------------------------------------------------------------------------------

@@ -80,8 +80,9 @@ def _files_alone(urls: list[str], manifests: Manifests) -> tuple[list[str], str]
 
 
 def _prefixed(url: str) -> list[str]:
-    """Files that share a prefix, such as the .bin and .idx of Megatron's token files."""
-    return [url + ending for ending in (".bin", ".idx") if store.exists(url + ending)]
+    """Files that share a prefix: Megatron's token files, and the sidecar of where they came
+    from."""
+    return [url + ending for ending in (".bin", ".docs", ".idx") if store.exists(url + ending)]
 
 
 def _folder(url: str, manifests: Manifests) -> tuple[list[str], str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 TOUCH_SECONDS = 30.0
 """How exactly the folder knows when a block was last used."""
@@ -59,28 +60,32 @@ class BlockFolder:
             os.close(descriptor)
         return data if len(data) == end - start else None
 
-    def put(self, key: str, name: str, size: int, write: Callable[[Path], object]) -> Path:
-        """Make room, let `write` make the file, publish it; returns where it lies.
+    def put(self, key: str, name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
+        """Make room, let `write` fill the file, publish it; returns where it lies.
 
         OSError for a folder that cannot be written to, or a disk that is full."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self._make_room(size)
         target = self.path(key, name)
         temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{name}")
-        target.parent.mkdir(exist_ok=True)
         try:
-            write(temporary)
+            self._reserve(temporary, size)
+            with temporary.open("r+b") as file:
+                write(file)
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
         return target
 
-    def _make_room(self, size: int) -> None:
+    def _reserve(self, temporary: Path, size: int) -> None:
+        """Make room for a file and begin it at its full length, so that it counts at once."""
         with self._locked() as lock:
             known = os.pread(lock, 20, 0)
             used = int(known) if known.isdigit() else self.max_bytes
             if used + size > self.max_bytes:
                 used = self._evict(max(0, int(self.max_bytes * ROOM_LEFT) - size))
+            temporary.parent.mkdir(exist_ok=True)
+            with temporary.open("wb") as file:
+                file.truncate(size)
             os.pwrite(lock, b"%020d" % (used + size), 0)
 
     @contextmanager
@@ -99,6 +104,8 @@ class BlockFolder:
         for _, size, path in found:
             if used <= keep_bytes:
                 break
+            if os.path.basename(path).startswith(TEMPORARY):
+                continue  # being written
             Path(path).unlink(missing_ok=True)
             used -= size
             with suppress(OSError):  # others still lie there
@@ -109,9 +116,7 @@ class BlockFolder:
         """(last use, size, path) of every block; remains of killed processes are removed."""
         stale = time.time() - STALE_SECONDS
         for folder, _, names in os.walk(self.root):
-            if folder == str(self.root):
-                continue
-            for name in names:
+            for name in names if folder != str(self.root) else ():
                 path = os.path.join(folder, name)
                 with suppress(FileNotFoundError):
                     stat = os.stat(path)

@@ -1,20 +1,19 @@
 """Writer and reader of Megatron's token files, PREFIX.bin and PREFIX.idx; `layout` has the format.
 
-The writer appends documents as they come, the reader maps the pair into memory. Knows nothing of
-text or tokenizers."""
+The writer appends documents as they come, the reader gives any part of any sequence. Knows nothing
+of text or tokenizers."""
 
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainyard.artifacts import store
+from trainyard.artifacts.store import FileInfo
 from trainyard.corpus.layout import (
     CODES,
     MAX_SEQUENCE_LENGTH,
@@ -29,10 +28,20 @@ from trainyard.corpus.layout import (
     write_header,
     write_offsets,
 )
+from trainyard.corpus.readers import Reader, map_file, open_reader
+from trainyard.corpus.remote import CacheOptions, fetch_whole
 from trainyard.corpus.spill import Spill
 from trainyard.errors import DataError
 
-__all__ = ["IndexedDataset", "IndexedWriter", "map_file", "optimal_dtype", "read_index"]
+__all__ = [
+    "CacheOptions",
+    "IndexedDataset",
+    "IndexedWriter",
+    "Reader",
+    "map_file",
+    "optimal_dtype",
+    "read_index",
+]
 
 BUFFER_BYTES = 1 << 20
 
@@ -167,42 +176,41 @@ def _convert(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
     return tokens.astype(dtype)
 
 
-def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
-    """A local file as a read-only array backed by the page cache."""
-    if path.stat().st_size == 0:  # mmap refuses an empty file
-        return np.empty(0, dtype)
-    return np.asarray(
-        np.memmap(path, dtype=dtype, mode="r")
-    )  # as a plain array: slicing costs a third
-
-
-def read_index(prefix_url: str, cache: Path) -> Index:
-    """The index of a pair, every entry of it checked, and the size of the .bin; a remote .idx is
-    copied to `cache`."""
-    index = parse_index(map_file(store.fetch(prefix_url + ".idx", cache)), prefix_url + ".idx")
-    verify_index(index, prefix_url + ".idx")
-    check_bin_size(index, store.info(prefix_url + ".bin").size_bytes, prefix_url)
-    return index
+def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[Index, FileInfo]:
+    """The index of a pair, every entry of it checked, and size and version of the .bin; a remote
+    .idx is copied to this node, once."""
+    name = prefix_url + ".idx"
+    path = store.local_path(name)
+    if path is None:
+        raw = fetch_whole(name, options or CacheOptions(), map_file)
+    else:
+        raw = map_file(store.fetch(name, path.parent))
+    index = parse_index(raw, name)
+    verify_index(index, name)
+    info = store.info(prefix_url + ".bin")
+    check_bin_size(index, info.size_bytes, prefix_url)
+    return index, info
 
 
 class IndexedDataset:
     """Random access to the sequences of PREFIX.bin and PREFIX.idx.
 
-    A local pair is mapped where it lies. One of a remote store is copied first, to the folder
-    `cache` (and used again if it is there already), else to a temporary folder that goes with the
-    object. Pickles as its prefix, so that handing one to a worker process costs nothing."""
+    `reader` says how the tokens are read, see `readers`; by itself a local pair is mapped where it
+    lies, and one of a remote store is read in ranges through blocks that are kept on this node as
+    `cache` says. May be used by several threads and after a fork; pickles as its prefix, so that
+    handing one to a worker process costs nothing."""
 
-    def __init__(self, prefix_url: str, cache: Path | None = None) -> None:
+    def __init__(
+        self, prefix_url: str, reader: Reader = "auto", cache: CacheOptions | None = None
+    ) -> None:
         self.prefix = prefix_url
-        self._cache = cache
-        if cache is None and not store.is_local(prefix_url):
-            self._temporary = tempfile.TemporaryDirectory(prefix="trainyard-tokens-")
-            cache = Path(self._temporary.name)
-        self.index = read_index(prefix_url, cache or Path())
-        self._tokens = map_file(store.fetch(prefix_url + ".bin", cache or Path()), self.index.dtype)
+        self._arguments = (prefix_url, reader, cache)
+        options = cache or CacheOptions()
+        self.index, info = read_index(prefix_url, options)
+        self._reader = open_reader(reader, prefix_url + ".bin", info, self.index.dtype, options)
 
-    def __reduce__(self) -> tuple[Callable[..., IndexedDataset], tuple[str, Path | None]]:
-        return IndexedDataset, (self.prefix, self._cache)
+    def __reduce__(self) -> tuple[Callable[..., IndexedDataset], tuple[Any, ...]]:
+        return IndexedDataset, self._arguments
 
     def __len__(self) -> int:
         """The number of sequences."""
@@ -229,12 +237,37 @@ class IndexedDataset:
         return len(self.index.document_indices) - 1
 
     @property
+    def sequence_offsets(self) -> npt.NDArray[np.int64]:
+        """(S,) byte offset of each sequence in the .bin."""
+        return self.index.sequence_offsets
+
+    @property
+    def modes(self) -> npt.NDArray[np.int8] | None:
+        """(S,) 0 text, 1 image; None for a file of text alone."""
+        return self.index.modes
+
+    @property
     def tokens(self) -> Tokens | None:
         """All tokens of the .bin end to end, where it is mapped; for those who read many places."""
-        return self._tokens
+        return self._reader.flat
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
-        """`length` tokens (default: all) of sequence `i` from `offset` on: a view, no copy."""
+        """`length` tokens (default: all) of sequence `i` from `offset` on; not to be written to."""
+        return self._reader.read(*self._place(i, offset, length))
+
+    def get_into(self, out: Tokens, i: int, offset: int = 0, length: int | None = None) -> int:
+        """Write the same tokens to the beginning of `out`; returns how many."""
+        tokens = self.get(i, offset, length)
+        out[: len(tokens)] = tokens
+        return len(tokens)
+
+    def prefetch(self, pieces: Iterable[tuple[int, int, int | None]]) -> None:
+        """Say which pieces (sequence, offset, length) will be asked for soon; returns at once.
+
+        Where tokens come from afar this begins to fetch them; it may be ignored."""
+        self._reader.prefetch([self._place(*piece) for piece in pieces])
+
+    def _place(self, i: int, offset: int, length: int | None) -> tuple[int, int]:
         if not 0 <= i < len(self.index.sequence_lengths):
             raise IndexError(f"sequence {i} of {self.prefix}: there are {len(self)}")
         available = int(self.index.sequence_lengths[i])
@@ -242,7 +275,7 @@ class IndexedDataset:
         if not 0 <= offset <= stop <= available:
             raise IndexError(f"tokens {offset} to {stop} of sequence {i}, which has {available}")
         start = int(self.index.sequence_offsets[i]) // self.index.dtype.itemsize
-        return self._tokens[start + offset : start + stop]
+        return start + offset, start + stop
 
     def documents(self) -> Iterator[list[Tokens]]:
         """Every document as its sequences, in order."""

@@ -17,8 +17,9 @@ Pure functions of arrays and bytes; knows nothing of stores, text or tokenizers.
 
 from __future__ import annotations
 
+import bisect
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,9 +73,9 @@ def write_header(out: ByteSink, dtype: np.dtype[Any], num_sequences: int, num_bo
     out.write(HEADER.pack(MAGIC, VERSION, CODES[dtype], num_sequences, num_bounds))
 
 
-def write_array(out: ByteSink, values: Tokens, dtype: str, shift: int = 0) -> None:
-    """`values + shift` as `dtype`, a chunk at a time."""
-    for start in range(0, len(values), CHUNK):
+def write_array(out: ByteSink, values: Tokens, dtype: str, shift: int = 0, first: int = 0) -> None:
+    """`values + shift` from entry `first` on, as `dtype`, a chunk at a time."""
+    for start in range(first, len(values), CHUNK):
         chunk = values[start : start + CHUNK].astype(dtype)
         out.write((chunk + chunk.dtype.type(shift) if shift else chunk).tobytes())
 
@@ -129,17 +130,31 @@ def parse_index(raw: npt.NDArray[np.uint8], name: str) -> Index:
     """The index held by the bytes of an .idx; `name` is what errors call the file.
 
     Looks at the header, the size and the outermost bounds; `verify_index` reads the rest."""
-    dtype, num_sequences, num_bounds = _parse_header(raw, name)
+
+    def view(start: int, count: int, dtype: str) -> Tokens:
+        return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+
+    return index_of(raw[: HEADER.size].tobytes(), len(raw), view, name)
+
+
+def index_of(
+    header: bytes, size_bytes: int, view: Callable[[int, int, str], Any], name: str
+) -> Index:
+    """The index of a file that is not in memory: its first bytes, its size, and what makes an array
+    of (first byte, number of entries, type). That may be anything with `len` and slices where the
+    index is only read in order."""
+    dtype, num_sequences, num_bounds = _parse_header(header, name)
     size = HEADER.size + 12 * num_sequences + 8 * num_bounds
-    if num_bounds < 1 or len(raw) not in (size, size + num_sequences):
+    if num_bounds < 1 or size_bytes not in (size, size + num_sequences):
         raise ArtifactError(
-            f"{name} is {len(raw)} bytes, but its header ({num_sequences} sequences, {num_bounds} "
-            f"document bounds) asks for {size}, or {size + num_sequences} with modes: "
+            f"{name} is {size_bytes} bytes, but its header ({num_sequences} sequences, "
+            f"{num_bounds} document bounds) asks for {size}, or {size + num_sequences} with modes: "
             "cut short or overwritten"
         )
-    layout = [("<i4", num_sequences), ("<i8", num_sequences), ("<i8", num_bounds)]
-    lengths, offsets, documents = _views(raw, HEADER.size, layout)
-    modes = raw[size:].view(np.int8) if len(raw) > size else None
+    lengths = view(HEADER.size, num_sequences, "<i4")
+    offsets = view(HEADER.size + 4 * num_sequences, num_sequences, "<i8")
+    documents = view(HEADER.size + 12 * num_sequences, num_bounds, "<i8")
+    modes = view(size, num_sequences, "i1") if size_bytes > size else None
     if documents[0] != 0 or documents[-1] != num_sequences:
         raise ArtifactError(
             f"{name}: document bounds run from {documents[0]} to {documents[-1]}, "
@@ -148,12 +163,12 @@ def parse_index(raw: npt.NDArray[np.uint8], name: str) -> Index:
     return Index(dtype, lengths, offsets, documents, modes)
 
 
-def _parse_header(raw: npt.NDArray[np.uint8], name: str) -> tuple[np.dtype[Any], int, int]:
+def _parse_header(raw: bytes, name: str) -> tuple[np.dtype[Any], int, int]:
     if len(raw) < HEADER.size:
         raise ArtifactError(
             f"{name} is {len(raw)} bytes, less than the {HEADER.size} of an .idx header"
         )
-    magic, version, code, num_sequences, num_bounds = HEADER.unpack(raw[: HEADER.size].tobytes())
+    magic, version, code, num_sequences, num_bounds = HEADER.unpack(raw[: HEADER.size])
     if magic != MAGIC:
         raise ArtifactError(
             f"{name} begins with {magic!r}, not {MAGIC!r}: not a Megatron .idx file"
@@ -167,20 +182,13 @@ def _parse_header(raw: npt.NDArray[np.uint8], name: str) -> tuple[np.dtype[Any],
     return np.dtype(DTYPES[code]), num_sequences, num_bounds
 
 
-def _views(raw: Tokens, start: int, layout: list[tuple[str, int]]) -> Iterator[Tokens]:
-    for dtype, count in layout:
-        end = start + count * np.dtype(dtype).itemsize
-        yield raw[start:end].view(dtype)
-        start = end
-
-
 def check_bin_size(index: Index, bin_bytes: int, prefix: str) -> None:
     """Refuse a .bin whose size is not the one its .idx, of which `verify_index` is true, tells."""
     if bin_bytes == index.bin_bytes:
         return
     where = "behind the last sequence"
     if bin_bytes < index.bin_bytes:
-        first = int(index.sequence_offsets.searchsorted(bin_bytes, side="right")) - 1
+        first = bisect.bisect_right(index.sequence_offsets, bin_bytes) - 1
         where = f"from sequence {first} on"
     raise ArtifactError(
         f"{prefix}.bin is {bin_bytes} bytes, but {prefix}.idx tells of {index.bin_bytes} (they "

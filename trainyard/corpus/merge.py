@@ -6,108 +6,134 @@ are shifted. Merging the parts of a corpus gives the bytes that the whole gives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainyard.artifacts import store
-from trainyard.corpus.indexed import map_file, read_index
+from trainyard.artifacts.ahead import blocks, read_ahead, whole
+from trainyard.artifacts.store import OutputFile, SourceFile
 from trainyard.corpus.layout import (
+    HEADER,
     ByteSink,
     Index,
-    parse_index,
+    check_bin_size,
+    index_of,
+    verify_index,
     write_array,
     write_header,
     write_offsets,
 )
-from trainyard.errors import ArtifactError
+from trainyard.corpus.origins import Part as Origins
+from trainyard.corpus.origins import join_provenance
+from trainyard.corpus.pairs import DOCS, find_pairs
+from trainyard.corpus.readers import FileReader
+from trainyard.corpus.remote import CacheOptions, LazyArray, RangedFile
+from trainyard.corpus.sidecar import HEADER as DOCS_HEADER
+from trainyard.corpus.sidecar import parse_header
+from trainyard.errors import ArtifactError, ConfigError
 
-PAIR = (".bin", ".idx")
-OURS = ("manifest.json", "claim.json", "failure.json")
-"""What stages put beside their outputs; passed over."""
+__all__ = [
+    "Part",
+    "find_pairs",
+    "have_provenance",
+    "merge_index",
+    "merge_provenance",
+    "merge_tokens",
+    "survey",
+]
+
+INDEX_BYTES = 256 << 20
+"""Of remote indices that is kept on local disk; what does not fit is read again."""
+
+NUM_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One pair to be merged. Its index is mapped again when needed, not held: a process may have
-    no more than some hundred files open."""
+    """One pair to be merged, as it was found. Its index is opened again when needed, not held: a
+    process may have no more than some hundred files open."""
 
     prefix: str
+    bin: SourceFile
+    idx: SourceFile
     dtype: np.dtype[Any]
     num_sequences: int
     num_documents: int
-    bin_bytes: int
     is_multimodal: bool
 
-
-def find_pairs(files: Sequence[str], folder: str) -> list[str]:
-    """Prefixes of the pairs that lie in `folder` itself, sorted; `files` is everything below it.
-
-    Hidden files, manifests and subfolders are passed over. Raises ArtifactError for half a pair,
-    for a file that is neither, and for no pair at all."""
-    root = folder.rstrip("/") + "/"
-    names = [file.removeprefix(root) for file in files if file.startswith(root)]
-    names = [n for n in names if "/" not in n and not n.startswith(".") and not n.endswith(OURS)]
-    stray = [name for name in names if not name.endswith(PAIR)]
-    if stray:
-        raise ArtifactError(
-            f"{root}{stray[0]} is no half of a .bin/.idx pair; a folder to merge holds nothing else"
-        )
-    have = set(names)
-    for name in sorted(have):
-        other = name[:-4] + PAIR[name.endswith(".bin")]
-        if other not in have:
-            raise ArtifactError(f"{root}{name} has no {other} beside it: half a pair")
-    if not have:
-        raise ArtifactError(f"{folder}: no .bin/.idx pair lies there")
-    return [root + name[:-4] for name in sorted(have) if name.endswith(".bin")]
+    @property
+    def bin_bytes(self) -> int:
+        """Size of the .bin."""
+        return self.bin.size_bytes
 
 
-def survey(prefixes: Sequence[str], cache: Path) -> list[Part]:
+def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None) -> list[Part]:
     """Check every pair whole, and all against each other, before anything is written.
 
-    An .idx of a remote store is copied to the folder `cache`."""
-    parts = [_survey_one(prefix, cache) for prefix in prefixes]
-    first = parts[0]
+    multimodal: what the pairs must be; None takes either, but not a mixture. A file without a
+    sequence is both. Something of a remote .idx is kept in the folder `cache`."""
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="survey") as executor:
+        parts = list(executor.map(partial(_survey_one, cache=cache), prefixes))
     for part in parts:
-        if part.dtype != first.dtype:
+        if part.dtype != parts[0].dtype:
             raise ArtifactError(
-                f"{part.prefix} stores {part.dtype}, {first.prefix} stores {first.dtype}: "
+                f"{part.prefix} stores {part.dtype}, {parts[0].prefix} stores {parts[0].dtype}: "
                 "one file has one type; tokenize them with the same tokenizer"
             )
-        if part.is_multimodal != first.is_multimodal:
-            one, other = (p.prefix for p in sorted((part, first), key=lambda p: p.is_multimodal))
-            raise ArtifactError(f"{one} is text alone, {other} is multimodal: they do not mix")
+    _check_kind([part for part in parts if part.num_sequences], multimodal)
     return parts
 
 
+def _check_kind(parts: Sequence[Part], multimodal: bool | None) -> None:
+    for part in parts:
+        if multimodal is None and part.is_multimodal != parts[0].is_multimodal:
+            one, other = (p.prefix for p in sorted((part, parts[0]), key=lambda p: p.is_multimodal))
+            raise ArtifactError(f"{one} is text alone, {other} is multimodal: they do not mix")
+        if multimodal is True and not part.is_multimodal:
+            raise ArtifactError(
+                f"{part.prefix}.idx is of text alone, it has no modes; leave --multimodal away"
+            )
+        if multimodal is False and part.is_multimodal:
+            raise ArtifactError(f"{part.prefix}.idx is multimodal; merge it with --multimodal")
+
+
 def _survey_one(prefix: str, cache: Path) -> Part:
-    index = read_index(prefix, cache)
+    idx, tokens = (_look_at(prefix + ending) for ending in (".idx", ".bin"))
+    index = _open(idx, cache)
+    verify_index(index, idx.url)
+    check_bin_size(index, tokens.size_bytes, prefix)
     return Part(
         prefix,
+        tokens,
+        idx,
         index.dtype,
         len(index.sequence_lengths),
         len(index.document_indices) - 1,
-        index.bin_bytes,
         index.modes is not None,
     )
+
+
+def _look_at(url: str) -> SourceFile:
+    found = store.info(url)
+    return SourceFile(url, found.size_bytes, found.version)
 
 
 def merge_tokens(
     parts: Sequence[Part], out: ByteSink, on_bytes: Callable[[int], object] = lambda _: None
 ) -> None:
     """Lay the .bin files end to end; `on_bytes` is told of each piece written."""
-    for part in parts:
-        copied = 0
-        with store.open_input(part.prefix + ".bin") as source:
-            while piece := source.read(store.CHUNK):
-                out.write(piece)
-                copied += len(piece)
-                on_bytes(len(piece))
-        if copied != part.bin_bytes:
-            raise ArtifactError(f"{part.prefix}.bin changed its size while it was being read")
+    sources = [part.bin for part in parts if part.bin_bytes]
+    if isinstance(out, OutputFile):
+        out.append_files(sources, on_bytes)
+        return
+    for piece in read_ahead(blocks(whole(sources))):
+        out.write(piece)
+        on_bytes(len(piece))
 
 
 def merge_index(parts: Sequence[Part], cache: Path, out: ByteSink) -> None:
@@ -115,21 +141,66 @@ def merge_index(parts: Sequence[Part], cache: Path, out: ByteSink) -> None:
     num_bounds = 1 + sum(part.num_documents for part in parts)
     write_header(out, parts[0].dtype, sum(part.num_sequences for part in parts), num_bounds)
     for part in parts:
-        write_array(out, _map(part, cache).sequence_lengths, "<i4")
+        write_array(out, _open(part.idx, cache).sequence_lengths, "<i4")
     end = 0
     for part in parts:
-        end = write_offsets(out, _map(part, cache).sequence_lengths, part.dtype.itemsize, end)
+        lengths = _open(part.idx, cache).sequence_lengths
+        end = write_offsets(out, lengths, part.dtype.itemsize, end)
     write_array(out, np.zeros(1), "<i8")
     shift = 0
     for part in parts:
-        write_array(out, _map(part, cache).document_indices[1:], "<i8", shift)
+        bounds = _open(part.idx, cache).document_indices
+        write_array(out, bounds, "<i8", shift, first=1)
         shift += part.num_sequences
-    for part in parts if parts[0].is_multimodal else ():
-        modes = _map(part, cache).modes
+    for part in parts:
+        modes = _open(part.idx, cache).modes
         if modes is not None:
             write_array(out, modes, "i1")
 
 
-def _map(part: Part, cache: Path) -> Index:
-    name = part.prefix + ".idx"
-    return parse_index(map_file(store.fetch(name, cache)), name)
+def _open(idx: SourceFile, cache: Path) -> Index:
+    """An index in the version that was found, as arrays to be read in order: mapped, a large one
+    would count as memory of ours."""
+    path = store.local_path(idx.url)
+    read: Callable[[int, int], Any]
+    if path is None:
+        options = CacheOptions(cache, max_bytes=INDEX_BYTES)
+        read = RangedFile(idx.url, options, store.FileInfo(idx.size_bytes, idx.version)).read
+    elif _look_at(idx.url) == idx:
+        read = FileReader(path, np.dtype(np.uint8)).read
+    else:
+        raise ArtifactError(f"{idx.url}: changed while it was being merged")
+    header = bytes(read(0, min(HEADER.size, idx.size_bytes)))
+    return index_of(header, idx.size_bytes, partial(LazyArray, read), idx.url)
+
+
+# --- provenance -------------------------------------------------------------------------------
+
+
+def have_provenance(parts: Sequence[Part], files: Sequence[str]) -> bool:
+    """True when every pair has a sidecar, of as many documents as it has; False when none has one.
+
+    Raises ConfigError when only some have one: the whole would have no answer for the others."""
+    known = set(files)
+    have = [part.prefix + DOCS in known for part in parts]
+    if any(have) and not all(have):
+        one, other = parts[have.index(True)].prefix, parts[have.index(False)].prefix
+        raise ConfigError(
+            f"{one} has a {DOCS} sidecar and {other} has none, so where the documents of the whole "
+            "came from would not be known; make the missing ones, or give --drop-provenance"
+        )
+    for part in parts if all(have) else ():
+        url = part.prefix + DOCS
+        with store.open_input(url) as file:
+            header = parse_header(file.read(DOCS_HEADER.size), store.info(url).size_bytes, url)
+        if header.num_documents != part.num_documents:
+            raise ArtifactError(
+                f"{url} tells of {header.num_documents} documents, {part.prefix}.idx of "
+                f"{part.num_documents}: they are of different runs"
+            )
+    return all(have)
+
+
+def merge_provenance(parts: Sequence[Part], out: ByteSink, scratch: Path) -> None:
+    """The sidecar of the merged tokens."""
+    join_provenance([Origins(part.prefix + DOCS) for part in parts], out, scratch)

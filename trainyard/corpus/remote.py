@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -83,11 +83,12 @@ class RangedFile:
             raise IndexError(f"bytes {start} to {end} of {self.url}, which has {len(self)}")
         size = self.options.block_bytes
         first, last = start // size, -(-end // size)
+        if last > first:
+            self._expect(first, last)
         pieces = []
         for number in range(first, last):
             base = number * size
             low, high = max(start - base, 0), min(end - base, size)
-            self._follow(number)
             data = self._folder.read(self._key, str(number), low, high)
             pieces.append(self._fetched(number)[low:high] if data is None else data)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -108,58 +109,54 @@ class RangedFile:
             self._ours = _Process(os.getpid())
         return self._ours
 
-    def _follow(self, number: int) -> None:
-        """Fetch ahead of a reader that goes from block to block."""
+    def _expect(self, first: int, last: int) -> None:
+        """Blocks `first` up to `last` are about to be read: begin with all of them but the first,
+        and with those behind them if the reader goes through the file in order."""
         process = self._process
-        if number == process.last:
-            return
-        in_order, process.last = number == process.last + 1, number
-        for after in range(1, 1 + self.options.blocks_ahead if in_order else 1):
-            if (number + after) * self.options.block_bytes < len(self):
-                self._begin(number + after)
+        in_order = last > process.last + 1 and first - process.last in (0, 1)
+        process.last = last - 1
+        end = last + self.options.blocks_ahead if in_order else last
+        for number in range(first + 1, min(end, -(-len(self) // self.options.block_bytes))):
+            self._begin(number)
 
     def _begin(self, number: int) -> None:
-        if len(self._process.coming) < MAX_WAITING and not self._is_here(number):
-            _fetchers(os.getpid()).submit(self._try_to_fetch, number)
-
-    def _is_here(self, number: int) -> bool:
-        return number in self._process.coming or os.path.exists(
-            self._folder.path(self._key, str(number))
-        )
-
-    def _try_to_fetch(self, number: int) -> None:
-        try:
-            self._fetched(number)
-        except Exception as error:  # whoever needs the block will meet it again, and raise
-            log.debug("block %d of %s was not fetched ahead: %s", number, self.url, error)
+        process = self._process
+        with process.lock:
+            waiting = len(process.coming) >= MAX_WAITING or number in process.coming
+            if waiting or os.path.exists(self._folder.path(self._key, str(number))):
+                return
+            coming = process.coming[number] = Future()
+        _fetchers(os.getpid()).submit(self._fetch, process, number, coming)
 
     def _fetched(self, number: int) -> bytes:
         """A block out of the store; threads that want the same one wait for the first."""
         process = self._process
         with process.lock:
             coming = process.coming.get(number)
-            mine = coming is None
+            is_first = coming is None
             if coming is None:
                 coming = process.coming[number] = Future()
-        if not mine:
-            return coming.result()
+        if is_first:
+            self._fetch(process, number, coming)
+        return coming.result()
+
+    def _fetch(self, process: _Process, number: int, coming: Future[bytes]) -> None:
+        """Settle `coming`, whatever happens: somebody may wait for it."""
         try:
             start = number * self.options.block_bytes
             end = min(start + self.options.block_bytes, len(self))
             data = store.read_range(self.url, start, end, self.info.version)
             self._keep(number, data)
             coming.set_result(data)
-            return data
         except BaseException as error:
             coming.set_exception(error)
-            raise
         finally:
             with process.lock:
                 del process.coming[number]
 
     def _keep(self, number: int, data: bytes) -> None:
         try:
-            self._folder.put(self._key, str(number), len(data), lambda path: path.write_bytes(data))
+            self._folder.put(self._key, str(number), len(data), lambda file: file.write(data))
         except OSError as error:
             _say_once(str(self.options.folder), f"{type(error).__name__}: {error}")
 
@@ -192,11 +189,11 @@ def _key(url: str, info: store.FileInfo, block_bytes: int) -> str:
 
 
 class LazyArray:
-    """Numbers in a remote file: `len`, one of them, or a slice of them as an array. Enough for
-    whoever reads them in order."""
+    """Numbers in a file: `len`, one of them, or a slice of them as an array. Enough for whoever
+    reads them in order. `read` gives the bytes between two places."""
 
-    def __init__(self, file: RangedFile, start: int, count: int, dtype: str) -> None:
-        self._file = file
+    def __init__(self, read: Callable[[int, int], Any], start: int, count: int, dtype: str) -> None:
+        self._bytes = read
         self._start = start
         self._count = count
         self.dtype = np.dtype(dtype)
@@ -213,7 +210,7 @@ class LazyArray:
 
     def _read(self, first: int, last: int) -> Tokens:
         size = self.dtype.itemsize
-        data = self._file.read(self._start + first * size, self._start + last * size)
+        data = self._bytes(self._start + first * size, self._start + last * size)
         return np.frombuffer(data, self.dtype)
 
 
@@ -246,7 +243,6 @@ def fetch_whole(url: str, options: CacheOptions, open_file: Callable[[Path], Tok
     )
 
 
-def _download(source: store.SourceFile, path: Path) -> None:
-    with path.open("wb") as file:
-        for block in read_ahead(blocks(whole([source]))):
-            file.write(block)
+def _download(source: store.SourceFile, file: BinaryIO) -> None:
+    for block in read_ahead(blocks(whole([source]))):
+        file.write(block)

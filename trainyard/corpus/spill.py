@@ -21,9 +21,8 @@ LIMIT_BYTES = 4 << 20
 class Spill:
     """An array that only grows. Not for several threads at once."""
 
-    def __init__(self, dtype: npt.DTypeLike, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, dtype: npt.DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
-        self._limit = limit_bytes
         self._held = bytearray()
         self._file: IO[bytes] | None = None
         self._count = 0
@@ -36,7 +35,7 @@ class Spill:
         array = np.asarray(values, self.dtype)
         self._held += array.tobytes()
         self._count += len(array)
-        if len(self._held) >= self._limit:
+        if len(self._held) >= LIMIT_BYTES:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="trainyard-spill-")  # noqa: SIM115
             self._file.write(self._held)

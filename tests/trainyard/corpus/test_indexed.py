@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import multiprocessing
+import os
 import pickle
 import struct
 import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +22,16 @@ from hypothesis import strategies as st
 
 from tests.vectors import GOLDEN
 from trainyard.artifacts import store
-from trainyard.corpus import layout
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter, optimal_dtype
+from trainyard.corpus import layout, spill
+from trainyard.corpus.indexed import (
+    CacheOptions,
+    IndexedDataset,
+    IndexedWriter,
+    Reader,
+    optimal_dtype,
+)
 from trainyard.corpus.layout import parse_index, verify_index
-from trainyard.errors import ArtifactError, DataError
+from trainyard.errors import ArtifactError, ConfigError, DataError
 
 Documents = list[list[list[int]]]
 
@@ -65,6 +76,18 @@ def test_multimodal_layout_is_megatrons() -> None:
     assert index.modes.tolist() == [0, 1]
 
 
+def test_many_documents_at_once_give_megatrons_bytes() -> None:
+    case = golden()["layout"]
+    sequences = [sequence for doc in case["docs"] for sequence in doc]
+    bin_file, idx_file = io.BytesIO(), io.BytesIO()
+    writer = IndexedWriter(bin_file, case["dtype"])
+    ids = np.array([token for sequence in sequences for token in sequence], np.uint32)
+    writer.add_flat(ids, [len(s) for s in sequences], [len(doc) for doc in case["docs"]])
+    writer.write_index(idx_file)
+    assert bin_file.getvalue().hex() == case["bin_hex"]
+    assert idx_file.getvalue().hex() == case["idx_hex"]
+
+
 def test_optimal_dtype_is_megatrons() -> None:
     for vocab_size, dtype in golden()["optimal_dtype"].items():
         assert optimal_dtype(int(vocab_size)) == np.dtype(dtype)
@@ -94,6 +117,128 @@ def test_what_was_written_is_read(docs: Documents, dtype: Any) -> None:
     ]
     assert found == docs
     assert index.bin_bytes == len(bin_data)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    docs=st.lists(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=3), max_size=9),
+    cuts=st.lists(st.integers(0, 9), max_size=3).map(sorted),
+    limit=st.sampled_from([1, 20, 1 << 20]),
+)
+def test_lots_and_documents_give_the_same_bytes_spilled_or_not(
+    docs: Documents, cuts: list[int], limit: int
+) -> None:
+    bin_file, idx_file = io.BytesIO(), io.BytesIO()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(spill, "LIMIT_BYTES", limit)
+        monkeypatch.setattr(spill, "CHUNK", 3)
+        writer = IndexedWriter(bin_file, np.int32, multimodal=True)
+        for first, last in itertools.pairwise([0, *cuts, len(docs)]):
+            lot = docs[first:last]
+            sequences = [sequence for doc in lot for sequence in doc]
+            ids = np.array([token for sequence in sequences for token in sequence], np.int64)
+            counts = [len(doc) for doc in lot]
+            writer.add_flat(ids, list(map(len, sequences)), counts, [1] * len(sequences))
+        writer.write_index(idx_file)
+    modes = [[1] * len(doc) for doc in docs]
+    assert (bin_file.getvalue(), idx_file.getvalue()) == written(docs, np.int32, modes)
+    assert writer.num_tokens == sum(len(s) for doc in docs for s in doc)
+
+
+def test_writing_takes_no_memory_by_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(io.RawIOBase):
+        def write(self, data: Any) -> int:
+            return len(data)
+
+    monkeypatch.setattr(spill, "LIMIT_BYTES", 1 << 18)
+    writer = IndexedWriter(Nothing(), np.uint16)
+    lot = np.zeros(100_000, np.uint16), np.ones(100_000, np.int64)
+    writer.add_flat(*lot)
+    tracemalloc.start()
+    for _ in range(30):
+        writer.add_flat(*lot)
+    writer.write_index(Nothing())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 << 20  # 3 million documents; 36 MB if lengths and bounds were held
+
+
+READERS = ("mmap", "file", "ranged", "fetch")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    docs=st.lists(st.lists(st.lists(st.integers(0, 99), max_size=9), max_size=3), max_size=6),
+    places=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9), st.integers(0, 9))),
+    block_bytes=st.integers(1, 40),
+)
+def test_all_readers_give_the_same_tokens(
+    docs: Documents,
+    places: list[tuple[int, int, int]],
+    block_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("readers")
+    prefix = write_pair(folder / "p", docs, np.int32)
+    cache = CacheOptions(folder / "cache", max_bytes=200, block_bytes=block_bytes)
+    sequences = [sequence for doc in docs for sequence in doc]
+    for reader in READERS:
+        dataset = IndexedDataset(prefix, reader, cache)
+        assert [[s.tolist() for s in doc] for doc in dataset.documents()] == docs
+        for i, offset, length in places if sequences else ():
+            whole = sequences[i % len(sequences)]
+            offset = min(offset, len(whole))
+            length = min(length, len(whole) - offset)
+            piece = (i % len(sequences), offset, length)
+            dataset.prefetch([piece])
+            found = np.zeros(9, np.int64)
+            assert dataset.get(*piece).tolist() == whole[offset : offset + length]
+            assert dataset.get_into(found, *piece) == length
+            assert found[:length].tolist() == whole[offset : offset + length]
+
+
+@pytest.mark.parametrize("reader", ["auto", "ranged", "fetch"])
+def test_remote_tokens_are_read_by_threads_processes_and_after_pickling(
+    reader: Reader, s3_url: str, tmp_path: Path
+) -> None:
+    docs = [[list(range(n, n + 50))] for n in range(40)]
+    prefix = store.join(s3_url, "tokens")
+    for ending, data in zip((".bin", ".idx"), written(docs), strict=True):
+        store.write_bytes(prefix + ending, data)
+    dataset = IndexedDataset(prefix, reader, CacheOptions(tmp_path, 4096, 512))
+
+    def check(seed: int, dataset: IndexedDataset = dataset) -> None:
+        for i in np.random.default_rng(seed).integers(0, 40, 30).tolist():
+            assert dataset.get(i, 3, 20).tolist() == list(range(i + 3, i + 23))
+
+    check(0)
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 1000
+    check(1, pickle.loads(pickled))
+    child = multiprocessing.get_context("fork").Process(target=check, args=(2,))
+    child.start()
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(check, range(3, 6)))
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_a_reader_for_local_files_is_refused_for_remote_ones(s3_url: str) -> None:
+    prefix = store.join(s3_url, "tokens")
+    for ending, data in zip((".bin", ".idx"), written([[[1]]]), strict=True):
+        store.write_bytes(prefix + ending, data)
+    with pytest.raises(ConfigError, match=r"tokens\.bin: the reader 'file' is for local files"):
+        IndexedDataset(prefix, "file")
+
+
+def test_a_file_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    prefix = write_pair(tmp_path / "p", [[list(range(100))]])
+    for reader in ("file", "ranged"):
+        dataset = IndexedDataset(prefix, reader, CacheOptions(tmp_path / "c"))
+        os.truncate(prefix + ".bin", 150)
+        with pytest.raises(ArtifactError, match=r"p\.bin"):
+            dataset.get(0)
+        write_pair(tmp_path / "p", [[list(range(100))]])
 
 
 def test_dataset_reads_any_part_of_any_sequence(store_url: str) -> None:
@@ -154,6 +299,22 @@ def test_writer_refuses_unknown_types_and_stray_modes() -> None:
         IndexedWriter(io.BytesIO(), np.uint16, multimodal=True).add_document([[1], [2]], [0])
     with pytest.raises(DataError, match="multimodal"):
         IndexedWriter(io.BytesIO(), np.uint16).add_document([[1]], [0])
+
+
+def test_writer_refuses_lengths_that_do_not_add_up() -> None:
+    writer = IndexedWriter(io.BytesIO(), np.uint16)
+    ids = np.arange(5, dtype=np.uint32)
+    with pytest.raises(DataError, match="add up to 4, not 5"):
+        writer.add_flat(ids, [1, 3])
+    with pytest.raises(DataError, match="3 sequences in all, but 2"):
+        writer.add_flat(ids, [1, 4], [2, 1])
+    with pytest.raises(DataError, match="add up"):
+        writer.add_flat(ids, [6, -1])
+    with pytest.raises(DataError, match="token 70000 does not fit uint16"):
+        writer.add_flat(np.array([70_000], np.uint32), [1])
+    with pytest.raises(DataError, match="1 modes for 2 sequences"):
+        IndexedWriter(io.BytesIO(), np.uint16, multimodal=True).add_flat(ids, [1, 4], None, [1])
+    assert (writer.num_documents, writer.num_sequences, writer.num_tokens) == (0, 0, 0)
 
 
 def damage(data: bytes, offset: int, field: bytes) -> bytes:

@@ -1,0 +1,285 @@
+"""Ranges of remote files through blocks on this node: right bytes, a bound, many readers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainyard.artifacts import store
+from trainyard.corpus import remote
+from trainyard.corpus.blocks import BlockFolder
+from trainyard.corpus.readers import map_file
+from trainyard.corpus.remote import CacheOptions, LazyArray, RangedFile, fetch_whole
+from trainyard.errors import ArtifactError, ConfigError
+
+DATA = bytes(np.random.default_rng(1).integers(0, 256, 10_000, dtype=np.uint8))
+
+
+def options(folder: Path, **changes: Any) -> CacheOptions:
+    return CacheOptions(
+        **{"folder": folder, "block_bytes": 256, "max_bytes": 1 << 20, "blocks_ahead": 0, **changes}
+    )
+
+
+def held(folder: Path) -> int:
+    """Bytes of all blocks of a folder."""
+    total = 0
+    for parent, _, names in os.walk(folder / "blocks"):
+        for name in set(names) - {"lock"}:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The ranges asked of the store."""
+    made: list[tuple[int, int]] = []
+    read = store.read_range
+
+    def noted(url: str, start: int, end: int, version: str | None = None) -> bytes:
+        made.append((start, end))
+        return read(url, start, end, version)
+
+    monkeypatch.setattr(store, "read_range", noted)
+    return made
+
+
+def settle(file: RangedFile) -> None:
+    """Wait until nothing is on its way."""
+    deadline = time.monotonic() + 10
+    while file._process.coming and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not file._process.coming
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def test_any_range_is_read_from_any_store(store_url: str, tmp_path: Path) -> None:
+    url = store.join(store_url, "a.bin")
+    store.write_bytes(url, DATA)
+    file = RangedFile(url, options(tmp_path))
+    random = np.random.default_rng(2)
+    for start, end in [(0, 0), (0, 10_000), (255, 257), *random.integers(0, 10_000, (60, 2))]:
+        low, high = sorted((int(start), int(end)))
+        assert file.read(low, high) == DATA[low:high]
+    for low, high in ((-1, 3), (5, 4), (0, 10_001)):
+        with pytest.raises(IndexError):
+            file.read(low, high)
+
+
+def test_a_block_is_fetched_once(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
+    url = str(tmp_path / "a.bin")
+    store.write_bytes(url, DATA)
+    for _ in range(2):  # the second one is another process, as far as the folder can tell
+        file = RangedFile(url, options(tmp_path / "cache"))
+        assert file.read(300, 600) == DATA[300:600]
+        assert file.read(9_990, 10_000) == DATA[9_990:]
+    assert sorted(reads) == [(256, 512), (512, 768), (9_984, 10_000)]
+
+
+def test_a_file_that_changed_is_never_mixed(store_url: str, tmp_path: Path) -> None:
+    url = store.join(store_url, "a.bin")
+    store.write_bytes(url, DATA)
+    file = RangedFile(url, options(tmp_path))
+    assert file.read(0, 10) == DATA[:10]
+    store.write_bytes(url, DATA[::-1])
+    assert file.read(0, 10) == DATA[:10]  # what it has is of the version that was opened
+    with pytest.raises(ArtifactError, match="changed"):
+        file.read(5000, 5010)
+    assert RangedFile(url, options(tmp_path)).read(0, 10) == DATA[::-1][:10]
+
+
+def test_a_block_that_was_damaged_or_removed_is_fetched_again(tmp_path: Path) -> None:
+    url = str(tmp_path / "a.bin")
+    store.write_bytes(url, DATA)
+    file = RangedFile(url, options(tmp_path / "cache"))
+    file.read(0, 1024)
+    paths = sorted(p for p in (tmp_path / "cache").rglob("?") if p.is_file())
+    assert len(paths) == 4
+    paths[0].unlink()
+    paths[1].write_bytes(b"short")
+    assert file.read(0, 1024) == DATA[:1024]
+    assert paths[1].stat().st_size == 256
+
+
+def test_readers_in_order_are_read_ahead_and_others_are_not(
+    tmp_path: Path, reads: list[tuple[int, int]]
+) -> None:
+    url = str(tmp_path / "a.bin")
+    store.write_bytes(url, DATA)
+    file = RangedFile(url, options(tmp_path / "cache", blocks_ahead=2))
+    file.read(0, 10)
+    settle(file)
+    assert sorted(reads) == [(0, 256), (256, 512), (512, 768)]
+    file.read(5000, 5010)
+    settle(file)
+    assert len(reads) == 4
+    file.prefetch([(7000, 7300), (7010, 7020)])
+    settle(file)
+    assert sorted(reads[4:]) == [(6912, 7168), (7168, 7424)]
+    assert file.read(7000, 7300) == DATA[7000:7300]
+    assert len(reads) == 6
+
+
+def test_threads_share_one_request_of_a_block(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
+    url = str(tmp_path / "a.bin")
+    store.write_bytes(url, DATA)
+    file = RangedFile(url, options(tmp_path / "cache"))
+    begin = threading.Barrier(8)
+    found: list[bytes] = []
+
+    def read() -> None:
+        begin.wait()
+        found.append(file.read(0, 2560))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [DATA[:2560]] * 8
+    assert len(reads) <= 20  # two threads may just miss each other; not eight
+
+
+def test_a_fault_ahead_is_told_when_the_block_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "a.bin")
+    store.write_bytes(url, DATA)
+    file = RangedFile(url, options(tmp_path / "cache"))
+    os.unlink(url)
+    file.prefetch([(0, 10)])
+    settle(file)
+    with pytest.raises(ArtifactError, match=r"a\.bin"):
+        file.read(0, 10)
+
+
+def test_lazy_arrays_are_read_in_slices(tmp_path: Path) -> None:
+    values = np.arange(100, dtype="<i8")
+    store.write_bytes(str(tmp_path / "a"), b"1234" + values.tobytes())
+    lazy = LazyArray(RangedFile(str(tmp_path / "a"), options(tmp_path / "c")).read, 4, 100, "<i8")
+    assert len(lazy) == 100
+    assert (lazy[0], lazy[-1], lazy[57]) == (0, 99, 57)
+    assert lazy[90:1000].tolist() == list(range(90, 100))
+    assert lazy[:0].tolist() == []
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def _read_at_random(file: RangedFile, seed: int) -> None:
+    signal.alarm(60)
+    random = np.random.default_rng(seed)
+    for start in random.integers(0, 9_000, 40).tolist():
+        if file.read(start, start + 700) != DATA[start : start + 700]:
+            os._exit(7)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_share_a_folder_and_its_bound(
+    method: str, s3_url: str, tmp_path: Path, reads: list[tuple[int, int]]
+) -> None:
+    url = store.join(s3_url, "a.bin")
+    store.write_bytes(url, DATA)
+    small = options(tmp_path, max_bytes=3000, blocks_ahead=1)
+    file = RangedFile(url, small)
+    file.read(0, 2000)  # threads and connections are there when the process forks
+    context = multiprocessing.get_context(method)
+    children = [context.Process(target=_read_at_random, args=(file, n)) for n in range(2)]
+    for child in children:
+        child.start()
+    largest = 0
+    while any(child.is_alive() for child in children):
+        largest = max(largest, held(tmp_path))
+        time.sleep(0.002)
+    assert [child.exitcode for child in children] == [0, 0]
+    assert 0 < max(largest, held(tmp_path)) <= 3000
+    assert len(pickle.dumps(file)) < 500
+
+
+# --- the folder -------------------------------------------------------------------------------
+
+
+def put(folder: BlockFolder, key: str, name: str, size: int) -> Path:
+    return folder.put(key, name, size, lambda file: file.write(b"x" * size))
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    folder = BlockFolder(tmp_path, 1000)
+    paths = [put(folder, "k", str(n), 200) for n in range(5)]
+    for age, path in enumerate(paths):
+        os.utime(path, (1e9 + age, 1e9 + age))
+    assert folder.read("k", "0", 0, 5) == b"xxxxx"  # used now
+    put(folder, "other", "0", 200)
+    assert [path.exists() for path in paths] == [True, False, False, True, True]
+    assert held(tmp_path) <= 1000
+
+
+def test_nothing_but_blocks_is_ever_removed(tmp_path: Path) -> None:
+    (tmp_path / "mine.bin").write_bytes(b"y" * 5000)
+    folder = BlockFolder(tmp_path, 1000)
+    for n in range(20):
+        put(folder, f"k{n}", "0", 300)
+    assert (tmp_path / "mine.bin").stat().st_size == 5000
+    assert held(tmp_path) <= 1000
+    assert len(list((tmp_path / "blocks").iterdir())) <= 5  # folders go with their last block
+
+
+def test_remains_of_killed_writers_go(tmp_path: Path) -> None:
+    folder = BlockFolder(tmp_path, 1000)
+    put(folder, "k", "0", 300)
+    torn = tmp_path / "blocks" / "k" / ".tmp-1-2-3"
+    torn.write_bytes(b"x" * 300)
+    os.utime(torn, (1e9, 1e9))
+    (tmp_path / "blocks" / "lock").write_bytes(b"nonsense")
+    put(folder, "k", "1", 300)
+    assert not torn.exists()
+    assert held(tmp_path) == 600
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(BlockFolder, "put", full)
+    remote._say_once.cache_clear()
+    url = str(tmp_path / "a.bin")
+    store.write_bytes(url, DATA)
+    file = RangedFile(url, options(tmp_path / "cache"))
+    assert file.read(0, 5000) == DATA[:5000]
+    assert caplog.text.count("No space left") == 1
+
+
+def test_a_bound_below_a_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not hold a block"):
+        CacheOptions(tmp_path, max_bytes=10, block_bytes=20)
+
+
+def test_whole_files_are_copied_once_and_within_the_bound(
+    s3_url: str, tmp_path: Path, reads: list[tuple[int, int]]
+) -> None:
+    url = store.join(s3_url, "a.idx")
+    store.write_bytes(url, DATA)
+    for _ in range(2):
+        assert fetch_whole(url, options(tmp_path), map_file).tobytes() == DATA
+    assert len(reads) == 1
+    store.write_bytes(url, DATA[::-1])
+    assert fetch_whole(url, options(tmp_path), map_file).tobytes() == DATA[::-1]
+    with pytest.raises(ConfigError, match="is 10000 bytes, and the cache"):
+        fetch_whole(url, options(tmp_path, max_bytes=5000), map_file)

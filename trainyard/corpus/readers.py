@@ -1,0 +1,133 @@
+"""Ways to read the tokens of a .bin: mapped, from the file piece by piece, or in ranges of a remote
+file.
+
+All give the same tokens, may be used by any number of threads, and go on working after a fork."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trainyard.artifacts import store
+from trainyard.corpus.layout import Tokens
+from trainyard.corpus.remote import CacheOptions, RangedFile, fetch_whole
+from trainyard.errors import ArtifactError, ConfigError
+
+Reader = Literal["auto", "mmap", "file", "ranged", "fetch"]
+"""auto: mmap for local files, ranged for remote ones. mmap: mapped into memory. file: read from the
+file, for file systems that do not map well. ranged: in ranges through a cache on this node.
+fetch: copied to that cache whole, then mapped."""
+
+LOCAL_READERS = ("mmap", "file")
+
+
+class TokenReader(Protocol):
+    """The tokens of a .bin, end to end."""
+
+    flat: Tokens | None
+    """All of them as one array, where they are mapped."""
+
+    def read(self, start: int, end: int) -> Tokens:
+        """Tokens `start` up to `end` of the file."""
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say which tokens will be read soon; returns at once."""
+
+
+def open_reader(
+    kind: Reader, url: str, info: store.FileInfo, dtype: np.dtype[Any], options: CacheOptions
+) -> TokenReader:
+    """A reader of the .bin at `url`."""
+    path = store.local_path(url)
+    if path is None and kind in LOCAL_READERS:
+        raise ConfigError(f"{url}: the reader {kind!r} is for local files; use 'ranged' or 'fetch'")
+    if kind == "fetch" and path is None:
+        return MappedReader(fetch_whole(url, options, lambda copy: map_file(copy, dtype)))
+    if path is None:
+        return RangedReader(RangedFile(url, options, info), dtype)
+    if kind in ("auto", "mmap", "fetch"):
+        return MappedReader(map_file(path, dtype))
+    if kind == "file":
+        return FileReader(path, dtype)
+    return RangedReader(RangedFile(url, options, info), dtype)
+
+
+def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
+    """A local file as a read-only array backed by the page cache."""
+    if path.stat().st_size == 0:  # mmap refuses an empty file
+        return np.empty(0, dtype)
+    # As a plain array: slicing costs a third.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+class MappedReader:
+    """A view of the page cache: no copy, no call of the system."""
+
+    def __init__(self, flat: Tokens) -> None:
+        self.flat: Tokens | None = flat
+        self._all = flat
+
+    def read(self, start: int, end: int) -> Tokens:
+        """A view."""
+        return self._all[start:end]
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """The kernel reads ahead."""
+
+
+class FileReader:
+    """One call of the system a piece; the file stays open."""
+
+    flat: Tokens | None = None
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._path = path
+        self._dtype = dtype
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def read(self, start: int, end: int) -> Tokens:
+        """A copy, writable."""
+        tokens = np.empty(max(0, end - start), self._dtype)
+        view = tokens.view(np.uint8).data
+        at = start * self._dtype.itemsize
+        while len(view):
+            count = os.preadv(self._file, [view], at)
+            if not count:
+                raise ArtifactError(f"{self._path}: cut short at byte {at} since it was opened")
+            view, at = view[count:], at + count
+        return tokens
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Tell the kernel, which reads them in the background."""
+        size = self._dtype.itemsize
+        if hasattr(os, "posix_fadvise"):
+            for start, end in ranges:
+                length = (end - start) * size
+                os.posix_fadvise(self._file, start * size, length, os.POSIX_FADV_WILLNEED)
+
+
+class RangedReader:
+    """Ranges of a remote file, through blocks kept on this node."""
+
+    flat: Tokens | None = None
+
+    def __init__(self, file: RangedFile, dtype: np.dtype[Any]) -> None:
+        self._file = file
+        self._dtype = dtype
+
+    def read(self, start: int, end: int) -> Tokens:
+        """A copy, read-only."""
+        size = self._dtype.itemsize
+        return np.frombuffer(self._file.read(start * size, max(start, end) * size), self._dtype)
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fetch their blocks in the background."""
+        size = self._dtype.itemsize
+        self._file.prefetch([(start * size, end * size) for start, end in ranges])
