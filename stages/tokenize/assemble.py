@@ -22,6 +22,7 @@ from stages.tokenize.pack import Pack, Summary
 from stages.tokenize.unit import Job
 from trainyard.artifacts import store
 from trainyard.artifacts.store import OutputFile
+from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.corpus.provenance import Part, join_provenance
@@ -65,7 +66,7 @@ class Assembly:
             self._writers = [IndexedWriter(out, dtype) for out in bins]
             self._bad: OutputFile | None = None
             if config.on_bad_line == "skip":
-                self._bad = stack.enter_context(stage.open(BAD_LINES))
+                self._bad = stack.enter_context(stage.open(BAD_LINES, volatile=True))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Assembly:
@@ -112,7 +113,9 @@ class Assembly:
         with path.open("wb") as out:
             pack.copy_origins(out)
         named = zip(unit.sources, shifts, strict=True)
-        self._parts.append(Part(str(path), {s.url: shift for s, shift in named if shift}))
+        self._parts.append(
+            Part(str(path), {canonical(s.url): shift for s, shift in named if shift})
+        )
         for bad in pack.bad_lines():
             source = unit.sources[i := bad.pop("range")]
             self.totals.bad_lines += 1
@@ -120,7 +123,7 @@ class Assembly:
             place = partial(reader.place, bad["line"], bad["offset"])
             check_bad_lines(self._config, self.totals.bad_lines, bad, place)
             bad["line"] += shifts[i]
-            write_bad_line(self._bad, {"source": source.url, **bad})
+            write_bad_line(self._bad, {"source": canonical(source.url), **bad})
         self._count(unit.files, summary)
 
     def _count(self, files: Iterable[int], summary: Summary) -> None:
@@ -141,7 +144,7 @@ class Assembly:
             stem = self._config.file_stem(key)
             with self._stage.open(stem + ".idx") as out:
                 writer.write_index(out)
-            with self._stage.open(stem + ".docs") as out:
+            with self._stage.open(stem + ".docs", volatile=True) as out:
                 join_provenance(self._parts, out, self._stage.scratch)
         self.totals.lines = {str(n): lines for n, lines in sorted(self._lines.items())}
         return self.totals

@@ -25,6 +25,7 @@ from stages.tokenize.assemble import (
 from stages.tokenize.config import TokenizeConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.urls import canonical
 from trainyard.corpus.merge import merge_index, merge_tokens, survey
 from trainyard.corpus.provenance import Part, join_provenance
 from trainyard.errors import ArtifactError, ConfigError
@@ -121,7 +122,9 @@ def _line_shifts(shares: Sequence[Totals], files: Sequence[str]) -> list[dict[st
     seen: Counter[str] = Counter()
     shifts = []
     for share in shares:
-        shifts.append({files[int(number)]: seen[number] for number in share.lines if seen[number]})
+        shifts.append(
+            {canonical(files[int(number)]): seen[number] for number in share.lines if seen[number]}
+        )
         seen.update(share.lines)
     return shifts
 
@@ -138,7 +141,7 @@ def _join_key(
     origins = [
         Part(prefix + stem + ".docs", shift) for prefix, shift in zip(prefixes, shifts, strict=True)
     ]
-    with stage.open(stem + ".docs") as out:
+    with stage.open(stem + ".docs", volatile=True) as out:
         join_provenance(origins, out, stage.scratch)
 
 
@@ -149,7 +152,7 @@ def _join_bad_lines(
     shifts: Sequence[dict[str, int]],
 ) -> None:
     count = 0
-    with stage.open(BAD_LINES) as out:
+    with stage.open(BAD_LINES, volatile=True) as out:
         for prefix, shift in zip(prefixes, shifts, strict=True):
             with store.open_input(prefix + BAD_LINES) as lines:
                 for line in lines:

@@ -23,6 +23,7 @@ from stages.tokenize.pack import Summary
 from stages.tokenize.plan import Unit
 from trainyard.artifacts import store
 from trainyard.artifacts.store import OutputFile
+from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.indexed import IndexedWriter, optimal_dtype
 from trainyard.corpus.provenance import ProvenanceWriter
@@ -167,7 +168,7 @@ class _Work:
                 check_stop()
                 with _turn(self._job, block.texts[k]):
                     self._encode(block, k, reader)
-            self._origins.add_block(source.url, block)
+            self._origins.add_block(canonical(source.url), block)
             self.summary.documents += len(block)
             self._note_bad(i, reader)
         self._note_bad(i, reader)
