@@ -19,15 +19,13 @@ from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Slot, retire
-from trainyard.artifacts.output import Output
+from trainyard.artifacts.output import FINAL_NAMES, Output
 from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.artifacts.urls import check_relative, join
 from trainyard.errors import Stopped
 from trainyard.progress import Progress
 
 log = logging.getLogger(__name__)
-
-FINAL_NAMES = "final-"
 
 
 class WorkFolder:
@@ -101,6 +99,8 @@ class StageRun:
     code: str = ""
     """Digest of the code: units of one version are not mixed with those of another."""
     reason: str = ""
+    is_forced: bool = False
+    """True when --force was given."""
     claim: Claim | None = None
     """Held while final names may be written; None in ranks, whose parent holds it."""
     is_main: bool = True

@@ -12,7 +12,7 @@ from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
 from trainyard.artifacts.manifest import InputRecord, Manifest, Slot, read_manifest, read_slot
 from trainyard.artifacts.output import MANIFEST, Output
-from trainyard.artifacts.urls import canonical, join, lies_in
+from trainyard.artifacts.urls import has_glob, join, lies_in
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
@@ -104,7 +104,7 @@ def _refuse_overlap(output: Output, inputs: dict[str, Input]) -> None:
     """Refuse an output that would overwrite an input, or become part of one."""
     for found in inputs.values():
         for url in (*found.urls, *found.files):
-            if _is_within(url, output):
+            if output.may_write(url) or (has_glob(url) and output.is_matched_by(url)):
                 raise ConfigError(
                     f"{output.url}: the output would lie over input {found.name} ({url}); "
                     "choose another place for the output"
@@ -116,12 +116,6 @@ def _refuse_overlap(output: Output, inputs: dict[str, Input]) -> None:
                     f"{output.url}: the output would lie in input {found.name} ({url}) and be read "
                     "with it next time; choose another place for the output"
                 )
-
-
-def _is_within(url: str, output: Output) -> bool:
-    if not output.is_prefix:
-        return lies_in(url, output.url)
-    return canonical(url).startswith((canonical(output.url) + ".", canonical(output.url) + "_"))
 
 
 def _changed_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:

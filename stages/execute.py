@@ -23,7 +23,8 @@ from stages.failure import clear_reports, report_outcome
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
-from trainyard.artifacts.manifest import Manifest, publish
+from trainyard.artifacts.manifest import Manifest, publish, read_manifest
+from trainyard.artifacts.output import Output
 from trainyard.errors import ClaimHeldError, ConfigError
 
 
@@ -70,7 +71,8 @@ def execute(job: Job) -> int:
         _handle_signals(run)
         clear_reports()
         decision = job.decide()
-        _adopt(run, decision)
+        _adopt(run, decision, job.force)
+        whole = _finished_whole(job, decision)
         if run.output is None:
             leader.announce(run)
             importlib.import_module(job.run_module).run(job.config, run)
@@ -78,10 +80,23 @@ def execute(job: Job) -> int:
         elif decision.manifest is not None and decision.reason is None:
             leader.announce(None)
             _tidy_after_a_kill(job, run, decision.manifest)
-            _report_noop(job, run, decision.manifest)
+            _report_noop(job, run.output, decision.manifest)
+        elif whole is not None:
+            leader.announce(None)
+            _report_noop(job, whole[0], whole[1])
         else:
             _run_claimed(job, run, leader)
     return 0
+
+
+def _finished_whole(job: Job, decision: Decision) -> tuple[Output, Manifest] | None:
+    """For a share of an output: the whole, if it was made of the same inputs, options and code."""
+    whole: Output | None = job.config.whole() if hasattr(job.config, "whole") else None
+    found = read_manifest(whole.manifest_url) if whole is not None and not job.force else None
+    if whole is None or found is None:
+        return None
+    is_same = found[0].lineage == decision.lineage and found[0].code == decision.code
+    return (whole, found[0]) if is_same else None
 
 
 def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
@@ -98,9 +113,9 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         if decision.manifest is not None and decision.reason is None:
             leader.announce(None)
             job.log.info("another run finished it meanwhile")
-            _report_noop(job, run, decision.manifest)
+            _report_noop(job, run.output, decision.manifest)
             return
-        _adopt(run, decision)
+        _adopt(run, decision, job.force)
         run.claim = claim
         job.log.info("running because %s", run.reason)
         run.work.clean()
@@ -118,9 +133,10 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
     _report_ran(job, run, manifest)
 
 
-def _adopt(run: StageRun, decision: Decision) -> None:
+def _adopt(run: StageRun, decision: Decision, force: bool) -> None:
     run.inputs, run.lineage, run.slot = decision.inputs, decision.lineage, decision.slot
     run.code, run.reason = decision.code["digest"], decision.reason or ""
+    run.is_forced = force
 
 
 def _manifest(
@@ -138,11 +154,10 @@ def _manifest(
     return decision.new_manifest(job.name, files=files, metrics=metrics, run=facts)
 
 
-def _report_noop(job: Job, run: StageRun, manifest: Manifest) -> None:
-    assert run.output is not None
+def _report_noop(job: Job, output: Output, manifest: Manifest) -> None:
     digest = manifest.output_digest
-    job.log.info("nothing to do, %s holds %s", run.output.url, digest[:12])
-    report_outcome("noop", "", run.output.manifest_url, digest)
+    job.log.info("nothing to do, %s holds %s", output.url, digest[:12])
+    report_outcome("noop", "", output.manifest_url, digest)
 
 
 def _report_ran(job: Job, run: StageRun, manifest: Manifest) -> None:

@@ -125,6 +125,10 @@ class TokenizeConfig:
         """Where the share of one rank lies."""
         return f"{self.shares_url}/{rank:05d}-of-{self.world_size:05d}"
 
+    def whole(self) -> Output | None:
+        """For a share: what it is a share of."""
+        return Output.prefix(self.output_prefix) if self.rank is not None else None
+
     def spent(self) -> tuple[str, ...]:
         """What only led to this output, and goes when it is there."""
         return (self.shares_url,) if self.world_size is not None and self.rank is None else ()

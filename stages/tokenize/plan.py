@@ -51,17 +51,17 @@ def plan_units(files: Sequence[InputFile]) -> list[Unit]:
     unit_bytes = unit_bytes_for(sum(file.size_bytes for file in files))
     units: list[Unit] = []
     gathered: list[tuple[int, ByteRange]] = []
+    room = unit_bytes
     for number, file in enumerate(files):
         ranges = split_ranges(file.url, file.size_bytes, unit_bytes)
-        if len(ranges) == 1 and file.size_bytes < unit_bytes:
-            if sum(r.size_bytes for _, r in gathered) + file.size_bytes > unit_bytes:
-                units.append(_unit(gathered))
-                gathered = []
-            gathered.append((number, ranges[0]))
-            continue
-        if ranges and gathered:
+        is_small = len(ranges) == 1 and file.size_bytes < unit_bytes
+        if gathered and ranges and not (is_small and file.size_bytes <= room):
             units.append(_unit(gathered))
-            gathered = []
+            gathered, room = [], unit_bytes
+        if is_small:
+            gathered.append((number, ranges[0]))
+            room -= file.size_bytes
+            continue
         units += [_unit([(number, one)]) for one in ranges]
     return [*units, _unit(gathered)] if gathered else units
 

@@ -19,6 +19,7 @@ from trainyard.corpus.cores import available_cores
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.indexed import optimal_dtype
 from trainyard.corpus.workers import Crew, run_jobs
+from trainyard.errors import ConfigError
 from trainyard.tokenizers.base import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
     began = time.monotonic()
     files = stage.inputs["input"].files
     check_inputs(config.input, files, config.json_keys)
+    _refuse_to_remove(config, stage)
     tokenizer = cached_tokenizer(config.tokenizer)  # what is wrong with it is told before any work
     sizes = _look_at(files)
     if config.world_size is not None:
@@ -41,6 +43,19 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
     else:
         totals = _tokenize(config, stage, sizes, tokenizer)
     return _metrics(sizes, totals, tokenizer, time.monotonic() - began)
+
+
+def _refuse_to_remove(config: TokenizeConfig, stage: StageRun) -> None:
+    """A prefix is one artifact: token files of other keys would go with their manifest."""
+    mine = {config.file_stem(key) + ".bin" for key in config.json_keys}
+    earlier = {path for path in (stage.slot.files if stage.slot else ()) if path.endswith(".bin")}
+    if earlier - mine and not stage.is_forced:
+        lost = config.output_prefix + sorted(earlier - mine)[0]
+        raise ConfigError(
+            f"--output-prefix {config.output_prefix}: {lost} of an earlier run is there, and this "
+            "run would remove it, as it makes other files; give another --output-prefix, name all "
+            "keys in one run (--json-keys), or remove it with --force"
+        )
 
 
 def _look_at(files: Sequence[str]) -> list[InputFile]:

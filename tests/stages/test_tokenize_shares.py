@@ -64,6 +64,8 @@ def test_joined_shares_are_the_bytes_of_one_run(
     assert one.output_digest == other.output_digest
     assert one.metrics == other.metrics
     assert not Path(joined + ".shares").exists()
+    assert run(corpus, joined, "--rank", "0", *size) == 0  # an array task that was tried again
+    assert not Path(joined + ".shares").exists()
     assert run(corpus, joined, *size) == 0  # and again: nothing to do
     assert run(corpus, joined) == 0
     assert manifest(joined).run == other.run
@@ -153,3 +155,17 @@ def test_ranks_run_at_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     metrics = json.loads((tmp_path / "out.manifest.json").read_text())["metrics"]
     assert metrics["documents"] == 600
+
+
+def test_files_of_other_keys_are_not_removed_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", {"text": "1 2", "title": "3"})
+    prefix = str(tmp_path / "out")
+    assert run(source, prefix) == 0
+    assert run(source, prefix, "--json-keys", "title") == 2
+    assert "_text_document.bin of an earlier run" in capsys.readouterr().err
+    assert Path(prefix + "_text_document.bin").exists()
+    assert run(source, prefix, "--json-keys", "text", "title") == 0
+    assert run(source, prefix, "--json-keys", "title", "--force") == 0
+    assert not Path(prefix + "_text_document.bin").exists()

@@ -6,19 +6,23 @@ and remembered by URL, size and version."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
 from trainyard.artifacts.manifest import Manifest, read_manifest, read_slot
-from trainyard.artifacts.output import MANIFEST, is_housekeeping
+from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, has_glob, is_local, join, local_path, parent
 from trainyard.errors import ArtifactError
+
+log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 2.0
 """A file younger than this may change again within the resolution of its modification time."""
@@ -124,17 +128,32 @@ class Manifests:
 
     def file_digest(self, url: str) -> str:
         """The digest of one file: from the manifest that lists it, from the cache, by reading."""
+        record = self.record(url)
+        if record is not None and record.size_bytes == self.size(url):
+            return record.digest
+        return raw_digest(url)
+
+    def record(self, url: str) -> FileRecord | None:
+        """What the manifest of the artifact that a file belongs to says of it; None for a file
+        that no manifest lists."""
         folder, name = parent(url), basename(url)
         for manifest in self._covering(folder, name):
-            record = self._by_name(join(folder, manifest)).get(name)
-            if record is not None and record.size_bytes == self.size(url):
-                return record.digest
-        return raw_digest(url)
+            manifest_url = join(folder, manifest)
+            try:
+                record = self._by_name(manifest_url).get(name)
+            except ArtifactError:
+                if _may_be_replacing(manifest_url, name):
+                    raise
+                continue
+            if record is not None:
+                return record
+        return None
 
     def _covering(self, folder: str, name: str) -> list[str]:
         """Manifests in a folder that may list the file: the folder's, or one of its prefix."""
-        beside = (n for n in self._folder(folder) if n == MANIFEST or n.endswith("." + MANIFEST))
-        return [n for n in beside if name.startswith(n.removesuffix(MANIFEST).removesuffix("."))]
+        beside = self._folder(folder)  # asked by name: there may be thousands of both
+        names = [MANIFEST, *(f"{name[:end]}.{MANIFEST}" for end in range(1, len(name) + 1))]
+        return [name for name in names if name in beside]
 
     def _by_name(self, url: str) -> dict[str, FileRecord]:
         if url not in self._records:
@@ -148,6 +167,19 @@ class Manifests:
         if url not in self._listed:
             self._listed[url] = store.list_folder(url)
         return self._listed[url]
+
+
+def _may_be_replacing(manifest_url: str, name: str) -> bool:
+    """Whether a file may be one of the artifact whose manifest is gone or broken, rather than one
+    whose name happens to begin as its prefix does."""
+    prefix = manifest_url.removesuffix("." + MANIFEST)
+    slot = read_slot(manifest_url)
+    if slot is None or not slot.files or basename(manifest_url) == MANIFEST:
+        return True
+    work = Output.prefix(prefix).work_url
+    notes = [note for note in store.list_files(work) if note.startswith(FINAL_NAMES)]
+    begun = {final for note in notes for final in store.read_json(join(work, note))}
+    return name.removeprefix(basename(prefix)) in begun.union(slot.files)
 
 
 # --- raw files --------------------------------------------------------------------------------
@@ -172,15 +204,32 @@ def raw_digest(url: str) -> str:
         cached = json.loads(entry.read_text())
         if cached["state"] == state:
             return str(cached["digest"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     digest = read_digest(url)
     if _is_settled(url):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        temporary = entry.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"state": state, "digest": digest}))
-        temporary.replace(entry)
+        try:
+            _remember(entry, {"state": state, "digest": digest})
+        except OSError as error:
+            _say_once(str(entry.parent), f"{type(error).__name__}: {error.strerror}")
     return digest
+
+
+def _remember(entry: Path, document: dict[str, object]) -> None:
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    temporary = entry.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(document))
+    temporary.replace(entry)
+
+
+@lru_cache(maxsize=8)
+def _say_once(folder: str, fault: str) -> None:
+    log.warning(
+        "%s: digests cannot be remembered, files are read again by the next run (%s); "
+        "TRAINYARD_CACHE names another folder",
+        folder,
+        fault,
+    )
 
 
 def _is_settled(url: str) -> bool:

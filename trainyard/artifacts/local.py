@@ -35,7 +35,8 @@ def _path(url: str) -> Path:
 
 
 def _version(stat: os.stat_result) -> str:
-    return f"{stat.st_mtime_ns}-{stat.st_ino}"
+    # Whoever changes a file in place can put its modification time back, but not the other one.
+    return f"{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}"
 
 
 class LocalBackend:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
-from trainyard.artifacts.urls import basename, check_relative, join, parent
+from trainyard.artifacts.urls import basename, canonical, check_relative, join, lies_in, parent
 from trainyard.errors import ConfigError
 
 MANIFEST = "manifest.json"
 WORK = ".work"
 CLAIM = "claim.json"
+FINAL_NAMES = "final-"
+"""How the notes in a work folder begin that list the final names a run began to write."""
 
 
 def is_housekeeping(name: str) -> bool:
@@ -28,6 +32,9 @@ class Output:
 
     url: str
     is_prefix: bool
+    names: tuple[str, ...] = ()
+    """What may follow the prefix in what a run writes or removes, folders included; none: it cannot
+    be told, so anything that follows a '.' or a '_'."""
 
     @staticmethod
     def directory(url: str) -> Output:
@@ -35,11 +42,11 @@ class Output:
         return Output(_checked(url).rstrip("/") or "/", is_prefix=False)
 
     @staticmethod
-    def prefix(url: str) -> Output:
+    def prefix(url: str, names: Iterable[str] = ()) -> Output:
         """An artifact whose files share a prefix: `tokens/corpus` with `_text_document.bin`."""
         if _checked(url).endswith("/"):
             raise ConfigError(f"{url}: an output prefix ends in a name, not in '/'")
-        return Output(url, is_prefix=True)
+        return Output(url, is_prefix=True, names=tuple(names))
 
     @property
     def folder_url(self) -> str:
@@ -60,6 +67,25 @@ class Output:
     def work_url(self) -> str:
         """What outlives a killed run and dies with a finished one."""
         return f"{self.url}.work" if self.is_prefix else join(self.url, WORK)
+
+    def may_write(self, url: str) -> bool:
+        """Whether a run may write, replace or remove what lies there."""
+        if not self.is_prefix:
+            return lies_in(url, self.url)
+        if not self.names:
+            return canonical(url).startswith((canonical(self.url) + ".", canonical(self.url) + "_"))
+        return any(lies_in(url, place) for place in self.places())
+
+    def is_matched_by(self, pattern: str) -> bool:
+        """Whether a pattern means a file that a run may write."""
+        whole = PurePosixPath(canonical(pattern))
+        places = self.places() if self.names else ()
+        return any(PurePosixPath(canonical(place)).match(str(whole)) for place in places)
+
+    def places(self) -> list[str]:
+        """Of a prefix: every file and folder that a run may write or remove."""
+        beside = [self.manifest_url, self.claim_url, self.work_url]
+        return [*beside, *(self.file_url(name) for name in self.names)]
 
     def file_url(self, name: str) -> str:
         """Where the file of that name lies."""

@@ -71,7 +71,8 @@ class BlockFolder:
             self._reserve(temporary, size)
             with temporary.open("r+b") as file:
                 write(file)
-            temporary.replace(target)
+            with self._locked():  # or who counts what is here may miss it under both names
+                temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
         return target

@@ -204,7 +204,8 @@ def test_processes_share_a_folder_and_its_bound(
         child.start()
     largest = 0
     while any(child.is_alive() for child in children):
-        largest = max(largest, held(tmp_path))
+        with small.blocks._locked():
+            largest = max(largest, held(tmp_path))
         time.sleep(0.002)
     assert [child.exitcode for child in children] == [0, 0]
     assert 0 < max(largest, held(tmp_path)) <= 3000
