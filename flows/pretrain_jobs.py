@@ -60,7 +60,9 @@ def pretrain_jobs(recipe: Recipe) -> PretrainJobs:
         collect=_collect(recipe),
         train_tokenizer=_train_tokenizer(recipe, corpus),
         tokenize=_tokenize(recipe, corpus, tokenizer),
-        merge=recipe.job("merge", {"input": [recipe.at("tokens", "parts")], "output_prefix": tokens}),
+        merge=recipe.job(
+            "merge", {"input": [recipe.at("tokens", "parts")], "output_prefix": tokens}
+        ),
         pretrain=recipe.job("pretrain", {"data_path": [tokens], "save": checkpoint, **tokenizer}),
         plan=_plan(recipe, tokenizer),
         export=_export(recipe, checkpoint),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from stages.scratch import Scratch
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_document
@@ -114,7 +114,7 @@ class StageRun:
     _begun: set[str] = field(default_factory=set)
     _signal: int | None = None
     _deferred: bool = False
-    _scratch: tempfile.TemporaryDirectory[str] | None = None
+    _scratch: Scratch | None = None
 
     @cached_property
     def work(self) -> WorkFolder:
@@ -130,8 +130,8 @@ class StageRun:
     def scratch(self) -> Path:
         """A local folder for this run alone, removed at its end."""
         if self._scratch is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix=f"trainyard-{self.name}-")
-        return Path(self._scratch.name)
+            self._scratch = Scratch(self.name)
+        return self._scratch.path
 
     def check_claim(self) -> None:
         """Raise ClaimHeldError when another run has taken the output over."""
@@ -217,7 +217,7 @@ class StageRun:
     def close(self) -> None:
         """Remove the scratch folder."""
         if self._scratch is not None:
-            self._scratch.cleanup()
+            self._scratch.close()
             self._scratch = None
 
 

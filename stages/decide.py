@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainyard.artifacts import store
@@ -68,9 +68,9 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
     output = config.output()
     if output is None:
         return Decision(inputs, options, code, lineage, "it only prints", None, None)
-    _refuse_overlap(output, inputs)
     found = read_manifest(output.manifest_url)
     slot = read_slot(output.manifest_url)
+    _refuse_overlap(output, slot, inputs)
     manifest = found[0] if found else None
     if manifest is not None and manifest.stage != stage:
         raise ConfigError(
@@ -100,8 +100,10 @@ def _reason(
     )
 
 
-def _refuse_overlap(output: Output, inputs: dict[str, Input]) -> None:
+def _refuse_overlap(output: Output, slot: Slot | None, inputs: dict[str, Input]) -> None:
     """Refuse an output that would overwrite an input, or become part of one."""
+    if output.names and slot is not None:  # what an earlier run left is removed
+        output = replace(output, names=(*output.names, *slot.files))
     for found in inputs.values():
         for url in (*found.urls, *found.files):
             if output.may_write(url) or (has_glob(url) and output.is_matched_by(url)):

@@ -61,6 +61,8 @@ class Answer:
     """Rows there are, those that are not shown included."""
     checked_steps: int
     """Steps whose samples the ledger of the run confirmed."""
+    unchecked: tuple[str, ...] = ()
+    """Prefixes of rows whose sources are told by a sidecar that no manifest lists."""
 
 
 def _origin_cells(origin: Origin | None) -> list[str]:
@@ -81,6 +83,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "total": answer.total,
         "checked_steps": answer.checked_steps,
+        "unchecked_sidecars": [f"{prefix}.docs" for prefix in answer.unchecked],
         "rows": [row.document() for row in answer.rows],
     }
 
@@ -102,4 +105,9 @@ def table(answer: Answer) -> str:
         lines.append(f"and {more} more; --max-rows 0 shows all")
     if answer.checked_steps:
         lines.append(f"{answer.checked_steps} of these steps are as the ledger of the run has them")
+    lines += [
+        f"{prefix}.docs could not be checked: no manifest lists it; its sources are right if it "
+        "was made with this pair"
+        for prefix in answer.unchecked
+    ]
     return "\n".join(lines).rstrip()

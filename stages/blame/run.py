@@ -64,8 +64,7 @@ class _Question:
             for piece in pieces(self.dataset, sample)
         ]
         checked = self._check({place.step for place, _ in found if place is not None})
-        most = self.config.max_rows or len(rows)
-        return Answer(tuple(rows[:most]), len(rows), checked)
+        return self._answer(rows, len(rows), checked)
 
     def _of_step(self, step: int) -> list[tuple[Place | None, int]]:
         if step > self.run.train_iters:
@@ -109,10 +108,18 @@ class _Question:
         for place, sample in self._served(sorted({piece.sample for piece in shown})):
             places.setdefault(sample, []).append((place, sample))
         rows = [self._row(place, piece) for piece in shown for place, _ in places[piece.sample]]
+        rows = rows[: config.max_rows or len(rows)]
         checked = self._check({row.place.step for row in rows if row.place is not None})
-        return Answer(tuple(rows), len(found) - len(shown) + len(rows), checked)
+        # A piece is a row for each place where its sample is served, and one if it never is.
+        counts = self.serving.counts(found.samples, self.run.train_iters)
+        return self._answer(rows, int(np.maximum(counts, 1).sum()), checked)
 
     # --- what both need ---------------------------------------------------------------------
+
+    def _answer(self, rows: list[Row], total: int, checked: int) -> Answer:
+        shown = tuple(rows[: self.config.max_rows or len(rows)])
+        prefixes = {row.piece.prefix for row in shown}
+        return Answer(shown, total, checked, tuple(sorted(prefixes & self.sidecars.unchecked)))
 
     def _row(self, place: Place | None, piece: Piece) -> Row:
         return Row(place, piece, self.sidecars.origin(piece.prefix, piece.document))

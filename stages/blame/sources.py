@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import Manifests, raw_digest
 from trainyard.corpus.provenance import Origin, Provenance
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -24,6 +25,9 @@ class Sidecars:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         """sizes: documents of the pair of each prefix."""
         self._by_prefix: dict[str, Provenance] = {}
+        self._manifests = Manifests()
+        self.unchecked: set[str] = set()
+        """Prefixes whose sidecar no manifest lists: nothing tells that it is theirs."""
         for prefix, num_documents in sizes.items():
             url = f"{prefix}.docs"
             if not store.exists(url):
@@ -35,7 +39,19 @@ class Sidecars:
                     f"{url} tells of {len(sidecar)} documents, {prefix}.idx of {num_documents}: "
                     "one of the two is of another run; make the pair again"
                 )
+            self._check(url, prefix)
             self._by_prefix[prefix] = sidecar
+
+    def _check(self, url: str, prefix: str) -> None:
+        """Another pair may have as many documents: the manifest knows which sidecar is ours."""
+        record = self._manifests.record(url)
+        if record is None:
+            self.unchecked.add(prefix)
+        elif store.info(url).size_bytes != record.size_bytes or raw_digest(url) != record.digest:
+            raise ArtifactError(
+                f"{url} is not the one that the manifest of {prefix} lists: it is of another run, "
+                "or was changed; put the right one back, or make the pair again"
+            )
 
     def origin(self, prefix: str, document: int) -> Origin | None:
         """Where a document came from; None where there is no sidecar."""

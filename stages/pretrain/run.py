@@ -15,7 +15,7 @@ from stages.pretrain.documents import config_document, losses_of, state_facts
 from stages.pretrain.folder import RunKeeper
 from stages.pretrain.origin import check_samples_left, check_tokenizer, refuse_other_options
 from trainyard.checkpoint.load import open_checkpoint
-from trainyard.datasets.form import SampleFormat, pad_id
+from trainyard.datasets.form import sample_format
 from trainyard.errors import ConfigError, Stopped
 from trainyard.models.flops import flops_per_iteration
 from trainyard.models.gpt import GPTModel
@@ -42,7 +42,14 @@ from trainyard.training.ledger import Ledger, parse_ledger
 from trainyard.training.loop import Outcome, TrainLoop
 from trainyard.training.metrics import Workload, summary
 from trainyard.training.randomness import seed_process, use_deterministic_algorithms
-from trainyard.training.resume import FoundSteps, restore_training, restore_weights, resume
+from trainyard.training.resume import (
+    FoundSteps,
+    restore_training,
+    restore_weights,
+    resume,
+    spans_of_step,
+)
+from trainyard.training.spans import Span
 from trainyard.training.state import TrainState
 from trainyard.training.step import GPTForward, Trainee
 
@@ -130,22 +137,10 @@ class _Pretraining:
     # --- building ---------------------------------------------------------------------------
 
     def _build_data(self) -> RunData:
-        data, tokenizer = self.config.data, self.tokenizer
-        form = SampleFormat(
-            seq_length=self.config.model.seq_length,
-            seed=self.config.training.seed,
-            vocab_size=tokenizer.vocab_size,
-            eod=tokenizer.eod,
-            pad=pad_id(tokenizer.pad, (tokenizer.eod,), data.allow_ambiguous_pad_tokens),
-            reset_position_ids=data.reset_position_ids,
-            eod_mask_loss=data.eod_mask_loss,
-            reset_attention_mask=data.reset_attention_mask,
-            inter_document_masking=data.dataloader_inter_document_masking,
-            create_attention_mask=data.create_attention_mask_in_dataloader,
-        )
-        return build_run_data(
-            data, self.config.training, form, self.batch_size, self.groups.dp_rank
-        )
+        data, training = self.config.data, self.config.training
+        length = self.config.model.seq_length
+        form = sample_format(data, self.tokenizer, length, training.seed)
+        return build_run_data(data, training, form, self.batch_size, self.groups.dp_rank)
 
     def _build_trainee(self) -> Trainee:
         config = self.config
@@ -191,6 +186,7 @@ class _Pretraining:
                 restore_weights(checkpoint, trainee)
             else:
                 state = restore_training(checkpoint, trainee)
+                state.unmeasured = {}  # that measurement is the other run's
             self._log_start(trainee, f"step {checkpoint.step} of {checkpoint.url}")
         if state.step >= self.config.training.train_iters:
             raise ConfigError(
@@ -237,12 +233,21 @@ class _Pretraining:
             self.config.training.save_interval,
             facts=state_facts(self.config, self.batch_size, self.schedule),
             passing=self.found.passing,
+            spans=self._spans(),
             before_first=self.keeper.make_room if self.keeper else _nothing,
         )
 
+    def _spans(self) -> tuple[Span, ...]:
+        step = self.found.latest
+        if self.groups.rank != 0 or step is None:
+            return ()
+        return spans_of_step(self.config.save, step)
+
     def _stop(self, outcome: Outcome, state: TrainState) -> None:
         why = "asked to stop" if outcome == "stopped" else "--exit-interval"
-        if self.groups.rank == 0:
+        if self.groups.rank == 0 and state.step == 0:
+            log.warning("stopped before the first step (%s); there is nothing to save", why)
+        elif self.groups.rank == 0:
             log.warning("saved step %d (%s); the same command continues from it", state.step, why)
         if self.stage.stop_requested:
             self.stage.stop()

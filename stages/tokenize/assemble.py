@@ -155,9 +155,10 @@ def check_bad_lines(
 ) -> None:
     """Refuse one bad line more than --max-bad-lines."""
     if config.max_bad_lines is not None and count > config.max_bad_lines:
+        begins = f"; it begins {bad['excerpt']}" if bad["excerpt"] else ""
         raise DataError(
-            f"{place()}: {bad['reason']}; it begins {bad['excerpt']}. This is bad line number "
-            f"{count}, and --max-bad-lines is {config.max_bad_lines}"
+            f"{place()}: {bad['reason']}{begins}. This is bad line number {count}, and "
+            f"--max-bad-lines is {config.max_bad_lines}"
         )
 
 

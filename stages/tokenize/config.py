@@ -118,8 +118,16 @@ class TokenizeConfig:
     def output(self) -> Output | None:
         """A prefix; a share has one of its own."""
         return Output.prefix(
-            self.output_prefix if self.rank is None else self.share_prefix(self.rank)
+            self.output_prefix if self.rank is None else self.share_prefix(self.rank),
+            self._names(),
         )
+
+    def _names(self) -> list[str]:
+        """All that may follow the prefix."""
+        stems = [self.file_stem(key) for key in self.json_keys]
+        names = [stem + ending for stem in stems for ending in (".bin", ".idx", ".docs")]
+        names += [".bad_lines.jsonl"] if self.on_bad_line == "skip" else []
+        return [*names, ".shares" if self.rank is None else ".share.json"]
 
     def share_prefix(self, rank: int) -> str:
         """Where the share of one rank lies."""

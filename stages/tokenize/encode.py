@@ -93,16 +93,17 @@ def find_difference(tokenizer: Tokenizer, documents: list[Document]) -> Differen
         for k, texts in enumerate(document.values):
             ids, bounds = tokenizer.encode_flat(texts)
             for text, start, end in zip(texts, bounds, bounds[1:], strict=False):
-                words = _differing(ids[start:end].tolist(), tokenizer.encode_reference(text))
+                words = _differing(ids[start:end], tokenizer.reference_array(text))
                 if words:
                     return Difference(document, k, words)
     return None
 
 
-def _differing(ours: list[int], theirs: list[int]) -> str:
-    if ours == theirs:
+def _differing(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> str:
+    common = min(len(ours), len(theirs))
+    unequal = ours[:common] != theirs[:common]
+    if len(ours) == len(theirs) and not unequal.any():
         return ""
-    same = zip(ours, theirs, strict=False)
-    i = next((i for i, (a, b) in enumerate(same) if a != b), min(len(ours), len(theirs)))
+    i = int(unequal.argmax()) if unequal.any() else common
     here, there = (str(ids[i]) if i < len(ids) else "none" for ids in (ours, theirs))
     return f"token {i} is {here} by the engine and {there} by the reference"

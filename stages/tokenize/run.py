@@ -31,15 +31,14 @@ LINE_SECONDS = 1.0
 def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
     """Write PREFIX_KEY_document.bin, .idx and .docs for every key, or the share of a rank."""
     began = time.monotonic()
-    files = stage.inputs["input"].files
-    check_inputs(config.input, files, config.json_keys)
+    files = check_inputs(config.input, stage.inputs["input"].files, config.json_keys)
     _refuse_to_remove(config, stage)
     tokenizer = cached_tokenizer(config.tokenizer)  # what is wrong with it is told before any work
     sizes = _look_at(files)
     if config.world_size is not None:
         check_files(files)
     if config.world_size is not None and config.rank is None:
-        totals = join_shares(config, stage)
+        totals = join_shares(config, stage, files)
     else:
         totals = _tokenize(config, stage, sizes, tokenizer)
     return _metrics(sizes, totals, tokenizer, time.monotonic() - began)
@@ -103,8 +102,8 @@ def _tokenize(
     copies = None if store.is_local(work_url) else str(stage.scratch / "copies")
     if copies is not None:
         (stage.scratch / "copies").mkdir()
-    turn = str(stage.scratch / "turn")
-    jobs = [Job(unit, config, work_url, copies, turn) for unit in units]
+    scratch = str(stage.scratch)
+    jobs = [Job(unit, config, work_url, copies, scratch) for unit in units]
     there = stage.work.names()
     finished = {job.unit.name for job in jobs if f"packs/{job.packs[0]}" in there}
     dtype = optimal_dtype(tokenizer.vocab_size)

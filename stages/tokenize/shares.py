@@ -50,15 +50,15 @@ def check_files(files: Sequence[str]) -> None:
         )
 
 
-def join_shares(config: TokenizeConfig, stage: StageRun) -> Totals:
-    """The shares of all ranks, laid end to end."""
+def join_shares(config: TokenizeConfig, stage: StageRun, files: Sequence[str]) -> Totals:
+    """The shares of all ranks, laid end to end; `files` are those they were made of."""
     assert config.world_size is not None
     prefixes = [config.share_prefix(rank) for rank in range(config.world_size)]
     _check(config, stage, [read_manifest(f"{prefix}.manifest.json") for prefix in prefixes])
     shares = [_read_share(prefix) for prefix in prefixes]
     totals = _add_up(config, shares)
     refuse_nothing(config, totals)
-    shifts = _line_shifts(shares, stage.inputs["input"].files)
+    shifts = _line_shifts(shares, files)
     if config.on_bad_line == "skip":
         _join_bad_lines(config, stage, prefixes, shifts)
     for key in config.json_keys:

@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 import numpy as np
 
 from stages.tokenize.config import TokenizeConfig
-from stages.tokenize.encode import encode_block, find_difference, sampled
+from stages.tokenize.encode import Encoded, encode_block, find_difference, sampled
 from stages.tokenize.pack import Summary
 from stages.tokenize.plan import Unit
 from trainyard.artifacts import store
@@ -26,8 +26,9 @@ from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.indexed import IndexedWriter, optimal_dtype
+from trainyard.corpus.parse import excerpt
 from trainyard.corpus.provenance import ProvenanceWriter
-from trainyard.corpus.records import Block
+from trainyard.corpus.records import BadLine, Block, Document
 from trainyard.corpus.sentences import SentenceSplitter
 from trainyard.corpus.workers import check_stop
 from trainyard.errors import DataError, TrainyardError
@@ -37,6 +38,13 @@ from trainyard.tokenizers.registry import build_tokenizer
 
 LARGE_LETTERS = 32 << 20
 """Texts of this size take turns: the bound on memory is for one document, not for one a worker."""
+
+UNIT = "unit-"
+TURN = "turn"
+"""What is in the scratch folder: a folder a unit, and a file that is locked while a large text is
+worked on."""
+
+ADVICE = "--on-bad-line skip leaves such lines out"
 
 _building = threading.Lock()
 _tools: dict[Any, Any] = {}
@@ -52,8 +60,8 @@ class Job:
     """Folder of the packs."""
     copies: str | None
     """Folder on this machine for a second copy of each, where `work_url` is a remote one."""
-    turn: str
-    """File on this machine that is locked while a large text is worked on."""
+    scratch: str
+    """Folder on this machine that the run removes at its end, whatever becomes of its workers."""
 
     @property
     def packs(self) -> list[str]:
@@ -85,7 +93,9 @@ def cached_splitter(config: TokenizeConfig) -> SentenceSplitter | None:
 def tokenize_unit(job: Job) -> int:
     """Write the unit's packs; returns its number of documents."""
     with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainyard-unit-"))
+        scratch = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix=UNIT, dir=job.scratch, ignore_cleanup_errors=True)
+        )
         # Closed in reverse: the first key's pack, which makes the unit finished, appears last.
         sinks = [stack.enter_context(_Sink(job, name)) for name in job.packs]
         work = _Work(job, sinks, Path(scratch))
@@ -96,12 +106,13 @@ def tokenize_unit(job: Job) -> int:
 
 
 @contextmanager
-def _turn(job: Job, texts: list[str]) -> Iterator[None]:
+def _turn(job: Job, block: Block) -> Iterator[None]:
     """Wait for one's turn with large texts, among all threads of all workers."""
-    if sum(map(len, texts)) < LARGE_LETTERS:
+    if sum(len(text) for texts in block.texts for text in texts) < LARGE_LETTERS:
         yield
         return
-    with open(job.turn, "wb") as file:  # unlocked when it is closed, or its process is gone
+    with Path(job.scratch, TURN).open("wb") as file:
+        # Unlocked when it is closed, or its process is gone.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -161,28 +172,38 @@ class _Work:
             id_key=config.id_key or None,
             on_bad_line=config.on_bad_line,
             splitter=self._splitter,
+            advice=ADVICE,
         )
         for block in reader.blocks():
+            with _turn(self._job, block):
+                block = self._encode(block, reader)
             self._validate(i, block, reader)
-            for k in range(len(self._writers)):
-                check_stop()
-                with _turn(self._job, block.texts[k]):
-                    self._encode(block, k, reader)
             self._origins.add_block(canonical(source.url), block)
             self.summary.documents += len(block)
             self._note_bad(i, reader)
         self._note_bad(i, reader)
         self.summary.lines.append(reader.lines)
 
-    def _encode(self, block: Block, k: int, reader: DocumentReader) -> None:
-        eod = self._tokenizer.eod if self._config.append_eod else None
+    def _encode(self, block: Block, reader: DocumentReader) -> Block:
+        """Write the tokens of a block; returns it, less what the tokenizer refuses."""
         try:
-            encoded = encode_block(self._tokenizer, block, k, eod)
-            self._writers[k].add_flat(
-                encoded.ids, encoded.sequence_lengths, encoded.sequences_per_document
-            )
+            columns = self._columns(block)  # of all keys first: a document is whole or left out
         except Exception as error:
-            _blame(self._tokenizer, block, k, reader, error)
+            block = _blame(self._tokenizer, block, reader, error)
+            if not len(block):
+                return block
+            columns = self._columns(block)
+        for writer, one in zip(self._writers, columns, strict=True):
+            writer.add_flat(one.ids, one.sequence_lengths, one.sequences_per_document)
+        return block
+
+    def _columns(self, block: Block) -> list[Encoded]:
+        eod = self._tokenizer.eod if self._config.append_eod else None
+        columns = []
+        for k in range(len(self._writers)):
+            check_stop()
+            columns.append(encode_block(self._tokenizer, block, k, eod))
+        return columns
 
     def _validate(self, i: int, block: Block, reader: DocumentReader) -> None:
         fraction = self._config.validate_tokenizer
@@ -194,7 +215,13 @@ class _Work:
         wanted = set(chosen)
         documents = [doc for d, doc in enumerate(block.documents()) if d in wanted]
         self.summary.validated += len(documents)
-        found = find_difference(self._tokenizer, documents)
+        found = None
+        for document in documents:
+            try:
+                found = found or find_difference(self._tokenizer, [document])
+            except DataError as error:
+                place = reader.place(document.line, document.offset)
+                raise DataError(f"{place}: --validate-tokenizer: {error}") from error
         if found is None:
             return
         where = found.document
@@ -207,7 +234,7 @@ class _Work:
         )
 
     def _note_bad(self, i: int, reader: DocumentReader) -> None:
-        for bad in reader.bad:
+        for bad in sorted(reader.bad):
             self._bad.write(json.dumps({"range": i, **bad._asdict()}).encode() + b"\n")
         self.summary.bad_lines += len(reader.bad)
         reader.bad.clear()  # there may be more of them than fit in memory
@@ -235,18 +262,38 @@ class _Work:
         summary.write(sink)
 
 
-def _blame(
-    tokenizer: Tokenizer, block: Block, k: int, reader: DocumentReader, error: Exception
-) -> NoReturn:
-    """Raise DataError for the first document of the block that cannot be encoded by itself."""
+def _blame(tokenizer: Tokenizer, block: Block, reader: DocumentReader, error: Exception) -> Block:
+    """What is left of a block without the documents that cannot be encoded by themselves; they are
+    bad lines. Raises `error` when there is none, or when it is no fault of a document."""
+    _check_fault(error)
+    bad, kept = [], []
+    for d, document in enumerate(block.documents()):
+        fault = _refusal(tokenizer, document)
+        if fault is None:
+            kept.append(d)
+        else:
+            bad.append(fault)
+    if not bad:
+        raise error
+    reader.refuse(bad)
+    return block.only(kept)
+
+
+def _refusal(tokenizer: Tokenizer, document: Document) -> BadLine | None:
+    for texts in document.values:
+        try:
+            tokenizer.encode_flat(texts)
+        except Exception as error:
+            _check_fault(error)
+            begins = excerpt(next(filter(None, texts), ""))
+            reason = f"cannot be tokenized: {error}"
+            return BadLine(document.line, document.offset, reason, begins)
+    return None
+
+
+def _check_fault(error: Exception) -> None:
+    """Raise what no text is to blame for."""
     if isinstance(error, MemoryError | OSError) or (
         isinstance(error, TrainyardError) and not isinstance(error, DataError)
     ):
         raise error
-    for document in block.documents():
-        try:
-            tokenizer.encode_flat(document.values[k])
-        except Exception as fault:
-            place = reader.place(document.line, document.offset)
-            raise DataError(f"{place}: cannot be tokenized: {fault}") from fault
-    raise error

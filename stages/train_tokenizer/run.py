@@ -38,8 +38,7 @@ SETTINGS = {
 
 def run(config: TrainTokenizerConfig, stage: StageRun) -> dict[str, Any]:
     """Write tokenizer.json and tokenizer_config.json."""
-    files = stage.inputs["input"].files
-    check_inputs(config.input, files, config.json_keys)
+    files = check_inputs(config.input, stage.inputs["input"].files, config.json_keys)
     sizes = {url: store.info(url).size_bytes for url in files}
     with stage.progress(sum(sizes.values()), "bytes", "read") as progress:
         batches = read_batches(sizes, config.json_keys, progress)

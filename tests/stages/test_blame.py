@@ -21,6 +21,8 @@ from tests.stages.directly import run_directly
 from tests.stages.test_pretrain import OPTIONS as PRETRAIN
 from tests.stages.test_pretrain import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.config import from_dict
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.provenance import ProvenanceWriter
@@ -145,6 +147,12 @@ def test_a_cyclic_run_is_followed_without_torch(
     (first, *_) = ask(capsys, **options, step=30, micro_batch=1, row=0)["rows"]
     rows = ask(capsys, **options, sample=first["sample"])["rows"]
     assert first in rows
+    every = ask(capsys, **options, source="part-0.jsonl")
+    for most in (1, 50, every["total"]):
+        capsys.readouterr()
+        blame_of(json=True, max_rows=most, **options, source="part-0.jsonl")
+        less = json.loads(capsys.readouterr().out)
+        assert less == {**every, "rows": every["rows"][:most]}
 
 
 def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +228,30 @@ def test_a_sidecar_of_another_pair_is_refused(tmp_path: Path) -> None:
     write_sidecar(prefix, 39)
     with pytest.raises(ArtifactError, match="tells of 39 documents"):
         blame_of(**RUN, data_path=[prefix], step=1)
+
+
+def test_a_sidecar_is_believed_if_the_manifest_lists_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = write_pair(tmp_path / "t_text_document", [30] * 40)
+    write_sidecar(prefix, 40)
+    asked: dict[str, Any] = {**RUN, "data_path": [prefix], "sample": 1}
+    assert ask(capsys, **asked)["unchecked_sidecars"] == [f"{prefix}.docs"]
+    blame_of(**asked)
+    assert f"{prefix}.docs could not be checked: no manifest lists" in capsys.readouterr().out
+    files = tuple(
+        store.write_bytes(prefix + end, Path(prefix + end).read_bytes(), "_text_document" + end)
+        for end in (".bin", ".idx", ".docs")
+    )
+    publish(str(tmp_path / "t.manifest.json"), Manifest(stage="tokenize", files=files), None)
+    found = ask(capsys, **asked)
+    assert found["unchecked_sidecars"] == []
+    assert found["rows"][0]["source"] == "s3://raw/t_text_document/part-0.jsonl"
+    data = Path(f"{prefix}.docs").read_bytes()
+    for other in (data.replace(b"part-0", b"part-7"), data.replace(b"part-0", b"part-70")):
+        Path(f"{prefix}.docs").write_bytes(other)  # of another pair with as many documents
+        with pytest.raises(ArtifactError, match=r"is not the one that|sidecar|bytes"):
+            blame_of(**asked)
 
 
 def test_an_unfinished_run_tells_its_options_but_not_its_places(

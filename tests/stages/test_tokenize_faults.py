@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -52,6 +53,7 @@ def test_a_bad_line_stops_the_run_with_nothing_published(
     with pytest.raises(DataError, match=words) as caught:
         tokenize(path, tmp_path / "out")
     assert f"a.jsonl: line 31 (byte {before}): " in str(caught.value)
+    assert str(caught.value).endswith("; --on-bad-line skip leaves such lines out")
     assert not list(tmp_path.glob("out_*"))
     assert not list(tmp_path.glob(".tmp-*"))
 
@@ -111,6 +113,65 @@ def test_the_first_fault_is_told_whoever_meets_it(
     with pytest.raises(DataError, match=message):
         tokenize(path, tmp_path / "out", workers=workers)
     assert not list(tmp_path.glob("out_*"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_the_tokenizer_refuses_is_a_bad_line(tmp_path: Path, workers: int) -> None:
+    rows = [{**row, "title": "5"} for row in numbered(60)]
+    mixed: list[Any] = [{**row} for row in rows]
+    for i in (17, 18, 40):
+        mixed.insert(i, {"text": "1 2", "title": "three" if i == 40 else "1 four", "id": "x"})
+    mixed.insert(19, {"text": 7})
+    path = write(tmp_path / "a.jsonl", *mixed)
+    write(tmp_path / "clean.jsonl", *rows)
+    keys: dict[str, Any] = {"json_keys": ["text", "title"], "workers": workers}
+    tokenize(tmp_path / "clean.jsonl", tmp_path / "clean", **keys)
+    skip = {**keys, "on_bad_line": "skip"}
+    metrics = tokenize(path, tmp_path / "out", **skip, max_bad_lines=4, validate_tokenizer=1)
+    assert (metrics["bad_lines"], metrics["validated_documents"]) == (4, 60)
+    for stem in ("_text_document", "_title_document"):
+        assert documents(tmp_path / "out", stem) == documents(tmp_path / "clean", stem)
+    listed = [json.loads(line) for line in (tmp_path / "out.bad_lines.jsonl").open()]
+    assert [bad["line"] for bad in listed] == [18, 19, 20, 42]
+    assert listed[0]["reason"].startswith("cannot be tokenized: 'four' is not an id")
+    assert listed[0]["excerpt"] == "'1 four'"
+    assert "skip" not in json.dumps(listed)
+    kept = {doc.line for doc in origins(tmp_path / "out")}
+    assert kept == set(range(1, 65)) - {18, 19, 20, 42}
+    message = r"line 42 .* it begins 'three'\. This is bad line number 4"
+    with pytest.raises(DataError, match=message):
+        tokenize(path, tmp_path / "few", **skip, max_bad_lines=3)
+    message = r"line 18 .*'four' is not an id.*; it begins '1 four'; --on-bad-line skip leaves"
+    with pytest.raises(DataError, match=message):
+        tokenize(path, tmp_path / "stop", **keys)
+
+
+def test_only_refused_documents_is_no_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"})
+    with pytest.raises(DataError, match="no document in it beside 2 bad lines"):
+        tokenize(path, tmp_path / "out", on_bad_line="skip")
+
+
+def test_a_folder_may_hold_what_writers_leave(tmp_path: Path) -> None:
+    write(tmp_path / "in/a.jsonl", *numbered(3))
+    write(tmp_path / "in/b.jsonl", *numbered(3))
+    (tmp_path / "in/_SUCCESS").write_bytes(b"")
+    (tmp_path / "in/.a.jsonl.crc").write_bytes(b"crc")
+    tokenize(tmp_path / "in", tmp_path / "out")
+    assert documents(tmp_path / "out")[3:] == documents(tmp_path / "out")[:3]
+
+
+def test_a_failure_with_worker_processes_leaves_no_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    path = write(tmp_path / "a.jsonl", *numbered(100))
+    path.write_bytes(BAD[0][0] + path.read_bytes())
+    with pytest.raises(DataError, match="line 1 "):
+        tokenize(path, tmp_path / "out", workers=2)
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_a_truncated_gzip_is_a_fault_or_a_counted_one(tmp_path: Path) -> None:

@@ -30,6 +30,13 @@ def block_of(texts: list[list[str]]) -> Block:
     return Block(places * 10, places, places + 1, None, (flat,), ([len(doc) for doc in texts],))
 
 
+def test_some_documents_of_a_block_are_a_block() -> None:
+    block = block_of([["1"], ["2", "3"], [], ["4"]])
+    found = list(block.only([1, 2]).documents())
+    assert found == list(block.documents())[1:3]
+    assert len(block.only([])) == 0
+
+
 # --- planning ---------------------------------------------------------------------------------
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from trainyard.artifacts import store
 
-BLOCK_BYTES = 8 << 20
-NUM_THREADS = 4
+BLOCK_BYTES = 4 << 20
+NUM_THREADS = 6
 
 
 class ByteRange(NamedTuple):

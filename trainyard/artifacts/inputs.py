@@ -59,9 +59,11 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
                 return _files_of(found, base), found.output_digest
     if has_glob(url) or store.exists(url):
         return _files_alone(store.expand(url), manifests)
-    siblings = _prefixed(url)
-    if siblings:
-        return _files_alone(siblings, manifests)
+    pair = [url + ending for ending in (".bin", ".idx") if store.exists(url + ending)]
+    if pair:
+        # The sidecar names places; the tokens are the same wherever their text lay.
+        beside = [url + ".docs"] if store.exists(url + ".docs") else []
+        return sorted([*pair, *beside]), _files_alone(pair, manifests)[1]
     return _folder(url, manifests)
 
 
@@ -81,12 +83,6 @@ def _files_alone(urls: list[str], manifests: Manifests) -> tuple[list[str], str]
         return urls, digests[0]
     sizes = (manifests.size(url) for url in urls)
     return urls, digest_files(zip(map(basename, urls), sizes, digests, strict=True))
-
-
-def _prefixed(url: str) -> list[str]:
-    """Files that share a prefix: Megatron's token files, and the sidecar of where they came
-    from."""
-    return [url + ending for ending in (".bin", ".docs", ".idx") if store.exists(url + ending)]
 
 
 def _folder(url: str, manifests: Manifests) -> tuple[list[str], str]:

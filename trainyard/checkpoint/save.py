@@ -105,13 +105,15 @@ def save_step(
     group: Any = None,
     rank: int = 0,
     world_size: int = 1,
+    run: Mapping[str, Any] | None = None,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
 ) -> list[FileRecord]:
     """Write and publish one step of a run; every rank of `group` calls it.
 
     tensors: by global name, beginning with "model.", "optimizer." or "rng."; a plain tensor is held
         alike by every rank that passes it and is written once, a ShardedTensor is a slice.
-    state, documents, files: those of rank 0 are written.
+    state, documents, files: those of rank 0 are written; run: what its manifest says of the run,
+        outside every digest.
     Returns, on rank 0, the records of all files relative to `root_url`, the step's own manifest
         among them (volatile); [] on the others.
 
@@ -138,7 +140,9 @@ def save_step(
         records = [record for records in written for record in records]
         contents = {INDEX: encode_index(entries_of(planned)), **texts, **files}
         records += _write_contents(step_url, contents)
-        manifest = Manifest(stage=stage_name, lineage=lineage, files=tuple(records))
+        manifest = Manifest(
+            stage=stage_name, lineage=lineage, files=tuple(records), run=dict(run or {})
+        )
         return publish_step(step_url, manifest, prepared[0][1])
 
     records = ranks.gather(finish)[0]

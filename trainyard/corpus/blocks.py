@@ -96,6 +96,8 @@ class BlockFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # let go by the kernel when its holder dies
             yield descriptor
         finally:
+            # Unlocked, not only closed: a process forked meanwhile has the descriptor too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _evict(self, keep_bytes: int) -> int:

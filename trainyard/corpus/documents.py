@@ -55,7 +55,7 @@ class DocumentReader:
     `keys` name the texts, `id_key` what is kept as the document's id if it is there. With a
     `splitter`, strings are cut into sentences; a list of strings is taken as sentences as it is.
 
-    A bad line raises DataError with file, line, byte and the beginning of the line; with
+    A bad line raises DataError with file, line, byte, the beginning of the line and `advice`; with
     `on_bad_line="skip"` it is put into `bad` instead. A compressed file, or a row group, that ends
     in the middle is one bad line, which says so: what came before it is read. Refused all the same:
     a file that changes while it is read, that lacks the column of a key altogether, or that is one
@@ -69,12 +69,14 @@ class DocumentReader:
         id_key: str | None = "id",
         on_bad_line: Literal["stop", "skip"] = "stop",
         splitter: Splitter | None = None,
+        advice: str = "",
     ) -> None:
         self.source = source
         self.keys = tuple(keys)
         self.id_key = id_key
         self.on_bad_line = on_bad_line
         self._split = splitter.split if splitter else None
+        self._advice = f"; {advice}" if advice else ""
         self.lines = 0
         """Lines (Parquet: rows) seen so far, blank and bad ones too."""
         self.bad: list[BadLine] = []
@@ -114,7 +116,7 @@ class DocumentReader:
             self._drop_faulty(rows)
             found = columns(rows.records, self.keys, None)
         if rows.bad:
-            self._tell(sorted(rows.bad))
+            self.refuse(sorted(rows.bad))
         rows.raw.clear()
         ids = find_ids(rows.records, self.id_key) if self.id_key is not None else None
         if self._split is not None:
@@ -137,11 +139,12 @@ class DocumentReader:
         rows.offsets, rows.lengths = rows.offsets[chosen], rows.lengths[chosen]
         rows.lines = rows.lines[chosen]
 
-    def _tell(self, bad: list[BadLine]) -> None:
+    def refuse(self, bad: list[BadLine]) -> None:
+        """Raise DataError for the first of these bad lines, or put them all into `bad`."""
         if self.on_bad_line == "stop":
             place = self.place(bad[0].line, bad[0].offset)
             begins = f"; it begins {bad[0].excerpt}" if bad[0].excerpt else ""
-            raise DataError(f"{place}: {bad[0].reason}{begins}")
+            raise DataError(f"{place}: {bad[0].reason}{begins}{self._advice}")
         self.bad += bad
 
     def place(self, line: int, offset: int) -> str:

@@ -7,6 +7,7 @@ file, or any other file whole."""
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 
 from trainyard.artifacts import store
@@ -14,10 +15,14 @@ from trainyard.corpus.compression import CODECS
 from trainyard.corpus.records import ByteRange
 from trainyard.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text", ".parquet": "parquet"}
 """What a file holds, by the ending of its name."""
 
 WORDS = {"jsonl": "JSONL", "text": "plain text", "parquet": "Parquet"}
+
+SHOWN_FILES = 8
 
 
 def split_name(url: str) -> tuple[str, str]:
@@ -34,14 +39,36 @@ def split_name(url: str) -> tuple[str, str]:
     )
 
 
-def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str]) -> None:
-    """Refuse files that cannot be meant: unknown ones, or different kinds of them in one folder.
+def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+    """The files to read, in order: all but what writers leave beside data in a folder, as
+    `_SUCCESS`. Refuses what cannot be meant: unknown files, or different kinds in one folder.
 
     `urls` is what was asked for, `files` what it stands for."""
+    asked = {url.rstrip("/") for url in urls}
+    kept = tuple(file for file in files if not _is_aside(file, asked))
+    if len(kept) < len(files):
+        passed = sorted(set(files).difference(kept))
+        more = f" and {len(passed) - SHOWN_FILES} more" if len(passed) > SHOWN_FILES else ""
+        shown = ", ".join(passed[:SHOWN_FILES])
+        log.info("--input: passing over names that begin with _ or a dot: %s%s", shown, more)
+    _check_kinds(asked, kept, keys)
+    return kept
+
+
+def _is_aside(file: str, asked: set[str]) -> bool:
+    """True below a folder that was asked for, when a name on the way begins with _ or a dot."""
+    path, aside = file, False
+    while "/" in path and path not in asked:
+        path, _, name = path.rpartition("/")
+        aside = aside or name.startswith(("_", "."))
+    return aside and path in asked
+
+
+def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str]) -> None:
     kinds = {file: split_name(file)[0] for file in files}
     examples: dict[str, str] = {}
     for file in files:
-        if file not in urls:
+        if file not in asked:
             examples.setdefault(kinds[file], file)
     if len(examples) > 1:
         (a, first), (b, second) = itertools.islice(examples.items(), 2)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trainyard.artifacts import store
-from trainyard.corpus.parse import excerpt
+from trainyard.corpus.parse import excerpt, written
 from trainyard.corpus.records import BadLine, ByteRange, Rows
 from trainyard.errors import ConfigError, DataError
 
@@ -101,7 +101,7 @@ def _rows(batch: Any, group: RowGroup, first: int, shown: str) -> Rows:
         numbers,
         batch.num_rows,
         bad,
-        lambda i: excerpt(str(records[i][shown])[: 1 << 10]),
+        lambda i: excerpt(written(records[i][shown])[: 1 << 10]),
         [],
     )
 

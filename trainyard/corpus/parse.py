@@ -101,8 +101,13 @@ def as_id(value: Any) -> str | None:
     """An id as text: a string as it is, null as none, anything else as JSON."""
     if value is None:
         return None
-    text: str = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = written(value)
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def written(value: Any) -> str:
+    """A string as it is, anything else as JSON; what JSON has no word for as Python's."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 # --- one record -------------------------------------------------------------------------------
@@ -136,9 +141,15 @@ def check_record(record: Any, keys: Sequence[str]) -> None:
         if key not in record:
             raise FaultError(f"no key {key!r}, only {_keys(record)}; see --json-keys")
         value = record[key]
-        if not isinstance(value, str | list) or not _is_texts(value):
+        if not isinstance(value, str | list):
             raise FaultError(
                 f"key {key!r} holds a JSON {_kind(value)}, not a string or a list of strings"
+            )
+        if not _is_texts(value):
+            i = next(i for i, item in enumerate(value) if not isinstance(item, str))
+            raise FaultError(
+                f"key {key!r} holds a JSON array whose item {i + 1} of {len(value)} is a JSON "
+                f"{_kind(value[i])}, not a string"
             )
 
 

@@ -4,7 +4,7 @@ Plain records; knows nothing of formats or stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,6 +86,21 @@ class Block:
         values = zip(*columns, strict=True)
         places = (self.offsets.tolist(), self.lengths.tolist(), self.lines.tolist())
         yield from map(Document, *places, ids, values)
+
+    def only(self, chosen: Sequence[int]) -> Block:
+        """The documents of these numbers, in order, as if there had been no other."""
+        places = np.array(chosen, np.int64)
+        ids = None if self.ids is None else [self.ids[d] for d in chosen]
+        if ids is not None and all(one is None for one in ids):
+            ids = None
+        texts, counts = [], []
+        for own, told in zip(self.texts, self.counts, strict=True):
+            grouped = list(_grouped(own, told))
+            kept = [grouped[d] for d in chosen]
+            texts.append([text for group in kept for text in group])
+            counts.append(None if told is None else [len(group) for group in kept])
+        where = (self.offsets[places], self.lengths[places], self.lines[places])
+        return Block(*where, ids, tuple(texts), tuple(counts))
 
 
 def _grouped(texts: list[str], counts: list[int] | None) -> Iterator[tuple[str, ...]]:

@@ -28,6 +28,8 @@ from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_saying = threading.Lock()
+
 NUM_FETCHERS = 4
 MAX_WAITING = 16
 """Blocks on their way at once; what is asked for beyond that is fetched when it is needed."""
@@ -175,8 +177,14 @@ def _fetchers(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(NUM_FETCHERS, thread_name_prefix="fetch-block")
 
 
-@lru_cache(maxsize=8)
+_said: set[str] = set()
+
+
 def _say_once(folder: str, fault: str) -> None:
+    with _saying:
+        if folder in _said:
+            return
+        _said.add(folder)
     log.warning("%s: blocks cannot be kept, each is fetched when it is read: %s", folder, fault)
 
 

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.corpus.indexed import IndexedDataset
+from trainyard.artifacts.urls import is_local
+from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.datasets.blend import normalise
 from trainyard.datasets.cache import IN_MEMORY, Indexer
 from trainyard.datasets.config import DataConfig
@@ -197,7 +199,12 @@ class _Builder:
 
 def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
     """A token file, read in the way that the options ask for."""
-    return IndexedDataset(prefix)
+    size = data.object_storage_cache_size_mb << 20
+    cache = CacheOptions(max_bytes=size)
+    if data.object_storage_cache_path is not None:
+        cache = CacheOptions(Path(data.object_storage_cache_path), size)
+    mapped = data.mmap_bin_files or not is_local(prefix)
+    return IndexedDataset(prefix, "auto" if mapped else "file", cache)
 
 
 def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:

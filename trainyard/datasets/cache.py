@@ -10,7 +10,7 @@ token files lie, or are moved to, changes nothing; files of other contents have 
 
 A file counts when its digest is the one listed, which is looked up once for each machine and
 remembered like that of a raw input; whatever is damaged is made again. Local entries are mapped,
-those of an object store are copied to the cache folder of the machine first.
+those of an object store are copied to the cache folder of the machine first, which `copies` bounds.
 
 On one machine, one process builds an entry and the others wait for it; machines do not wait for
 each other, since whoever builds an entry writes the same bytes."""
@@ -20,8 +20,9 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import check_relative, join, local_path
 from trainyard.datasets import blend as blends
 from trainyard.datasets.arrays import digest_array, map_array, write_array
+from trainyard.datasets.copies import COPY, Copies, max_copied_bytes
 from trainyard.datasets.samples import SampleIndices, build_sample_indices
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
@@ -162,14 +164,15 @@ class IndexCache:
     def find(self, key: str) -> Arrays | None:
         """The entry if it is there and whole."""
         url = join(self.url, document_name(key))
-        if not store.exists(url):
-            return None
         try:
+            if not store.exists(url):
+                return None
             return {
                 name: _load(join(self.url, array_name(key, name)), size_bytes, digest)
                 for name, size_bytes, digest in _listed(url, key)
             }
-        except ArtifactError as error:
+        except (ArtifactError, OSError) as error:
+            # OSError: of the machine's own folder, in the way or full; those of stores are named.
             log.warning("%s; this index is made again", error)
             return None
 
@@ -241,21 +244,24 @@ def _load(url: str, size_bytes: int, digest: str) -> NDArray[Any]:
     """The array in a file that is as listed; ArtifactError when it is not."""
     if (found := store.info(url).size_bytes) != size_bytes:
         raise ArtifactError(f"{url} is {found} bytes, not {size_bytes}: cut short or replaced")
-    path = local_path(url) or _copy(url, digest)
+    path = local_path(url) or _copy(url, size_bytes, digest)
     if raw_digest(str(path)) != digest:
         raise ArtifactError(f"{url}: its contents are not those that its document lists")
     return map_array(path)
 
 
-def _copy(url: str, digest: str) -> Path:
-    """A remote file in the cache folder of this machine, named by what it holds."""
-    path = cache_folder() / "indices" / f"{digest}.npy"
-    if not path.exists() or raw_digest(str(path)) != digest:
-        log.debug("copying %s to %s", url, path)
-        with store.open_input(url) as source, store.open_output(str(path)) as copy:
-            while piece := source.read(store.CHUNK):
-                copy.write(piece)
-    return path
+def _copy(url: str, size_bytes: int, digest: str) -> Path:
+    """A remote file in the cache folder of this machine, found by what it holds."""
+    copies = Copies(cache_folder() / "indices", max_copied_bytes())
+    path = copies.path(digest, COPY)
+    if path.exists() and raw_digest(str(path)) == digest:
+        copies.use(digest)
+        return path
+    log.debug("copying %s to %s", url, path)
+    with store.open_input(url) as source:
+        return copies.put(
+            digest, COPY, size_bytes, lambda file: shutil.copyfileobj(source, file, store.CHUNK)
+        )
 
 
 # --- one builder a machine --------------------------------------------------------------------
@@ -274,8 +280,12 @@ def one_at_a_time(key: str) -> Iterator[None]:
         yield
         return
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # whoever waits on it goes on, and finds the entry
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile holds it open
+            with suppress(OSError):
+                path.unlink()  # whoever waits on it goes on, and finds the entry

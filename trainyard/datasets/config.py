@@ -70,7 +70,12 @@ class DataConfig:
     num_dataset_builder_threads: int = execution(1)
     """Datasets of a blend that are built at the same time."""
     mmap_bin_files: bool = execution(True)
-    """Map token files into memory; otherwise they are read piece by piece."""
+    """Map local token files into memory; otherwise they are read piece by piece."""
+    object_storage_cache_path: str | None = execution(None)
+    """Folder on this node for blocks of token files that lie in an object store; unset: in the
+    user's cache folder. All processes of a node may share it."""
+    object_storage_cache_size_mb: int = execution(16384)
+    """Megabytes that the blocks of all files may take there."""
     num_workers: int = execution(0)
     """Processes that load samples ahead; 0 loads them between steps."""
 
@@ -89,6 +94,7 @@ class DataConfig:
         for flag, number, least in (
             ("--num-dataset-builder-threads", self.num_dataset_builder_threads, 1),
             ("--num-workers", self.num_workers, 0),
+            ("--object-storage-cache-size-mb", self.object_storage_cache_size_mb, 64),
         ):
             if number < least:
                 raise ConfigError(f"{flag} must be at least {least}, got {number}")

@@ -6,8 +6,9 @@ was made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,40 @@ class SamplerShape:
     def per_step(self) -> int:
         """Samples of one micro-batch of all ranks."""
         return self.micro_batch_size * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class WholeShare(Sequence[list[int]]):
+    """Micro-batches of one rank that, with those of the others, are every sample once.
+
+    The last may be smaller, and ranks may have different numbers of them. Each is made when asked
+    for: a set may be large."""
+
+    num_samples: int
+    micro_batch_size: int
+    dp: int
+    rank: int
+
+    @property
+    def _begins(self) -> range:
+        return range(
+            self.rank * self.micro_batch_size, self.num_samples, self.micro_batch_size * self.dp
+        )
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    @overload
+    def __getitem__(self, k: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, k: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(len(self))[k]]
+        begin = self._begins[k]
+        return list(range(begin, min(begin + self.micro_batch_size, self.num_samples)))
 
 
 def single(shape: SamplerShape, consumed: int) -> Iterator[NDArray[np.int64]]:

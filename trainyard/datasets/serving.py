@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -87,12 +88,25 @@ class Serving:
             served = len(self.samples(0, total))
             order = ((t, t) for t in samples.tolist() if t < served)
         else:
-            all_served = self.samples(0, total)
+            all_served = _first(self, total)
             hits = np.flatnonzero(np.isin(all_served, samples)).tolist()
             order = ((t, int(all_served[t])) for t in hits)
         for t, sample in order:
             found[sample].append(self.place(t))
         return found
+
+    def counts(self, samples: Ints, num_steps: int) -> Ints:
+        """(n,) the number of places at which each sample is served in so many steps."""
+        total = num_steps * self.global_batch_size
+        if self.dataloader_type == "single":
+            return (samples < len(self.samples(0, total))).astype(np.int64)
+        return np.bincount(_first(self, total), minlength=self.shape.num_samples)[samples]
+
+
+@lru_cache(maxsize=1)
+def _first(serving: Serving, count: int) -> Ints:
+    """What a run serves from its beginning on; shuffling takes long."""
+    return serving.samples(0, count)
 
 
 def torch_permutation(epoch: int, n: int) -> Ints:

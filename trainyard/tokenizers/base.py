@@ -67,6 +67,9 @@ class Tokenizer(Protocol):
     def encode_reference(self, text: str) -> list[int]:
         """The ids of a text by the library that defines the type, built on first use."""
 
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array, at the memory of an array: for documents of any length."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.base import DESCRIPTION, Flat, description
@@ -54,6 +55,10 @@ class ByteLevelTokenizer:
     def encode_reference(self, text: str) -> list[int]:
         """The same: there is no other library."""
         return self.encode(text)
+
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array."""
+        return self.encode_flat([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some bytes; ids that stand for nothing fall away, broken UTF-8 as well."""

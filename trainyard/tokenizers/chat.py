@@ -14,7 +14,7 @@ from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.base import Flat
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.huggingface import TEMPLATE, build_huggingface
-from trainyard.tokenizers.library import EngineTokenizer
+from trainyard.tokenizers.library import ROLES, EngineTokenizer
 from trainyard.tokenizers.prompt_formats import (
     SFT_FORMATS,
     PromptFormat,
@@ -51,8 +51,8 @@ class ConversationTokenizer:
             raise ConfigError(
                 f"--chat-template is for formats without one of their own, not {flag}"
             )
-        self.bos = self._id_of(self.special_tokens.get("bos_token"))
-        self.eos = self._id_of(self.special_tokens.get("eos_token"))
+        ids = (self._id_of(self.special_tokens.get(f"{role}_token")) for role in ROLES)
+        self.bos, self.eos, self.unk, self.cls, self.sep, self.mask = ids
         if form.begins and self.bos is None:
             raise ConfigError(
                 f"{flag} begins with the BOS token, and --tokenizer-model "
@@ -103,6 +103,10 @@ class ConversationTokenizer:
     def encode_reference(self, text: str) -> list[int]:
         """The ids of a text by the tokenizers library."""
         return self._inner.encode_reference(text)
+
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array."""
+        return self._inner.reference_array(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
@@ -221,7 +225,7 @@ class ConversationTokenizer:
             return self.eos if found is None and not self._form.masks else found
         found = self._id_of(self.special_tokens.get(name, name))
         # What a tokenizer does not have is its unknown token.
-        return self._id_of(self.special_tokens.get("unk_token")) if found is None else found
+        return self.unk if found is None else found
 
 
 class SFTTokenizer(ConversationTokenizer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import execution, location
+from trainyard.config import also, execution, location
 from trainyard.errors import ConfigError
 
 TokenizerType = Literal[
@@ -63,7 +63,7 @@ class TokenizerConfig:
     their own; a size given for them must be that one, or for TikTokenizer how many to take."""
     vocab_extra_ids: int = 0
     """Sentinel tokens <extra_id_N> to add (BertWordPiece, SentencePieceTokenizer)."""
-    tokenizer_special_tokens: tuple[str, ...] = ()
+    tokenizer_special_tokens: tuple[str, ...] = also("tiktoken_special_tokens", default=())
     """Special tokens to add (SentencePiece, TikTokenizer), or the tags of MultimodalTokenizer."""
     tokenizer_hf_no_use_fast: bool = False
     """Accepted; there is one Hugging Face tokenizer here, the fast one."""
@@ -90,6 +90,8 @@ class TokenizerConfig:
     """MultimodalTokenizer: begin every conversation with the format's own system message."""
     legacy_tokenizer: bool = execution(False)
     """Accepted, as Megatron takes it; it changes nothing here."""
+    trust_remote_code: bool = execution(False)
+    """Accepted, as Megatron takes it; no code from a tokenizer's folder is ever run."""
     use_gigatoken: bool = execution(True)
     """Encode with gigatoken where it knows the tokenizer; the ids are the same without."""
 

@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.tokenizers.base import Flat, as_lists, check_unicode, flatten
-from trainyard.tokenizers.parts import any_long, encode_in_parts, separable
+from trainyard.tokenizers.parts import any_long, encode_in_parts
 from trainyard.tokenizers.pieces import CONTROL, PieceModel, refusal_of_pieces, tokenizer_json
 from trainyard.tokenizers.probe import probe_texts, refusal, remove_nfc
+from trainyard.tokenizers.seams import find_seam
 from trainyard.tokenizers.suspects import Suspects
 
 if TYPE_CHECKING:
@@ -56,14 +57,12 @@ def gigatoken_for(library: Library) -> Gigatoken | None:
         return [encoding.ids for encoding in encodings]
 
     def reference(texts: Sequence[str]) -> Sequence[Any]:
-        return encode_in_parts(texts, encode) if cuttable and any_long(texts) else encode(texts)
+        return encode_in_parts(texts, encode, seam) if any_long(texts) else encode(texts)
 
     data = library.to_str().encode()
     document = json.loads(data)
     added = document["added_tokens"]
-    cuttable = separable(token["content"] for token in added) and not any(
-        token["rstrip"] for token in added
-    )
+    seam = find_seam(library)
     reason = refusal(document)
     if reason:
         _not_used(reason)

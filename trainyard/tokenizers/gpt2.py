@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.library import EngineTokenizer
+from trainyard.tokenizers.library import NamingTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -31,7 +31,7 @@ SETTINGS = {
 """The tokenizer_config.json by which transformers loads the carried files."""
 
 
-def build_gpt2(config: TokenizerConfig) -> EngineTokenizer:
+def build_gpt2(config: TokenizerConfig) -> NamingTokenizer:
     """The tokenizer of `--vocab-file` and `--merge-file`."""
     assert config.vocab_file is not None
     assert config.merge_file is not None
@@ -46,7 +46,7 @@ def build_gpt2(config: TokenizerConfig) -> EngineTokenizer:
         "merges.txt": merges_txt,
         "tokenizer_config.json": json.dumps(SETTINGS, indent=1).encode() + b"\n",
     }
-    return EngineTokenizer(config, library, files, vocab[END_OF_TEXT], pad=None)
+    return NamingTokenizer(config, library, files, vocab[END_OF_TEXT], pad=None)
 
 
 def byte_level_library(vocab: dict[str, int], merges: list[tuple[str, str]], name: str) -> Library:

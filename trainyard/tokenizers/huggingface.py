@@ -7,7 +7,6 @@ end-of-document id. `--tokenizer-special-tokens` are added to those that the tok
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tokenizers import Tokenizer as Library
@@ -16,17 +15,21 @@ from trainyard.artifacts import store
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.library import MODEL, EngineTokenizer, parse_library
-
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files that name the special tokens, in the order in which they are asked."""
+from trainyard.tokenizers.library import (
+    MODEL,
+    SETTINGS,
+    NamingTokenizer,
+    named_token,
+    parse_library,
+    read_settings,
+)
 
 TEMPLATE = "chat_template.jinja"
 CARRIED = (MODEL, *SETTINGS, TEMPLATE)
 USUAL_ENDS = ("<|endoftext|>", "</s>")
 
 
-def build_huggingface(config: TokenizerConfig) -> EngineTokenizer:
+def build_huggingface(config: TokenizerConfig) -> NamingTokenizer:
     """The tokenizer of `--tokenizer-model`: a folder, or a tokenizer.json and nothing beside it."""
     url = config.tokenizer_model
     assert url is not None
@@ -34,7 +37,7 @@ def build_huggingface(config: TokenizerConfig) -> EngineTokenizer:
     if config.chat_template:
         files[TEMPLATE] = read_part("--chat-template", config.chat_template, "Jinja file")
     library = parse_library(files[MODEL], url)
-    settings = [_settings(files[name], f"{url}: {name}") for name in SETTINGS if name in files]
+    settings = [read_settings(files[name], f"{url}: {name}") for name in SETTINGS if name in files]
     eod = _token_id(library, settings, "eos_token", url)
     if eod is None:
         eod = _usual_end(library, url)
@@ -42,7 +45,7 @@ def build_huggingface(config: TokenizerConfig) -> EngineTokenizer:
         del files[MODEL]  # what is carried has the tokens added
     around = not config.tokenizer_hf_no_include_special_tokens
     pad = _token_id(library, settings, "pad_token", url)
-    return EngineTokenizer(config, library, files, eod, pad, around=around)
+    return NamingTokenizer(config, library, files, eod, pad, around=around)
 
 
 def _read_files(url: str) -> dict[str, bytes]:
@@ -57,27 +60,14 @@ def _read_files(url: str) -> dict[str, bytes]:
     return {name: store.read_bytes(store.join(url, name)) for name in present}
 
 
-def _settings(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise ArtifactError(f"{name} is not a JSON document: {error}") from None
-    return document if isinstance(document, dict) else {}
-
-
 def _token_id(library: Library, settings: list[dict[str, Any]], role: str, url: str) -> int | None:
-    for document in settings:
-        token = document.get(role)
-        if isinstance(token, dict):  # an AddedToken written out
-            token = token.get("content")
-        if isinstance(token, str):
-            found: int | None = library.token_to_id(token)
-            if found is None:
-                raise ConfigError(
-                    f"--tokenizer-model {url}: its {role} {token!r} is not in its vocabulary"
-                )
-            return found
-    return None
+    token = named_token(settings, role)
+    if token is None:
+        return None
+    found: int | None = library.token_to_id(token)
+    if found is None:
+        raise ConfigError(f"--tokenizer-model {url}: its {role} {token!r} is not in its vocabulary")
+    return found
 
 
 def _usual_end(library: Library, url: str) -> int:

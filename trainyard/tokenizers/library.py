@@ -4,10 +4,13 @@ The library is the reference; gigatoken encodes in its place where it makes the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
@@ -24,16 +27,22 @@ from trainyard.tokenizers.base import (
 )
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.engine import Gigatoken, gigatoken_for
-from trainyard.tokenizers.parts import any_long, encode_in_parts, separable
+from trainyard.tokenizers.parts import any_long, encode_in_parts
+from trainyard.tokenizers.seams import find_seam
 
 MODEL = "tokenizer.json"
+
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files that name the special tokens, in the order in which they are asked."""
+
+ROLES = ("bos", "eos", "unk", "cls", "sep", "mask")
+"""Special tokens beside the end of document and the pad, as settings and attributes name them."""
 
 
 class EngineTokenizer:
     """Any tokenizer of the library, with the files it came from and its special ids.
 
-    `around`: whether the special tokens that its post-processor puts around a text are put.
-    `cuttable`: whether long texts may be encoded in parts, when the library does it."""
+    `around`: whether the special tokens that its post-processor puts around a text are put."""
 
     def __init__(
         self,
@@ -44,7 +53,6 @@ class EngineTokenizer:
         pad: int | None,
         *,
         around: bool = True,
-        cuttable: bool = False,
     ) -> None:
         self.config = config
         self.library = library
@@ -52,7 +60,6 @@ class EngineTokenizer:
         self.pad = pad
         self._files = files
         self._around = around
-        self._cuttable = cuttable and not around and separable(config.tokenizer_special_tokens)
         self.releases_gil = True
         library.no_truncation()  # a file may carry the limits of some model; documents are not cut
         library.no_padding()
@@ -62,6 +69,8 @@ class EngineTokenizer:
         self._gigatoken: Gigatoken | None = None
         frame = tokens_around(library) if around else ((), ())
         self._prefix, self._suffix = frame or ((), ())
+        # A post-processor that does more than put tokens around needs the whole text.
+        self._seam = find_seam(library) if frame is not None else None
         # Models of other kinds are none of gigatoken's business, and no word is lost about them.
         if config.use_gigatoken and frame is not None and type(library.model).__name__ == "BPE":
             self._gigatoken = gigatoken_for(library)
@@ -86,19 +95,30 @@ class EngineTokenizer:
     def encode_flat(self, texts: Sequence[str]) -> Flat:
         """The ids of several texts as arrays."""
         if self._gigatoken is None:
-            if self._cuttable and any_long(texts):
-                return join_rows(encode_in_parts(texts, self._encode_lists))
+            if self._seam and any_long(texts):
+                return join_rows([self.reference_array(text) for text in texts])
             return flatten(self._encode_lists(texts))
         return surround(self._gigatoken.encode_flat(texts), self._prefix, self._suffix)
 
     def encode_reference(self, text: str) -> list[int]:
         """The ids of a text by the library itself."""
+        if self._seam and any_long([text]):
+            parted: list[int] = self.reference_array(text).tolist()
+            return parted
         try:
             ids: list[int] = self.library.encode(text, add_special_tokens=self._around).ids
         except TypeError:
             check_unicode([text])
             raise
         return ids
+
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array; a long text in parts, where it can be cut."""
+        if self._seam is None or not any_long([text]):
+            return np.array(self.encode_reference(text), np.uint32)
+        rows = encode_in_parts([text], self._encode_bare, self._seam)
+        ends = (np.array(ids, np.uint32) for ids in (self._prefix, self._suffix))
+        return np.concatenate([next(ends), *rows, next(ends)])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
@@ -113,13 +133,65 @@ class EngineTokenizer:
         return files
 
     def _encode_lists(self, texts: Sequence[str]) -> list[list[int]]:
-        around = self._around
+        return self._by_library(texts, self._around)
+
+    def _encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._by_library(texts, False)
+
+    def _by_library(self, texts: Sequence[str], around: bool) -> list[list[int]]:
         try:
             encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=around)
         except TypeError:
             check_unicode(texts)
             raise
         return [encoding.ids for encoding in encodings]
+
+
+class NamingTokenizer(EngineTokenizer):
+    """One whose files name its special tokens (`SETTINGS`).
+
+    bos, eos, unk, cls, sep, mask: their ids, None for one that there is not."""
+
+    def __init__(
+        self,
+        config: TokenizerConfig,
+        library: Library,
+        files: dict[str, bytes],
+        eod: int,
+        pad: int | None,
+        *,
+        around: bool = True,
+    ) -> None:
+        super().__init__(config, library, files, eod, pad, around=around)
+        settings = [read_settings(files[name], name) for name in SETTINGS if name in files]
+        ids = (find_id(library, named_token(settings, f"{role}_token")) for role in ROLES)
+        self.bos, self.eos, self.unk, self.cls, self.sep, self.mask = ids
+
+
+def read_settings(data: bytes, name: str) -> dict[str, Any]:
+    """One of `SETTINGS`; what is a JSON document and no object says nothing."""
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise ArtifactError(f"{name} is not a JSON document: {error}") from None
+    return document if isinstance(document, dict) else {}
+
+
+def named_token(settings: Iterable[Mapping[str, Any]], role: str) -> str | None:
+    """The token of a role, such as bos_token, by the first settings that name one."""
+    for document in settings:
+        token = document.get(role)
+        if isinstance(token, dict):  # an AddedToken written out
+            token = token.get("content")
+        if isinstance(token, str):
+            return token
+    return None
+
+
+def find_id(library: Library, token: str | None) -> int | None:
+    """The id of a token; None for one that there is not."""
+    found: int | None = None if token is None else library.token_to_id(token)
+    return found
 
 
 def parse_library(data: bytes, name: str) -> Library:

@@ -62,6 +62,10 @@ class MultimodalTokenizer(ConversationTokenizer):
         """The ids of a text by the tokenizers library."""
         return super().encode_reference(self._tag(text))
 
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array."""
+        return super().reference_array(self._tag(text))
+
     def model_ids(self, ids: Sequence[int] | NDArray[np.integer]) -> Ids:
         """The same with -200 for every image."""
         found = np.array(ids, np.int64)

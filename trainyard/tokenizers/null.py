@@ -57,6 +57,10 @@ class NullTokenizer:
         """The same: there is no other library."""
         return self.encode(text)
 
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array."""
+        return self.encode_flat([text])[0]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The ids as numbers."""
         return " ".join(map(str, ids))

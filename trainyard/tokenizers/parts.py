@@ -1,7 +1,6 @@
 """Long texts in parts, for libraries that hold a hundred bytes for every token of a text.
 
-A text is cut before a single space between two ASCII letters, where every way of cutting text into
-words that is used with this (GPT-2's and its descendants', BERT's) begins a new word anyway."""
+Where a text may be cut its tokenizer says (seams.py), by a pattern that matches an empty string."""
 
 from __future__ import annotations
 
@@ -11,22 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-PART_LETTERS = 1 << 20
+from trainyard.tokenizers.seams import Seam
 
-SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+PART_LETTERS = 1 << 18
+"""A quarter of a megabyte of English, and a whole one at most."""
+
+SPACE_SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+"""Before a single space between words, where a SentencePiece model without pieces of several words
+cuts them."""
 
 
-def separable(special_tokens: Iterable[str]) -> bool:
-    """Whether none of these tokens may lie across a cut."""
-    return not any(SEAM.search(token) for token in special_tokens)
-
-
-def parts(text: str) -> Iterator[str]:
+def parts(text: str, seam: Seam) -> Iterator[str]:
     """The text in order; a part is longer than `PART_LETTERS` where there is nowhere to cut it."""
     start = 0
     while start < len(text):
-        seam = SEAM.search(text, start + PART_LETTERS)
-        end = seam.start() if seam else len(text)
+        found = seam.search(text, start + PART_LETTERS)
+        end = found.start() if found else len(text)
         yield text[start:end]
         start = end
 
@@ -37,11 +36,12 @@ def any_long(texts: Iterable[str]) -> bool:
 
 
 def encode_in_parts(
-    texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]
+    texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]], seam: Seam | None
 ) -> list[NDArray[np.uint32]]:
-    """The ids of a few texts at the memory of one part at a time."""
+    """The ids of a few texts at the memory of one part at a time, or of one text without a seam."""
     rows = []
     for text in texts:
-        ids = [np.array(encode([part])[0], np.uint32) for part in parts(text)]
+        cut = parts(text, seam) if seam else [text]
+        ids = [np.array(encode([part])[0], np.uint32) for part in cut]
         rows.append(np.concatenate(ids) if ids else np.zeros(0, np.uint32))
     return rows

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.base import Flat, check_unicode, flatten, join_rows
 from trainyard.tokenizers.engine import Gigatoken, gigatoken_for_pieces, replace_rows
-from trainyard.tokenizers.parts import any_long, parts
+from trainyard.tokenizers.parts import SPACE_SEAM, any_long, parts
 from trainyard.tokenizers.pieces import USER_DEFINED, is_cuttable, parse_pieces
 
 
@@ -53,7 +53,7 @@ class Pieces:
         if self._gigatoken and self._apart is None:
             return self._gigatoken.encode_flat(texts)
         if self._cuttable and any_long(texts):  # the library takes 45 bytes for one of the text
-            return join_rows([self._in_parts(text) for text in texts])
+            return join_rows([self._in_parts(text, self.encode) for text in texts])
         if self._gigatoken is None:
             return flatten(self.by_library(texts))
         flat = self._gigatoken.encode_flat(texts)
@@ -70,10 +70,19 @@ class Pieces:
             raise
         return ids
 
-    def _in_parts(self, text: str) -> NDArray[np.uint32]:
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The ids of a text by the library, a long one in parts where the model lets it be cut.
+
+        A unigram model does not: the library then holds about 40 bytes for each of the text."""
+        if self._cuttable and any_long([text]):
+            return self._in_parts(text, lambda part: self.by_library([part])[0])
+        return np.array(self.by_library([text])[0], np.uint32)
+
+    def _in_parts(self, text: str, encode: Callable[[str], list[int]]) -> NDArray[np.uint32]:
         # The model puts a space before each part, so the one of the text is left out.
-        rows = [self.encode(part[1:] if k else part) for k, part in enumerate(parts(text))]
-        return np.concatenate([np.array(row, np.uint32) for row in [[], *rows]])
+        cut = enumerate(parts(text, SPACE_SEAM))
+        rows = (np.array(encode(part[1:] if k else part), np.uint32) for k, part in cut)
+        return np.concatenate([np.zeros(0, np.uint32), *rows])
 
     def find(self, token: str) -> int | None:
         """The id of a piece; None for what is not one, and for the unknown piece."""

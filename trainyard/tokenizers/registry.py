@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.config import from_dict, leaves
+from trainyard.config import ROLE, from_dict, leaves
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.base import DESCRIPTION, FORMAT_VERSION, Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
@@ -115,7 +115,7 @@ def load_tokenizer(folder_url: str) -> Tokenizer:
     document = store.read_json(url)
     kind = _check(document, url)
     # Where things lie is found here, never read from the file.
-    known = {name for name, _, field in leaves(TokenizerConfig) if not field.metadata}
+    known = {name for name, _, field in leaves(TokenizerConfig) if ROLE not in field.metadata}
     options: dict[str, Any] = {key: document[key] for key in known if key in document}
     for option, name in CARRIED_AS[kind].items():
         options[option] = store.join(folder_url, name) if name else folder_url

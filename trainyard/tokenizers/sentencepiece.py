@@ -7,7 +7,10 @@ SentencePieceTokenizer can do more: with `--vocab-extra-ids` or `--tokenizer-sen
 it is the tokenizer of Megatron-LM up to 0.15 (and its T5): <CLS>, <SEP>, <EOD>, <MASK> and what is
 missing of padding, begin and end get ids above those of the model, then <extra_id_N>; each becomes
 its id wherever a text spells it out, and <EOD> ends a document. With `--tokenizer-special-tokens`
-(legacy only) it is these tokens instead."""
+(legacy only) it is these tokens instead.
+
+A text for a unigram model cannot be cut into parts, for the model weighs all of it: the library
+holds about 40 bytes for each of the text, 400 MB for a document of 10."""
 
 from __future__ import annotations
 
@@ -64,8 +67,14 @@ class SentencePieceTokenizer:
         self.bos = _known(library.bos_id(), self._special.get("<BOS>"))
         self.eos = _known(library.eos_id(), self._special.get("<EOS>"))
         self.pad = _known(library.pad_id(), self._special.get("<PAD>"))
-        self.eod = _end_of_document(end, self.eos, url)
+        self._end, self._url = end, url
         self._keep_spaces = keeps_spaces(config, self._pieces)
+
+    @property
+    def eod(self) -> int:
+        """Id that ends a document; ConfigError where the model has none, which only those need to
+        know who end documents."""
+        return _end_of_document(self._end, self.eos, self._url)
 
     @property
     def engine(self) -> str:
@@ -79,6 +88,12 @@ class SentencePieceTokenizer:
     def encode_reference(self, text: str) -> list[int]:
         """The ids of a text by the sentencepiece library alone."""
         return self._encode(text, lambda part: self._pieces.by_library([part])[0])
+
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array."""
+        if self._keep_spaces or (self._cut and self._cut.search(text)):
+            return np.array(self.encode_reference(text), np.uint32)
+        return self._pieces.reference_array(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of several texts, in order."""

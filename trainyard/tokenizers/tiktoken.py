@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import tiktoken
+from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers.base import (
@@ -27,8 +29,9 @@ from trainyard.tokenizers.base import (
 )
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.engine import Gigatoken, gigatoken_for_ranks
-from trainyard.tokenizers.parts import any_long, encode_in_parts, separable
+from trainyard.tokenizers.parts import any_long, encode_in_parts
 from trainyard.tokenizers.probe import overlap
+from trainyard.tokenizers.seams import letter_seam
 
 VOCAB = "tiktoken.vocab"
 USUAL_SIZE = 131072
@@ -77,7 +80,7 @@ class TikTokenizer:
         self.unk, self.bos, self.eos = (ids[token] for token in NEEDED)
         self.mask, self.pad, self.cls, self.sep = map(ids.get, SPECIAL[len(NEEDED) :])
         self.eod = self.eos
-        self._cuttable = separable(special)
+        self._seam = letter_seam(special)
         self._gigatoken: Gigatoken | None = None
         # Which of two overlapping tokens is found first, only the reference knows.
         mixed = any(overlap(a, b) for a, b in combinations(config.tokenizer_special_tokens, 2))
@@ -104,9 +107,9 @@ class TikTokenizer:
     def encode_flat(self, texts: Sequence[str]) -> Flat:
         """The ids of several texts as arrays."""
         if self._gigatoken is None:
-            if self._cuttable and any_long(texts):
-                return join_rows(encode_in_parts(texts, self._by_library))
-            return flatten(self._by_library(texts))
+            if any_long(texts):
+                return join_rows([self.reference_array(text) for text in texts])
+            return flatten([self.encode_reference(text) for text in texts])
         ids, bounds = self._gigatoken.encode_flat(texts)
         # Its ids begin with the ranks; ours begin with the special tokens.
         ids = ids + ids.dtype.type(self._num_special)
@@ -123,6 +126,11 @@ class TikTokenizer:
                 f"({error}); it begins {text[:40]!a}"
             ) from None
 
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The same as an array; a long text in parts."""
+        (ids,) = encode_in_parts([text], self._by_library, self._seam)
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included; broken UTF-8 becomes U+FFFD."""
         return self._library.decode(list(ids))
@@ -134,9 +142,12 @@ class TikTokenizer:
     def _by_library(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode_reference(text) for text in texts]
 
-    def _rotated(self, texts: Sequence[str]) -> list[list[int]]:
+    def _rotated(self, texts: Sequence[str]) -> list[Any]:
         """The ids of the reference in gigatoken's numbering."""
         total, shift = self.vocab_size, self._num_special
+        if any_long(texts):
+            rows = (self.reference_array(text).astype(np.int64) for text in texts)
+            return [((row - shift) % total).astype(np.uint32) for row in rows]
         return [[(i - shift) % total for i in self.encode_reference(text)] for text in texts]
 
 

@@ -39,9 +39,7 @@ class WordPieceTokenizer(EngineTokenizer):
         )
         self.bos, self.eos = self.cls, self.sep
         """As Megatron has it where the vocabulary has none of its own."""
-        super().__init__(
-            config, library, files, eod=self.sep, pad=self.pad_id, around=False, cuttable=True
-        )
+        super().__init__(config, library, files, eod=self.sep, pad=self.pad_id, around=False)
 
     @property
     def extra_ids(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from trainyard.datasets.cache import IN_MEMORY, IndexCache
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, SampleFormat
 from trainyard.datasets.loader import Batch, build_loader, load, sample_groups
-from trainyard.datasets.sampler import SamplerShape
+from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.config import TrainingConfig
 from trainyard.training.ledger import digest_samples
@@ -51,7 +51,7 @@ class RunData:
         size = self.batch_size
         for name, dataset in self.valid:
             if self.config.full_validation:
-                share = whole_share(len(dataset), size.micro_batch_size, size.dp, self.dp_rank)
+                share = WholeShare(len(dataset), size.micro_batch_size, size.dp, self.dp_rank)
                 yield Validation(name, load(dataset, self.config, share), len(share))
                 continue
             consumed = number * eval_iters * size.global_batch_size
@@ -68,14 +68,6 @@ class RunData:
 
     def _shape(self, dataset: Dataset) -> SamplerShape:
         return SamplerShape(len(dataset), self.batch_size.micro_batch_size, self.batch_size.dp)
-
-
-def whole_share(num_samples: int, micro_batch_size: int, dp: int, rank: int) -> list[list[int]]:
-    """Micro-batches of one rank that, with those of the others, are every sample once.
-
-    The last may be smaller, and ranks may have different numbers of them."""
-    begins = range(rank * micro_batch_size, num_samples, micro_batch_size * dp)
-    return [list(range(b, min(b + micro_batch_size, num_samples))) for b in begins]
 
 
 def build_run_data(

@@ -46,11 +46,14 @@ class StepRecord:
         self.validation_loss = sum(losses.values()) / len(losses)
         self.validation_losses = losses if len(losses) > 1 else None
 
-    def line(self) -> str:
-        """The JSON line, without what was not measured."""
+    def document(self) -> dict[str, Any]:
+        """The fields, without what was not measured."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        known = {name: value for name, value in fields.items() if value is not None}
-        return json.dumps(known, allow_nan=False)
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def line(self) -> str:
+        """The JSON line."""
+        return json.dumps(self.document(), allow_nan=False)
 
 
 @dataclass(slots=True)

@@ -66,10 +66,9 @@ class TrainLoop:
         return outcome
 
     def _steps(self) -> Outcome:
-        if self.state.step == 0 and self._config.eval_at_start:
-            record = StepRecord(0, 0, 0)
-            record.set_validation(self._evaluate(0))
-            self._tell(record, None, is_stopping=False)
+        outcome = self._before_steps()
+        if outcome != "finished":
+            return outcome
         consumed = self.state.consumed_train_samples
         batches, digests = self._data.train_batches(consumed), self._data.step_digests(consumed)
         for step in range(self.state.step + 1, self._config.train_iters + 1):
@@ -77,6 +76,23 @@ class TrainLoop:
             if outcome != "finished":
                 return outcome
         return "finished"
+
+    def _before_steps(self) -> Outcome:
+        """The measurement at the start, or the one that a stop of the run cut short."""
+        if self.state.unmeasured:
+            record = StepRecord(**self.state.unmeasured)
+        elif self.state.step == 0 and self._config.eval_at_start:
+            record = StepRecord(0, 0, 0)
+        else:
+            return "finished"
+        losses = self._evaluate(record.step)
+        if losses is None:  # nothing is lost: this is done again
+            return "stopped"
+        record.set_validation(losses)
+        self.state.unmeasured = {}
+        outcome = self._outcome(record.step, stop=False) if record.step else "finished"
+        self._tell(record, None, is_stopping=outcome != "finished")
+        return outcome
 
     def _step(self, step: int, batches: Iterator[Batch], digests: Iterator[str]) -> Outcome:
         began = time.perf_counter()
@@ -86,9 +102,14 @@ class TrainLoop:
         self._advance(step)
         record = self._record(result, rate, decay, next(digests))
         seconds = time.perf_counter() - began
-        if step in self._evaluation_steps:
-            record.set_validation(self._evaluate(step))
         timing = self._workload.timing(step, seconds, self._trainee.device)
+        if step in self._evaluation_steps:
+            losses = None if result.stop else self._evaluate(step)
+            if losses is None:
+                self.state.unmeasured = record.document()
+                self._announce(record, timing, is_stopping=True)
+                return "stopped"
+            record.set_validation(losses)
         outcome = self._outcome(step, result.stop)
         self._tell(record, timing, is_stopping=outcome != "finished")
         return outcome
@@ -122,16 +143,30 @@ class TrainLoop:
         interval = self._config.exit_interval
         return "paused" if interval is not None and step % interval == 0 else "finished"
 
-    def _evaluate(self, step: int) -> dict[str, float]:
-        """The loss of each validation set on the samples of this measurement."""
+    def _evaluate(self, step: int) -> dict[str, float] | None:
+        """The loss of each validation set on the samples of this measurement; None when a request
+        to stop came before it was done. Measurements draw nothing, so one that is made again is
+        what the first would have been."""
         number = self._evaluation_steps.index(step)
-        measured = self._data.validations(number, self._config.eval_iters)
-        return {name: self._trainee.evaluate(batches, count) for name, batches, count in measured}
+        losses: dict[str, float] = {}
+        for name, batches, count in self._data.validations(number, self._config.eval_iters):
+            loss = self._trainee.evaluate(batches, count, self._stop_requested)
+            if loss is None:
+                log.info("asked to stop: the validation at step %d is left for later", step)
+                return None
+            losses[name] = loss
+        return losses
 
     def _tell(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
         self.ledger.add(record)
         self.state.ledger_digest = self.ledger.digest
+        self._announce(record, timing, is_stopping)
+
+    def _announce(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
         is_last = record.step == self._config.train_iters
-        event = StepEvent(record, timing, self.state, self.ledger, is_last, is_stopping)
+        is_measured = not self.state.unmeasured
+        event = StepEvent(
+            record, timing, self.state, self.ledger, is_last, is_stopping, is_measured
+        )
         for callback in self._callbacks:
             callback.after_step(event)

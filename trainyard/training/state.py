@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -18,12 +18,20 @@ class TrainState:
     """Updates that the optimizer's moments hold: the t of Adam's bias correction."""
     ledger_digest: str = ""
     """Digest of every ledger line so far, each chained to the one before."""
+    unmeasured: dict[str, Any] = field(default_factory=dict)
+    """What the ledger will say of the step, once the measurement is made that was abandoned when
+    the run was stopped; empty where none was."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The fields, JSON-able."""
-        return asdict(self)
+        """The fields, JSON-able, without an empty `unmeasured`."""
+        document = asdict(self)
+        if not self.unmeasured:
+            del document["unmeasured"]
+        return document
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
         """Take the fields over from `state_dict`; other keys are passed over."""
         for name in asdict(self):
-            setattr(self, name, type(getattr(self, name))(document[name]))
+            if name != "unmeasured":
+                setattr(self, name, type(getattr(self, name))(document[name]))
+        self.unmeasured = dict(document.get("unmeasured", {}))

@@ -122,18 +122,40 @@ class Trainee:
         totals[1] += num_tokens
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterator[Batch], num_microbatches: int) -> float:
-        """The mean loss over all tokens of the next micro-batches, over all ranks; draws
-        nothing."""
+    def evaluate(
+        self,
+        batches: Iterator[Batch],
+        num_microbatches: int,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> float | None:
+        """The mean loss over all tokens of the next micro-batches, over all ranks; draws nothing.
+
+        None when `stop_requested` was true on some rank before the last micro-batch was begun."""
         self.model.eval()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for _ in range(num_microbatches):
+        left = num_microbatches
+        while True:
+            stop, go_on = self._agree(stop_requested(), left > 0)
+            if not go_on:
+                break
+            if stop:
+                return None
+            if left == 0:  # others have more
+                continue
+            left -= 1
             batch = to_device(next(batches), self.device)
             loss, num_tokens = masked_sum(self._forward(batch), batch["loss_mask"])
             totals[0] += loss
             totals[1] += num_tokens
         loss_sum, tokens = all_reduce_sum(totals, self.groups.dp).tolist()
         return float(loss_sum / max(tokens, 1.0))
+
+    def _agree(self, *flags: bool) -> list[bool]:
+        """Which of the flags are true on some rank."""
+        if self.groups.dp is None:
+            return list(flags)
+        counts = torch.tensor(flags, dtype=torch.float32, device=self.device)
+        return [count > 0 for count in all_reduce_sum(counts, self.groups.dp).tolist()]
 
 
 def masked_sum(losses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

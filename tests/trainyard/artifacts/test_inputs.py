@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,38 @@ def test_a_raw_file_that_changed_is_read_again(tmp_path: Path) -> None:
     path.write_bytes(b"next")
     os.utime(path, (2e9, 2e9))
     assert resolve("i", [str(path)]).digest != before
+
+
+def test_a_change_in_place_with_the_old_time_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"text")
+    os.utime(path, (1e9, 1e9))
+    before = resolve("i", [str(path)]).digest
+    time.sleep(0.02)  # a tick of the clock of the file system
+    with path.open("r+b") as file:
+        file.write(b"next")
+    os.utime(path, (1e9, 1e9))
+    assert resolve("i", [str(path)]).digest != before
+
+
+@pytest.mark.parametrize("blocked", ["", "digests"])
+def test_where_digests_cannot_be_remembered_files_are_read_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    blocked: str,
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    in_the_way = tmp_path / "cache" / blocked
+    in_the_way.parent.mkdir(exist_ok=True)
+    in_the_way.write_text("a file")
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"text")
+        os.utime(tmp_path / name, (1e9, 1e9))
+    assert resolve("i", [str(tmp_path / "a")]).digest == resolve("i", [str(tmp_path / "b")]).digest
+    (warning,) = caplog.records
+    assert "cannot be remembered" in warning.message
+    assert "TRAINYARD_CACHE" in warning.message
 
 
 def test_a_folder_of_artifacts_counts_by_their_files_alone(store_url: str) -> None:

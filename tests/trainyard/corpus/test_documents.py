@@ -227,7 +227,7 @@ BAD: list[tuple[bytes, str]] = [
     (b'{"text": NaN}', "holds a JSON number"),
     (b'{"text": true}', "holds a JSON boolean"),
     (b'{"text": {"a": 1}}', "holds a JSON object"),
-    (b'{"text": ["a", 1]}', "holds a JSON array"),
+    (b'{"text": ["a", 1]}', "array whose item 2 of 2 is a JSON number"),
     (b'{"text": "\xff"}', "not UTF-8 .* at byte 10"),
     (b'{"text": "\xed\xa0\x80"}', "not UTF-8 .* at byte 10"),
     (b'{"text": "\\ud800"}', "lone surrogate"),
@@ -243,6 +243,8 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str, unit_byt
         texts(url, unit_bytes)
     assert "it begins" in str(caught.value)
     assert len(str(caught.value)) < 500
+    with pytest.raises(DataError, match=r"; do this$"):
+        read(url, advice="do this")
 
 
 @pytest.mark.parametrize("unit_bytes", [8, 1 << 20])

@@ -174,3 +174,21 @@ def test_a_folder_of_different_kinds_must_be_told_apart() -> None:
     check_inputs(["d/a.jsonl", "d/b.txt"], ["d/a.jsonl", "d/b.txt"], ("text",))
     with pytest.raises(ConfigError, match="--json-keys"):
         check_inputs(["b.txt"], ["b.txt"], ("text", "title"))
+
+
+def test_what_writers_leave_in_a_folder_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    aside = ["d/_SUCCESS", "d/.a.jsonl.crc", "d/x/_temporary/0/b.jsonl"]
+    assert check_inputs(["d/"], [*aside, "d/x/a.jsonl"], ("text",)) == ("d/x/a.jsonl",)
+    (line,) = caplog.messages
+    assert all(name in line for name in aside)
+    named = ["_d/_a.jsonl", "_d/b.jsonl"]  # by a pattern, or as it is: somebody wants it
+    assert check_inputs(["_d/_*", "_d/b.jsonl"], named, ("text",)) == tuple(named)
+    assert check_inputs(["_d"], named, ("text",)) == ("_d/b.jsonl",)
+    with pytest.raises(ConfigError, match="d/README ends in none of"):
+        check_inputs(["d"], ["d/a.jsonl", "d/README"], ("text",))
+
+
+def test_many_files_are_checked_in_no_time() -> None:
+    many = [f"d/{i}.jsonl" for i in range(50_000)]
+    assert check_inputs(many, many, ("text",)) == tuple(many)

@@ -153,8 +153,7 @@ def test_three_billion_tokens_merge(tmp_path: Path) -> None:
     whole = IndexedDataset(prefix)
     assert len(whole) == 6
     assert int(whole.sequence_lengths.sum(dtype=np.int64)) == 3_000_000_018
-    assert whole.get(5, 400_000_000 - 6, 6).tolist() == [0, 0, *b"here"]
-    assert bytes(whole.get(5, 399_999_994, 4)) == b"here"[:0] + bytes(4)
+    assert whole.get(5, 399_999_993, 6).tolist() == [0, *b"here", 0]
 
 
 def test_memory_does_not_grow_with_the_index(tmp_path: Path) -> None:

@@ -108,6 +108,12 @@ def test_every_kind_of_text_is_read(tmp_path: Path, kind: pa.DataType, codec: st
     assert [doc.id for doc in documents] == ["1", None, "3"]
 
 
+def test_a_row_without_text_begins_with_null(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.parquet", {"text": ["a", None]})
+    with pytest.raises(DataError, match=r"row 2 .* holds a JSON null.*; it begins 'null'"):
+        read(url)
+
+
 def test_long_row_groups_are_read_in_lots(tmp_path: Path) -> None:
     texts = [f"{i} " * 100 for i in range(20_000)]
     url = write(tmp_path / "a.parquet", {"text": texts, "other": texts}, 20_000)

@@ -259,7 +259,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_once(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(BlockFolder, "put", full)
-    remote._say_once.cache_clear()
+    remote._said.clear()
     url = str(tmp_path / "a.bin")
     store.write_bytes(url, DATA)
     file = RangedFile(url, options(tmp_path / "cache"))
@@ -284,3 +284,21 @@ def test_whole_files_are_copied_once_and_within_the_bound(
     assert fetch_whole(url, options(tmp_path), map_file).tobytes() == DATA[::-1]
     with pytest.raises(ConfigError, match="is 10000 bytes, and the cache"):
         fetch_whole(url, options(tmp_path, max_bytes=5000), map_file)
+
+
+def test_a_process_forked_while_the_folder_is_locked_does_not_keep_it_locked(
+    tmp_path: Path,
+) -> None:
+    folder = BlockFolder(tmp_path, 1000)
+    put(folder, "k", "0", 10)
+    with folder._locked():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+    try:
+        thread = threading.Thread(target=put, args=(folder, "k", "1", 10), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    finally:
+        child.kill()
+        child.join()

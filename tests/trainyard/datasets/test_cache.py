@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trainyard.artifacts import store
+from trainyard.artifacts import inputs, store
 from trainyard.datasets import cache as cache_module
 from trainyard.datasets.arrays import digest_array, map_array
 from trainyard.datasets.blend import blend, blend_exhaustive
 from trainyard.datasets.cache import IN_MEMORY, IndexCache, Indexer
 from trainyard.datasets.samples import SampleIndices, build_sample_indices
+from trainyard.errors import ConfigError
 
 LENGTHS = np.array([40, 3, 0, 90, 1, 27, 33, 12], np.int32)
 DOCUMENTS = np.arange(8, dtype=np.int32)
@@ -105,7 +106,7 @@ def test_it_is_found_in_an_object_store_and_fetched_once(
     built = make(IndexCache(s3_url))
     monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
     assert same(make(IndexCache(s3_url)), built)
-    fetched = files(tmp_path / "machine/indices")
+    fetched = sorted((tmp_path / "machine/indices").rglob("*.npy"))
     assert len(fetched) == 3
     opened: list[str] = []
     monkeypatch.setattr(store, "observers", [lambda name, url: opened.append(f"{name} {url}")])
@@ -113,6 +114,73 @@ def test_it_is_found_in_an_object_store_and_fetched_once(
     assert not [line for line in opened if line.startswith("read s3") and line.endswith(".npy")]
     fetched[0].write_bytes(b"something else")  # a copy that was damaged is fetched again
     assert same(make(IndexCache(s3_url)), built)
+
+
+def test_copies_on_a_machine_are_bounded_and_what_is_mapped_stays(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [make(IndexCache(s3_url), seed=seed) for seed in range(3)]
+    monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
+    first = make(IndexCache(s3_url), seed=0)
+    root = tmp_path / "machine/indices/blocks"
+    bound = sum(path.stat().st_size for path in root.rglob("*.npy")) * 5 // 2
+    monkeypatch.setenv("TRAINYARD_INDEX_CACHE_BYTES", str(bound))
+
+    def age(seconds: float) -> None:
+        for folder in root.iterdir():
+            if folder.is_dir():
+                used = folder.stat().st_mtime - seconds
+                os.utime(folder, (used, used))
+
+    oldest = set(root.glob("*/*.npy"))
+    age(100)
+    make(IndexCache(s3_url), seed=1)
+    second = set(root.glob("*/*.npy")) - oldest
+    age(100)
+    make(IndexCache(s3_url), seed=0)  # used again, so that the other goes
+    make(IndexCache(s3_url), seed=2)
+    left = set(root.glob("*/*.npy"))
+    assert sum(path.stat().st_size for path in left) <= bound
+    assert oldest <= left
+    assert not second <= left
+    assert same(first, entries[0])
+    monkeypatch.setenv("TRAINYARD_INDEX_CACHE_BYTES", "1")  # holds nothing but what is mapped
+    for seed, entry in enumerate(entries):
+        assert same(make(IndexCache(s3_url), seed=seed), entry)
+    assert same(first, entries[0])
+    monkeypatch.setenv("TRAINYARD_INDEX_CACHE_BYTES", "16G")
+    with pytest.raises(ConfigError, match="TRAINYARD_INDEX_CACHE_BYTES='16G'"):
+        make(IndexCache(s3_url), seed=0)
+
+
+def test_using_a_copy_does_not_make_it_read_again(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(IndexCache(s3_url))
+    built = make(IndexCache(s3_url))
+    for path in (tmp_path / "machine/indices").rglob("*.npy"):
+        os.utime(path, (1e9, 1e9))  # settled: their digests are remembered
+        os.utime(path.parent, (1e9, 1e9))
+    make(IndexCache(s3_url))
+    used = [path.parent.stat().st_mtime for path in (tmp_path / "machine").rglob("*.npy")]
+    assert min(used) > 1e9
+    monkeypatch.setattr(inputs, "read_digest", lambda url: pytest.fail(f"{url} was read"))
+    assert same(make(IndexCache(s3_url)), built)
+
+
+def test_a_machine_folder_that_cannot_be_written_stops_nothing(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "machine").write_text("in the way")
+    local = str(tmp_path / "c")
+    built = make(IndexCache(local))
+    for path in files(tmp_path / "c"):
+        os.utime(path, (1e9, 1e9))  # settled, so that digests would be remembered
+    make(IndexCache(s3_url))
+    assert same(make(IndexCache(s3_url)), built)
+    assert "made again" in caplog.text
+    monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
+    assert same(make(IndexCache(local)), built)
 
 
 def test_data_replaced_under_the_same_name_is_other_data(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_a_step_is_what_the_loader_of_each_rank_serves(shape: SamplerShape, kind
     samples = np.arange(shape.num_samples)
     places = serving.places(samples, steps)
     assert {sample: found for sample, found in places.items() if found} == served
+    counts = serving.counts(samples, steps).tolist()
+    assert counts == [len(served.get(sample, [])) for sample in samples.tolist()]
 
 
 def test_a_run_that_ends_before_its_samples_leaves_them_unserved() -> None:

@@ -12,9 +12,10 @@ import torch
 from tests.trainyard.training.small import TRAINING, Collector, Counting, build_loop, build_trainee
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import collate
+from trainyard.datasets.sampler import WholeShare
 from trainyard.training.callbacks.console import Console
 from trainyard.training.config import TrainingConfig
-from trainyard.training.data import RunData, whole_share
+from trainyard.training.data import RunData
 from trainyard.training.ledger import StepRecord
 from trainyard.training.step import masked_sum
 
@@ -50,7 +51,7 @@ def run(training: TrainingConfig, *valid: Counting, full: bool = False) -> tuple
 @pytest.mark.parametrize("dp", [1, 2, 3])
 @pytest.mark.parametrize("num_samples", [0, 1, 5, 24, 25, 100])
 def test_the_shares_of_all_ranks_are_every_sample_once(dp: int, num_samples: int) -> None:
-    shares = [whole_share(num_samples, 4, dp, rank) for rank in range(dp)]
+    shares = [WholeShare(num_samples, 4, dp, rank) for rank in range(dp)]
     served = [sample for share in shares for batch in share for sample in batch]
     assert sorted(served) == list(range(num_samples))
     assert all(0 < len(batch) <= 4 for share in shares for batch in share)

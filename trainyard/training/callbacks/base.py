@@ -15,13 +15,16 @@ class StepEvent:
 
     record: StepRecord
     timing: StepTiming | None
-    """None for step 0."""
+    """None for step 0, and where a step is heard of again."""
     state: TrainState
     ledger: Ledger
     is_last: bool
     """The last step of the run."""
     is_stopping: bool
     """The loop ends after this step, though the run may not be finished."""
+    is_measured: bool = True
+    """False when a measurement that belongs to the step was abandoned because of a request to stop:
+    the step is heard of again once that is made good, and the ledger has its line only then."""
 
 
 class Callback:

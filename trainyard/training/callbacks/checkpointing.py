@@ -20,6 +20,8 @@ from trainyard.checkpoint.save import save_step
 from trainyard.checkpoint.steps import step_folder
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.spans import Span, spans_document, with_steps
+from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
 
 STAYS = "stays"
@@ -48,9 +50,11 @@ class Checkpointing(Callback):
         *,
         facts: Mapping[str, Any],
         passing: tuple[int, ...] = (),
+        spans: tuple[Span, ...] = (),
         before_first: Callable[[], None] = lambda: None,
     ) -> None:
         """facts: what else `state.json` says. passing: steps that are there and do not stay.
+        spans: on how many ranks the steps before were taken.
 
         before_first: called on rank 0 before the first save."""
         self._folder = folder
@@ -58,12 +62,19 @@ class Checkpointing(Callback):
         self._interval = interval
         self._facts = facts
         self._passing = list(passing)
+        self._spans = spans
+        self._first_step = 1
         self._before_first: Callable[[], None] | None = before_first
+
+    def begin(self, state: TrainState) -> None:
+        """Steps from here on are taken on the ranks of this process."""
+        self._first_step = state.step + 1
 
     def after_step(self, event: StepEvent) -> None:
         """Save if it is time to."""
         at_interval = self._interval is not None and event.record.step % self._interval == 0
-        stays = event.record.step > 0 and (event.is_last or at_interval)
+        is_due = event.record.step > 0 and (event.is_last or at_interval)
+        stays = is_due and event.is_measured
         if stays or event.is_stopping:
             self._save(event, stays)
 
@@ -84,6 +95,7 @@ class Checkpointing(Callback):
             group=groups.dp,
             rank=groups.rank,
             world_size=groups.dims.world_size,
+            run=spans_document(self._spans_to(event.state.step)),
         )
         if not stays:
             self._passing.append(event.state.step)
@@ -94,6 +106,10 @@ class Checkpointing(Callback):
                 if step != event.state.step:
                     remove_step(self._folder.url, step)
         self._passing = []
+
+    def _spans_to(self, step: int) -> tuple[Span, ...]:
+        size = self._trainee.batch_size
+        return with_steps(self._spans, Span(self._first_step, step, size.dp, size.micro_batch_size))
 
 
 def training_tensors(trainee: Trainee) -> dict[str, Tensor]:

@@ -1,0 +1,65 @@
+"""A merge of pairs that are copied by direct I/O, or by the store itself, killed anywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kill.yard import Yard
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import join
+from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.testing.kill import Zygote, check_kill_anywhere
+
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
+
+TOKENS = 3_300_000
+"""More than the least part of an upload, less than two; odd against every block."""
+
+
+def put_parts(folder: str) -> None:
+    for number in range(2):
+        prefix = join(folder, f"part-{number}")
+        tokens = np.random.default_rng(number).integers(0, 60_000, TOKENS + number, np.uint16)
+        with (
+            store.open_output(prefix + ".bin") as out,
+            store.open_output(prefix + ".idx") as idx,
+        ):
+            writer = IndexedWriter(out, np.uint16)
+            writer.add_flat(tokens, [len(tokens) - 10, 10])
+            writer.write_index(idx)
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_merge_of_large_pairs_survives_a_kill_anywhere(
+    kind: str,
+    zygote: Zygote,
+    yard: Yard,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
+    root = str(tmp_path) if kind == "file" else str(request.getfixturevalue("s3_url"))
+    put_parts(join(root, "parts"))
+    if kind == "file":
+        for path in (tmp_path / "parts").iterdir():
+            os.utime(path, (1e9, 1e9))  # settled: their digests are remembered
+
+    def arguments(name: str) -> list[str]:
+        return ["--input", join(root, "parts"), "--output-prefix", join(root, name, "out")]
+
+    check_kill_anywhere(
+        zygote,
+        "stages.merge",
+        arguments,
+        lambda name: join(root, name, "out.manifest.json"),
+        10,
+    )
+    whole = IndexedDataset(join(root, "undisturbed", "out"))
+    assert int(whole.sequence_lengths.sum()) == 2 * TOKENS + 1
+    if kind == "file":
+        assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []

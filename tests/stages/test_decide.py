@@ -1,0 +1,117 @@
+"""An output may not lie over what the stage reads, and nothing else is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stages.decide import decide
+from stages.tokenize.config import TokenizeConfig
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest, publish, read_slot, retire
+from trainyard.artifacts.output import Output
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.tokenizers.config import TokenizerConfig
+
+
+def tokenize(root: Path, input: str, prefix: str, **options: object) -> str | None:
+    """Why a run would be made; files that do not exist yet are made first."""
+    name = root / input
+    if not any(mark in input for mark in "*?") and not name.exists():
+        store.write_bytes(str(name), b'{"text": "a"}\n')
+    config = TokenizeConfig(
+        input=(str(name),),
+        output_prefix=str(root / prefix),
+        tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=10),
+        **options,  # type: ignore[arg-type]
+    )
+    return decide("tokenize", config, ["stages.decide"], force=False).reason
+
+
+@pytest.mark.parametrize(
+    ("input", "prefix"),
+    [("a.jsonl", "a"), ("a_b.jsonl", "a"), ("a.b.jsonl", "a"), ("a.worker.jsonl", "a")],
+)
+def test_an_input_may_begin_like_the_output(tmp_path: Path, input: str, prefix: str) -> None:
+    assert tokenize(tmp_path, input, prefix) == "there is no manifest yet"
+    assert tokenize(tmp_path, input, prefix, rank=0, world_size=2) == "there is no manifest yet"
+    pattern = input.replace("jsonl", "js*l")
+    assert tokenize(tmp_path, pattern, prefix, on_bad_line="skip") == "there is no manifest yet"
+
+
+@pytest.mark.parametrize(
+    ("input", "options"),
+    [
+        ("a_text_document.bin", {}),
+        ("a_body_document.docs", {"json_keys": ("text", "body")}),
+        ("a.manifest.json", {}),
+        ("a.claim.json", {}),
+        ("a.work/1.jsonl", {}),
+        ("a.shares/1.jsonl", {}),  # goes when shares are joined
+        ("a.bad_lines.jsonl", {"on_bad_line": "skip"}),
+    ],
+)
+def test_an_output_over_its_input_is_refused(
+    tmp_path: Path, input: str, options: dict[str, object]
+) -> None:
+    with pytest.raises((ConfigError, ArtifactError), match=r"would lie over|not a manifest"):
+        tokenize(tmp_path, input, "a", **options)
+
+
+def test_an_output_that_its_pattern_means_is_refused(tmp_path: Path) -> None:
+    store.write_bytes(str(tmp_path / "x.jsonl"), b"{}\n")
+    with pytest.raises(ConfigError, match="would lie over"):
+        tokenize(tmp_path, "*", "a")
+    with pytest.raises(ConfigError, match="would lie over"):
+        tokenize(tmp_path, "*.jsonl", "a", on_bad_line="skip")
+    assert tokenize(tmp_path, "*.jsonl", "a")
+    assert tokenize(tmp_path, "*.jsonl", "below/a", on_bad_line="skip")
+    with pytest.raises(ConfigError, match="would lie in"):
+        tokenize(tmp_path, ".", "below/a")
+
+
+def test_what_an_earlier_run_left_is_no_input_of_the_run_that_removes_it(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "a")
+    record = store.write_bytes(prefix + "_old.jsonl", b"{}\n", "_old.jsonl")
+    publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
+    with pytest.raises(ConfigError, match="would lie over"):
+        tokenize(tmp_path, "a_old.jsonl", "a")
+
+
+def test_a_run_that_was_killed_while_it_replaced_goes_on(tmp_path: Path) -> None:
+    tokenize(tmp_path, "a.jsonl", "a")
+    prefix = str(tmp_path / "a")
+    record = store.write_bytes(prefix + "_old.bin", b"{}\n", "_old.bin")
+    publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
+    slot = read_slot(prefix + ".manifest.json")
+    assert slot is not None
+    retire(prefix + ".manifest.json", slot, "a run")
+    assert tokenize(tmp_path, "a.jsonl", "a") == "a run that was replacing it did not finish"
+    for name in ("a_old.bin", "a_new.bin"):  # what it replaces, and what it made so far
+        store.write_bytes(str(tmp_path / "a.work/final-1.json"), b'["_new.bin"]')
+        with pytest.raises(ArtifactError, match="has not finished"):
+            tokenize(tmp_path, name, "b")
+
+
+@dataclass
+class Other:
+    """A stage that does not tell the names it writes."""
+
+    input: str
+    to: Output
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        return {"input": (self.input,)}
+
+    def output(self) -> Output:
+        return self.to
+
+
+def test_where_names_are_not_told_any_that_begins_so_is_refused(tmp_path: Path) -> None:
+    prefix, folder = Output.prefix(str(tmp_path / "a")), Output.directory(str(tmp_path / "f"))
+    for name, output in (("a.bin", prefix), ("a_b.idx", prefix), ("f/x", folder)):
+        store.write_bytes(str(tmp_path / name), b"1")
+        with pytest.raises(ConfigError, match="would lie over"):
+            decide("x", Other(str(tmp_path / name), output), ["stages.decide"], force=False)
