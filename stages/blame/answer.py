@@ -16,6 +16,7 @@ HEADINGS = (
     *("dataset", "document", "tokens", "source", "line", "bytes", "id"),
 )
 LEFT = {"dataset", "source", "id"}
+NOT_SERVED = ("-",) * len(Place._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Row:
     def cells(self) -> list[str]:
         """For people."""
         place, piece, origin = self.place, self.piece, self.origin
-        served = map(str, place) if place is not None else ("-",) * len(Place._fields)
+        served = ("?" if n is None else str(n) for n in place) if place is not None else NOT_SERVED
         return [
             *served,
             *(str(piece.sample), str(piece.at), piece.prefix, str(piece.document)),
@@ -104,7 +105,8 @@ def table(answer: Answer) -> str:
     if more:
         lines.append(f"and {more} more; --max-rows 0 shows all")
     if answer.checked_steps:
-        lines.append(f"{answer.checked_steps} of these steps are as the ledger of the run has them")
+        steps = f"{answer.checked_steps} step{'s' if answer.checked_steps > 1 else ''} checked"
+        lines.append(f"{steps}: the samples of these steps are as the ledger has them")
     lines += [
         f"{prefix}.docs could not be checked: no manifest lists it; its sources are right if it "
         "was made with this pair"

@@ -66,7 +66,8 @@ class BlameConfig:
     micro_batch_size: int | None = None
     """Samples that a rank works on at once; with --load, the run's."""
     data_parallel_size: int | None = None
-    """Data-parallel ranks; with --load of a finished run, the run's."""
+    """Data-parallel ranks; with --load, of the steps for which the run does not tell, otherwise
+    1."""
     check_data: bool = execution(True)
     """With --load, compare the digests of the token files with those that the run was made of."""
     max_rows: int = execution(100)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +19,7 @@ from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import parse_ledger
-
-log = logging.getLogger(__name__)
+from trainyard.training.spans import Span, spans_of_step
 
 FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""
@@ -42,7 +40,10 @@ class RunDescription:
     train_iters: int
     global_batch_size: int
     micro_batch_size: int
-    data_parallel_size: int
+    data_parallel_size: int | None
+    """Of the steps that are in none of `spans`; None when it is not known."""
+    spans: tuple[Span, ...]
+    """On how many ranks steps were taken, as the run tells it."""
     ledger: Mapping[int, str]
     """Digest of the samples of each step that is known to be done."""
 
@@ -54,7 +55,7 @@ def describe(config: BlameConfig) -> RunDescription:
     numbers = {name: _number(config, name) for name in (*NUMBERS, "data_parallel_size")}
     if not config.data.names_data():
         raise ConfigError("--data-path or --load is required: what the run was trained on")
-    return RunDescription(data=config.data, ledger={}, **numbers)
+    return RunDescription(data=config.data, ledger={}, spans=(), **numbers)
 
 
 def _number(config: BlameConfig, name: str) -> int:
@@ -80,8 +81,16 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
     data = _data(config, run, run_manifest)
     if config.check_data:
         _check_inputs(data, made_of["inputs"])
-    ranks = config.data_parallel_size or _ranks(run_manifest)
-    return RunDescription(data=data, ledger=_ledger(root, url), data_parallel_size=ranks, **numbers)
+    ranks = config.data_parallel_size
+    if ranks is not None and ranks < 1:
+        raise ConfigError(f"--data-parallel-size {ranks}: too small")
+    return RunDescription(
+        data=data,
+        ledger=_ledger(root, url),
+        data_parallel_size=ranks,
+        spans=_spans(root, url),
+        **numbers,
+    )
 
 
 def _document(url: str, name: str) -> dict[str, Any]:
@@ -156,14 +165,13 @@ def _check_inputs(data: DataConfig, made_of: Mapping[str, str]) -> None:
             )
 
 
-def _ranks(manifest: Manifest | None) -> int:
-    if manifest is not None and "ranks" in manifest.metrics:
-        return int(manifest.metrics["ranks"])
-    log.warning(
-        "--data-parallel-size is not given, and a run that is not finished does not tell: taken as "
-        "1; ranks, rows and micro-batches are wrong if it was another"
-    )
-    return 1
+def _spans(root: str, step_url: str) -> tuple[Span, ...]:
+    """Of all steps of the run that are there, as its last one tells it."""
+    step = step_of(store.basename(step_url))
+    found = read_manifest(join(step_url, MANIFEST))
+    if step is None or found is None:
+        return ()
+    return spans_of_step(root, max([step, *find_steps(root, found[0].lineage)]))
 
 
 def _ledger(root: str, step_url: str) -> dict[int, str]:

@@ -11,6 +11,7 @@ import numpy as np
 from stages.blame.answer import Answer, Row, show
 from stages.blame.config import BlameConfig
 from stages.blame.described import RunDescription, describe
+from stages.blame.placement import Placement
 from stages.blame.sources import Sidecars
 from stages.context import StageRun
 from trainyard.datasets.blame import Occurrences, Piece, files_of, pieces
@@ -18,8 +19,7 @@ from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import IN_MEMORY, IndexCache
 from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
-from trainyard.datasets.sampler import SamplerShape
-from trainyard.datasets.serving import Place, Serving
+from trainyard.datasets.serving import Place
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.ledger import digest_samples
 
@@ -41,11 +41,7 @@ class _Question:
     def __init__(self, config: BlameConfig, run: RunDescription) -> None:
         self.config, self.run = config, run
         self.dataset = _training_data(run)
-        shape = SamplerShape(len(self.dataset), run.micro_batch_size, run.data_parallel_size)
-        data = run.data
-        self.serving = Serving(
-            shape, run.global_batch_size, data.dataloader_type, data.data_sharding
-        )
+        self.placement = Placement(run, len(self.dataset))
         files = files_of(self.dataset)
         self.sidecars = Sidecars({file.prefix: file.num_documents for file in files})
 
@@ -69,27 +65,31 @@ class _Question:
     def _of_step(self, step: int) -> list[tuple[Place | None, int]]:
         if step > self.run.train_iters:
             raise ConfigError(f"--step {step}: the run has {self.run.train_iters} (--train-iters)")
-        first = (step - 1) * self.run.global_batch_size
-        served = self.serving.step(step).tolist()
-        places = [self.serving.place(first + k) for k in range(len(served))]
         wanted = [self.config.micro_batch, self.config.rank, self.config.row]
-        sizes = [
-            self.run.global_batch_size // self.serving.shape.per_step,
-            self.run.data_parallel_size,
-            self.run.micro_batch_size,
-        ]
+        segment = self.placement.segment(step)
+        shape = segment.serving.shape
+        sizes = [self.run.global_batch_size // shape.per_step, shape.dp, shape.micro_batch_size]
         for name, value, size in zip(("micro-batch", "rank", "row"), wanted, sizes, strict=True):
-            if value is not None and not 0 <= value < size:
-                raise ConfigError(f"--{name} {value}: a step of this run has {size}, from 0 on")
+            if value is None:
+                continue
+            if not segment.is_known:
+                raise ConfigError(
+                    f"--{name} {value}: on how many data-parallel ranks step {step} was taken is "
+                    "not recorded; give --data-parallel-size"
+                )
+            if not 0 <= value < size:
+                raise ConfigError(
+                    f"--{name} {value}: step {step} of this run has {size}, from 0 on"
+                )
         return [
             (place, sample)
-            for place, sample in zip(places, served, strict=True)
+            for place, sample in self.placement.step(step)
             if all(w in (None, p) for w, p in zip(wanted, place[1:], strict=True))
         ]
 
     def _served(self, samples: list[int]) -> list[tuple[Place | None, int]]:
         """Every place at which the samples are served; one that is not has none."""
-        places = self.serving.places(np.array(samples, np.int64), self.run.train_iters)
+        places = self.placement.places(samples)
         found: list[tuple[Place | None, int]] = []
         for sample in samples:
             found += [(place, sample) for place in places[sample]] or [(None, sample)]
@@ -111,12 +111,13 @@ class _Question:
         rows = rows[: config.max_rows or len(rows)]
         checked = self._check({row.place.step for row in rows if row.place is not None})
         # A piece is a row for each place where its sample is served, and one if it never is.
-        counts = self.serving.counts(found.samples, self.run.train_iters)
+        counts = self.placement.counts(found.samples)
         return self._answer(rows, int(np.maximum(counts, 1).sum()), checked)
 
     # --- what both need ---------------------------------------------------------------------
 
     def _answer(self, rows: list[Row], total: int, checked: int) -> Answer:
+        self.placement.warn()
         shown = tuple(rows[: self.config.max_rows or len(rows)])
         prefixes = {row.piece.prefix for row in shown}
         return Answer(shown, total, checked, tuple(sorted(prefixes & self.sidecars.unchecked)))
@@ -128,14 +129,18 @@ class _Question:
         """Compare what the steps are thought to be made of with the ledger; how many it knew."""
         known = sorted(step for step in steps if step in self.run.ledger)
         for step in known:
-            digest = digest_samples(self.dataset.ids(self.serving.step(step)))
+            digest = digest_samples(self.dataset.ids(self.placement.samples(step)))
             if digest != self.run.ledger[step]:
                 raise DataError(
                     f"step {step}: the ledger of the run has samples {self.run.ledger[step]}, and "
-                    f"these options and data give {digest}: something differs from the run; if it "
-                    "ran on another number of ranks, give --data-parallel-size"
+                    f"these options and data give {digest}: something differs from the run"
+                    f"{self._maybe_ranks(step)}"
                 )
         return len(known)
+
+    def _maybe_ranks(self, step: int) -> str:
+        recorded = self.placement.segment(step).is_recorded
+        return "" if recorded else "; maybe its number of ranks: see --data-parallel-size"
 
 
 def _training_data(run: RunDescription) -> GPTDataset | BlendedDataset:

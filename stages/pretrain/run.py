@@ -47,9 +47,8 @@ from trainyard.training.resume import (
     restore_training,
     restore_weights,
     resume,
-    spans_of_step,
 )
-from trainyard.training.spans import Span
+from trainyard.training.spans import Span, spans_of_step
 from trainyard.training.state import TrainState
 from trainyard.training.step import GPTForward, Trainee
 

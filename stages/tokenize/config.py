@@ -38,8 +38,8 @@ class TokenizeConfig:
     id_key: str = "id"
     """Key whose value is remembered as the id of a document, where a document has it."""
     on_bad_line: Literal["stop", "skip"] = "stop"
-    """A line that is no document: stop there with nothing published, or skip, count and list it in
-    PREFIX.bad_lines.jsonl."""
+    """A line that is no document, or that the tokenizer refuses: stop there with nothing published,
+    or skip, count and list it in PREFIX.bad_lines.jsonl."""
     max_bad_lines: int | None = None
     """With --on-bad-line skip: stop when there are more; any number when not given."""
     validate_tokenizer: float = 0.0

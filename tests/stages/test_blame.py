@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[st
         ({"step": 1, "line": 3}, "--line goes with --source"),
         ({"step": 0}, "--step must be at least 1"),
         ({"step": 9}, "--step 9: the run has 8"),
-        ({"step": 1, "rank": 1}, "--rank 1: a step of this run has 1"),
+        ({"step": 1, "rank": 1}, "--rank 1: step 1 of this run has 1"),
         ({"sample": 99_999}, "--sample 99999"),
         ({"source": "c.jsonl"}, "not a source of these token files, which are s3://raw/"),
         ({"source": "part-0.jsonl", "line": 77}, "--line 77: no document"),
@@ -266,3 +267,86 @@ def test_an_unfinished_run_tells_its_options_but_not_its_places(
     assert found["checked_steps"] == 1
     assert found["rows"] == ask(capsys, load=str(trained), step=2)["rows"]
     assert np.all([row["rank"] == 0 for row in found["rows"]])
+
+
+# --- runs that went on with another number of ranks ---------------------------------------------
+
+
+def edit_spans(run_folder: Path, spans: list[tuple[int, int, int]] | None) -> None:
+    """Let the steps tell (first step, last step, ranks)."""
+    for path in run_folder.glob("iter_*/manifest.json"):
+        document = json.loads(path.read_text())
+        step = json.loads((path.parent / "state.json").read_text())["step"]
+        names = ("first_step", "last_step", "data_parallel_size")
+        told = [
+            {**dict(zip(names, span, strict=True)), "micro_batch_size": 2}
+            for span in spans or []
+            if span[1] <= step
+        ]
+        document["run"] = {} if spans is None else {"spans": told}
+        path.write_text(json.dumps(document))
+
+
+@pytest.fixture
+def recorded(trained: Path, tmp_path: Path) -> Callable[..., str]:
+    """The run, as if its steps had been taken on so many ranks."""
+
+    def copy(*spans: tuple[int, int, int], unknown: bool = False) -> str:
+        shutil.copytree(trained, tmp_path / "copy", dirs_exist_ok=True)
+        edit_spans(tmp_path / "copy", None if unknown else list(spans))
+        return str(tmp_path / "copy")
+
+    return copy
+
+
+def test_a_run_tells_on_how_many_ranks_its_steps_were_taken(trained: Path) -> None:
+    document = json.loads((trained / "iter_0000006/manifest.json").read_text())
+    (span,) = document["run"]["spans"]
+    assert span == {
+        **{"first_step": 1, "last_step": 6},
+        **{"data_parallel_size": 1, "micro_batch_size": 2},
+    }
+
+
+def test_each_step_is_placed_by_its_own_ranks(
+    recorded: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = recorded((1, 3, 2), (4, 8, 1))
+    before, after = (ask(capsys, load=load, step=step) for step in (3, 4))
+    assert {(row["micro_batch"], row["rank"]) for row in before["rows"]} == {(0, 0), (0, 1)}
+    assert {(row["micro_batch"], row["rank"]) for row in after["rows"]} == {(0, 0), (1, 0)}
+    for found in (before, after):
+        assert found["checked_steps"] == 1
+        row = found["rows"][0]
+        back = ask(capsys, load=load, source=row["source"], id=row["id"])["rows"]
+        assert row in back
+        assert row in ask(capsys, load=load, sample=row["sample"])["rows"]
+    with pytest.raises(ConfigError, match=r"steps 1 to 3 .* were taken on 2 data-parallel ranks"):
+        blame_of(load=load, step=2, data_parallel_size=1)
+    assert ask(capsys, load=load, step=5, data_parallel_size=1)["rows"]
+    with pytest.raises(ConfigError, match="--rank 1: step 4 of this run has 1"):
+        blame_of(load=load, step=4, rank=1)
+
+
+def test_where_the_ranks_are_not_known_the_place_is_not(
+    recorded: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load = recorded(unknown=True)
+    rows = ask(capsys, load=load, step=3)["rows"]
+    assert {(row["micro_batch"], row["rank"], row["row"]) for row in rows} == {(None,) * 3}
+    assert "steps 3: on how many data-parallel ranks they were taken is not recor" in caplog.text
+    blame_of(load=load, step=3)
+    table = capsys.readouterr().out
+    assert table.splitlines()[1].split()[:4] == ["3", "?", "?", "?"]
+    assert "1 step checked: the samples of these steps are as the ledger has them" in table
+    with pytest.raises(ConfigError, match="--rank 0: on how many"):
+        blame_of(load=load, step=3, rank=0)
+    told = ask(capsys, load=load, step=3, rank=1, data_parallel_size=2)["rows"]
+    assert {row["sample"] for row in told} == {10, 11}
+
+
+def test_spans_that_are_none_are_refused(recorded: Callable[..., str]) -> None:
+    with pytest.raises(ArtifactError, match="spans that are none"):
+        blame_of(load=recorded((1, 5, 2), (4, 8, 1)), step=1)

@@ -23,6 +23,7 @@ from trainyard.config import from_dict, leaves
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote
 from trainyard.training.ledger import parse_ledger
+from trainyard.training.spans import spans_of_step
 from trainyard.training.state import TrainState
 
 OPTIONS = {
@@ -351,3 +352,44 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
     assert "continuing from step" in output
     assert (cut / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert manifest(cut).output_digest == manifest(whole).output_digest
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_validation_of_two_ranks_is_cut_short_and_made_good_by_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    train, valid = write_pair(data / "t", [60] * 40), write_pair(data / "v", [60] * 2001)
+    folder, options = tmp_path / "run", {"log_interval": 1, "full_validation": True}
+    options |= {"train_iters": 6, "split": None, "save_interval": 4}
+
+    def words(ranks: int) -> list[str]:
+        found = arguments("x", folder, **options, nproc_per_node=ranks)[2:]
+        at = found.index("--split")
+        del found[at : at + 2]
+        return ["--train-data-path", train, "--valid-data-path", valid, *found]
+
+    def begin(ranks: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "stages.pretrain", *words(ranks)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    process = begin(2)
+    wait_for(process, " iteration        3/")
+    time.sleep(0.5)  # into the validation behind step 4: thousands of batches
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 143, output
+    assert "the validation at step 4 is left for later" in output
+    assert "saved step 4 (asked to stop)" in output
+    process = begin(1)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    lines = parse_ledger((folder / "ledger.jsonl").read_bytes())
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert [line["step"] for line in lines if "validation_loss" in line] == [4, 6]
+    spans = [tuple(span) for span in spans_of_step(str(folder), 6)]
+    assert spans == [(1, 4, 2, 2), (5, 6, 1, 2)]
+    assert [json.loads(x)["step"] for x in (folder / "timings.jsonl").open()] == list(range(1, 7))

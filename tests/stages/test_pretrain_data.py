@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stages.pretrain.config import PretrainConfig
 from tests.stages.test_pretrain import OPTIONS, arguments
 from tests.trainyard.datasets.test_gpt import write_pair
+from tests.trainyard.tokenizers.chats import NAMED, write_folder
 from trainyard.config import from_dict
+from trainyard.corpus.indexed import IndexedWriter
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote
 from trainyard.training.ledger import parse_ledger
@@ -95,6 +98,30 @@ def test_masks_and_positions_by_document_change_the_loss_and_nothing_of_the_samp
     assert [line["samples"] for line in packed] == [line["samples"] for line in plain]
     assert packed[0]["lm_loss"] != plain[0]["lm_loss"]
     assert masked[0]["lm_loss"] == pytest.approx(plain[0]["lm_loss"], rel=1e-5)
+
+
+def test_a_pad_that_is_the_bos_too_masks_nothing(zygote: Zygote, tmp_path: Path) -> None:
+    """<s> is id 1, and stands in the data; so it does as the end of document, id 2, and <unk>."""
+    prefix = tmp_path / "t"
+    with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
+        writer = IndexedWriter(bin_file, np.uint16)
+        for k in range(60):
+            writer.add_document([np.array([1, *range(k, k + 9), 0, 1, 2])])
+        writer.write_index(idx_file)
+    losses = []
+    for pad in (None, "<s>", "<unk>", "</s>"):
+        named = {name: token for name, token in NAMED.items() if name != "pad_token"}
+        folder = write_folder(
+            tmp_path / f"tokenizer{pad}", named | ({"pad_token": pad} if pad else {})
+        )
+        options = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": folder}
+        words = arguments(str(prefix), tmp_path / f"run{pad}", **{**SHORT, **options})
+        at = words.index("--vocab-size")
+        status, _, log = zygote.run("stages.pretrain", words[:at] + words[at + 2 :])
+        assert status == 0, log
+        lines = parse_ledger((tmp_path / f"run{pad}/ledger.jsonl").read_bytes())
+        losses.append([(line["lm_loss"], line.get("validation_loss")) for line in lines])
+    assert losses == [losses[0]] * 4
 
 
 def test_an_external_loader_is_for_programs(tokens: str) -> None:

@@ -25,12 +25,13 @@ Ints = NDArray[np.int64]
 
 
 class Place(NamedTuple):
-    """Where in a run a sample was served; all but the step count from 0."""
+    """Where in a run a sample was served; all but the step count from 0, and are None where they
+    are not known."""
 
     step: int
-    micro_batch: int
-    rank: int
-    row: int
+    micro_batch: int | None
+    rank: int | None
+    row: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +81,40 @@ class Serving:
         rank, row = divmod(within, self.shape.micro_batch_size)
         return Place(step + 1, micro_batch, rank, row)
 
-    def places(self, samples: Ints, num_steps: int) -> dict[int, list[Place]]:
-        """Every place at which each sample is served in so many steps."""
-        total = num_steps * self.global_batch_size
+    def places(self, samples: Ints, last_step: int, first_step: int = 1) -> dict[int, list[Place]]:
+        """Every place at which each sample is served in these steps."""
+        first, count = self._places_of(first_step, last_step)
         found: dict[int, list[Place]] = {sample: [] for sample in samples.tolist()}
         if self.dataloader_type == "single":
-            served = len(self.samples(0, total))
-            order = ((t, t) for t in samples.tolist() if t < served)
+            end = first + len(self.samples(first, count))
+            order = ((t, t) for t in samples.tolist() if first <= t < end)
         else:
-            all_served = _first(self, total)
-            hits = np.flatnonzero(np.isin(all_served, samples)).tolist()
-            order = ((t, int(all_served[t])) for t in hits)
+            served = _served(self, first, count)
+            hits = np.flatnonzero(np.isin(served, samples)).tolist()
+            order = ((first + k, int(served[k])) for k in hits)
         for t, sample in order:
             found[sample].append(self.place(t))
         return found
 
-    def counts(self, samples: Ints, num_steps: int) -> Ints:
-        """(n,) the number of places at which each sample is served in so many steps."""
-        total = num_steps * self.global_batch_size
+    def counts(self, samples: Ints, last_step: int, first_step: int = 1) -> Ints:
+        """(n,) the number of places at which each sample is served in these steps."""
+        first, count = self._places_of(first_step, last_step)
         if self.dataloader_type == "single":
-            return (samples < len(self.samples(0, total))).astype(np.int64)
-        return np.bincount(_first(self, total), minlength=self.shape.num_samples)[samples]
+            end = first + len(self.samples(first, count))
+            return ((first <= samples) & (samples < end)).astype(np.int64)
+        served = _served(self, first, count)
+        return np.bincount(served, minlength=self.shape.num_samples)[samples]
+
+    def _places_of(self, first_step: int, last_step: int) -> tuple[int, int]:
+        """The first place of some steps, and how many they have."""
+        size = self.global_batch_size
+        return (first_step - 1) * size, (last_step - first_step + 1) * size
 
 
-@lru_cache(maxsize=1)
-def _first(serving: Serving, count: int) -> Ints:
-    """What a run serves from its beginning on; shuffling takes long."""
-    return serving.samples(0, count)
+@lru_cache(maxsize=4)
+def _served(serving: Serving, first: int, count: int) -> Ints:
+    """What a run serves from a place on; shuffling takes long."""
+    return serving.samples(first, count)
 
 
 def torch_permutation(epoch: int, n: int) -> Ints:

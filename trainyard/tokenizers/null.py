@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainyard.errors import DataError
 from trainyard.tokenizers.base import DESCRIPTION, Flat, description, flatten
@@ -59,7 +60,7 @@ class NullTokenizer:
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
         """The same as an array."""
-        return self.encode_flat([text])[0]
+        return np.array(self.encode_reference(text), np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The ids as numbers."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trainyard.tokenizers.seams import Seam
 
 PART_LETTERS = 1 << 18
-"""A quarter of a megabyte of English, and a whole one at most."""
+"""At least 1: a quarter of a megabyte of English, and a whole one at most."""
 
 SPACE_SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 """Before a single space between words, where a SentencePiece model without pieces of several words

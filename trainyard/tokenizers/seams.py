@@ -157,11 +157,14 @@ def _is_byte_level(cutters: list[dict[str, Any]]) -> bool:
 def is_known(pattern: str) -> bool:
     """Whether a pattern is made of known alternatives, and they leave no letter out."""
     pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
-    # Without the signs that forbid going back: what is matched between seams is the same.
-    pattern = pattern.replace("++", "+").replace("?+", "?").replace("*+", "*").replace("}+", "}")
-    found = set(_alternatives(pattern))
+    found = {a if a in OTHERS else _relaxed(a) for a in _alternatives(pattern)}
     runs = found - OTHERS
     return bool(runs) and (runs in CASED_RUNS or runs <= LETTER_RUNS)
+
+
+def _relaxed(alternative: str) -> str:
+    """Without the signs that forbid going back, which move no end of a run of letters."""
+    return re.sub(r"([+?*]|\{[\d,]+\})\+", r"\1", alternative)
 
 
 def _alternatives(pattern: str) -> Iterator[str]:

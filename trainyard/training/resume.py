@@ -28,7 +28,6 @@ from trainyard.training.callbacks.checkpointing import (
 )
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import Ledger
-from trainyard.training.spans import Span, parse_spans
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
 
@@ -111,12 +110,6 @@ def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
     state.load_state_dict(checkpoint.state)
     trainee.optimizer.num_updates = state.num_updates
     return state
-
-
-def spans_of_step(root_url: str, step: int) -> tuple[Span, ...]:
-    """On how many ranks the steps up to this one ran, as far as it is known."""
-    found = read_manifest(join(root_url, step_folder(step), MANIFEST))
-    return parse_spans(found[0].run) if found is not None else ()
 
 
 def resume(root_url: str, step: int, trainee: Trainee) -> tuple[TrainState, Ledger]:

@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ArtifactError
 
 KEY = "spans"
@@ -40,6 +44,12 @@ def with_steps(spans: Sequence[Span], new: Span) -> tuple[Span, ...]:
 def spans_document(spans: Sequence[Span]) -> dict[str, Any]:
     """What the manifest of a step says."""
     return {KEY: [span._asdict() for span in spans]}
+
+
+def spans_of_step(root_url: str, step: int) -> tuple[Span, ...]:
+    """On how many ranks the steps up to this one were taken, as far as it is known."""
+    found = read_manifest(join(root_url, step_folder(step), MANIFEST))
+    return parse_spans(found[0].run) if found is not None else ()
 
 
 def parse_spans(run: Mapping[str, Any]) -> tuple[Span, ...]:

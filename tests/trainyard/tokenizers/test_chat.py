@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.tokenizers.chats import pair, read_chats, write_folder
+from tests.trainyard.tokenizers.chats import MARKS, pair, read_chats, write_folder
 from tests.trainyard.tokenizers.hostile import HOSTILE
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.chat import IGNORED, SFTTokenizer
@@ -321,6 +321,20 @@ def test_pads_are_those_of_the_format(folder: str, tmp_path: Path) -> None:
     document["model"]["vocab"]["<other>"] = document["model"]["vocab"].pop("<SPECIAL_233>")
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     assert build(bare).pad is None
+
+
+def test_special_tokens_are_known_by_their_ids(tmp_path: Path) -> None:
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "cls_token": "[INST]"}
+    folder = write_folder(tmp_path / "t", named, sep_token={"content": "[/INST]"}, mask_token="no")
+    more = {"mask_token": "[PREFIX]", "bos_token": "<pad>"}
+    (tmp_path / "t/special_tokens_map.json").write_text(json.dumps(more))
+    for kind in ("HuggingFaceTokenizer", "SFTTokenizer"):
+        kinds: Any = kind
+        config = TokenizerConfig(tokenizer_type=kinds, tokenizer_model=folder)
+        built: Any = build_tokenizer(config)
+        ids = (built.bos, built.eos, built.unk, built.cls, built.sep, built.mask)
+        # A token that there is not ("no") is no token; the first file that names one counts.
+        assert ids == (1, 2, 0, MARKS.index("[INST]"), MARKS.index("[/INST]"), None)
 
 
 def test_a_tokenizer_comes_back_from_the_files_it_carries(folder: str, tmp_path: Path) -> None:

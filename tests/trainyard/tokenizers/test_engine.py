@@ -27,11 +27,9 @@ from trainyard.tokenizers.base import as_lists, flatten
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.engine import Gigatoken, gigatoken_for, replace_rows
 from trainyard.tokenizers.library import surround, tokens_around
-from trainyard.tokenizers.parts import encode_in_parts, separable
 from trainyard.tokenizers.probe import overlap
 from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.tokenizers.suspects import Suspects, unassigned
-from trainyard.tokenizers.wordpiece import SPECIAL, wordpiece_library
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -276,27 +274,14 @@ def test_memory_stays_within_bounds_over_endless_new_words() -> None:
 def test_long_texts_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     words = " some words of plain text ".join([*HOSTILE, *random_texts(30), "\u0378"])
     document = json.loads(library(added_tokens=[END, added("<a b>", WORD)]).to_str())
-    pieces = wordpiece_library(
-        {t: i for i, t in enumerate([*SPECIAL, "some", "words", "a", "##b", "the"])}, lower=True
-    )
-    whole = ids_of(pieces, [words])
     for parts_of in ({}, TAKEN["nfc"], TAKEN["cl100k"], {"added_tokens": document["added_tokens"]}):
         engine = gigatoken_for(library(**parts_of))
         assert engine is not None
         expected = engine.encode_batch([words, "", "x\u0378"])
         with monkeypatch.context() as patch:
             patch.setattr(parts_module, "PART_LETTERS", 60)
-            assert len(list(parts_module.parts(words))) > 10
-            assert "".join(parts_module.parts(words)) == words
             assert engine.encode_batch([words, "", "x\u0378"]) == expected
             assert engine.encode(words) == expected[0]
-            in_parts = encode_in_parts([words], lambda texts: ids_of(pieces, texts))
-            assert [row.tolist() for row in in_parts] == whole
-
-
-def test_tokens_that_may_lie_across_a_cut_forbid_it() -> None:
-    assert separable(["<|endoftext|>", "   ", " a"])
-    assert not separable(["<a b>"])
 
 
 # --- arrays -----------------------------------------------------------------------------------

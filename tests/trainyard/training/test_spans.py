@@ -1,0 +1,27 @@
+"""On how many ranks steps were taken: joined, written, read back."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainyard.errors import ArtifactError
+from trainyard.training.spans import Span, parse_spans, spans_document, with_steps
+
+
+def test_steps_taken_alike_are_one_span() -> None:
+    spans = with_steps((), Span(1, 5, 2, 4))
+    assert with_steps(spans, Span(6, 5, 1, 4)) == spans  # none were taken
+    assert with_steps(spans, Span(6, 9, 2, 4)) == (Span(1, 9, 2, 4),)
+    changed = with_steps(spans, Span(6, 9, 1, 4))
+    assert changed == (Span(1, 5, 2, 4), Span(6, 9, 1, 4))
+    assert parse_spans(spans_document(changed)) == changed
+    assert parse_spans({}) == ()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [3, {}, {"first_step": 0, "last_step": 2, "data_parallel_size": 1, "micro_batch_size": 1}],
+)
+def test_what_is_no_span_is_refused(entry: object) -> None:
+    with pytest.raises(ArtifactError, match="spans"):
+        parse_spans({"spans": [entry]})

@@ -1,0 +1,133 @@
+"""A request to stop during a validation: the step is saved, and the measurement made good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.trainyard.training.small import TRAINING, build_loop, build_trainee
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
+from trainyard.training.config import TrainingConfig
+from trainyard.training.loop import Outcome
+from trainyard.training.resume import FoundSteps, find_own_steps, resume, whole_ledger
+from trainyard.training.spans import spans_of_step
+
+FOUR_BATCHES = 4  # of a measurement: 8 samples, 2 at once
+
+
+class Lines(Callback):
+    """The steps whose time was taken, and those measured."""
+
+    def __init__(self) -> None:
+        self.timed: list[int] = []
+        self.measured: list[int] = []
+
+    def after_step(self, event: StepEvent) -> None:
+        if event.timing is not None:
+            self.timed.append(event.record.step)
+        if event.record.validation_loss is not None:
+            self.measured.append(event.record.step)
+
+
+def go_on(
+    folder: Path, training: TrainingConfig, stop: Callable[[], bool], heard: Lines
+) -> Outcome:
+    """Continue the run of a folder as the stage does."""
+    trainee = build_trainee(training, dropout=0.1)
+    found = find_own_steps(str(folder), "l") if folder.exists() else FoundSteps()
+    state, ledger, spans = None, None, ()
+    if found.latest is not None:
+        state, ledger = resume(str(folder), found.latest, trainee)
+        spans = spans_of_step(str(folder), found.latest)
+    saving = Checkpointing(
+        RunFolder(str(folder), "l", "pretrain", {}, {}),
+        trainee,
+        training.save_interval,
+        facts={"global_batch_size": 8},
+        passing=found.passing,
+        spans=spans,
+    )
+    callbacks = [heard, saving]
+    loop = build_loop(trainee, training, callbacks, state, ledger, stop_requested=stop)
+    return loop.run()
+
+
+def contents(folder: Path) -> tuple[bytes, dict[int, str]]:
+    found = find_own_steps(str(folder), "l")
+    manifests = {k: read_manifest(f"{folder}/iter_{k:07d}/manifest.json") for k in found.staying}
+    assert found.passing == ()
+    ledger = whole_ledger(str(folder), found.staying)
+    return ledger, {k: m[0].output_digest for k, m in manifests.items() if m is not None}
+
+
+def at_look(place: int) -> Callable[[], bool]:
+    """True once: when it is asked for the time of that number."""
+    calls = count(1)
+    return lambda: next(calls) == place
+
+
+@pytest.mark.parametrize("save_interval", [2, 3])
+def test_wherever_a_run_is_stopped_it_ends_as_the_undisturbed(
+    tmp_path: Path, save_interval: int
+) -> None:
+    training = replace(TRAINING, save_interval=save_interval, eval_at_start=True)
+    assert go_on(tmp_path / "whole", training, lambda: False, Lines()) == "finished"
+    expected = contents(tmp_path / "whole")
+    calls = count(1)
+    assert go_on(tmp_path / "n", training, lambda: not next(calls), Lines()) == "finished"
+    asked = next(calls) - 1  # how often a run looks
+    assert asked == 6 + 3 * (FOUR_BATCHES + 1)
+    # Once for every place in a measurement: at the start, at step 3, at the last.
+    for place in (1, 4, 9, 10, 12, 17, 18, asked - 1):
+        folder, heard, stop = tmp_path / f"at-{place}", Lines(), at_look(place)
+        outcomes = [go_on(folder, training, stop, heard)]
+        assert outcomes[0] == "stopped", place
+        while outcomes[-1] != "finished":
+            outcomes.append(go_on(folder, training, stop, heard))
+        assert contents(folder) == expected, place
+        assert heard.timed == [1, 2, 3, 4, 5, 6]
+        assert heard.measured == [0, 3, 6]
+
+
+def test_a_stop_is_heard_between_the_batches_of_a_measurement(tmp_path: Path) -> None:
+    calls = count(1)
+    # Three steps look once each; the fifth look is before the second batch of the measurement.
+    assert go_on(tmp_path / "run", TRAINING, lambda: next(calls) >= 5, Lines()) == "stopped"
+    assert next(calls) == 6
+    found = find_own_steps(str(tmp_path / "run"), "l")
+    assert found == FoundSteps(passing=(3,))
+    state = store.read_json(str(tmp_path / "run/iter_0000003/state.json"))
+    assert state["unmeasured"]["step"] == 3
+    assert b'"step": 3' not in (tmp_path / "run/iter_0000003/ledger.jsonl").read_bytes()
+    # Stopped again before it is made good: nothing is written anew, nothing is lost.
+    heard = Lines()
+    assert go_on(tmp_path / "run", TRAINING, lambda: True, heard) == "stopped"
+    assert (heard.timed, heard.measured) == ([], [])
+    assert go_on(tmp_path / "run", TRAINING, lambda: False, heard) == "finished"
+    assert heard.measured == [3, 6]
+
+
+def test_the_largest_number_of_batches_decides_when_ranks_have_different_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank without batches goes on agreeing for as long as another has some."""
+    trainee = build_trainee()
+    others = iter([(0, 1), (0, 1), (0, 0)])
+    seen: list[tuple[bool, ...]] = []
+
+    def agree(*flags: bool) -> list[bool]:
+        seen.append(flags)
+        return [bool(own or other) for own, other in zip(flags, next(others), strict=True)]
+
+    monkeypatch.setattr(trainee, "_agree", agree)
+    assert trainee.evaluate(iter([]), 0) == 0.0
+    assert seen == [(False, False)] * 3
+    others = iter([(0, 1), (1, 1)])
+    assert trainee.evaluate(iter([]), 0) is None
