@@ -76,7 +76,7 @@ def test_old_run_folders_go(tmp_path: Path, place: Place, monkeypatch: pytest.Mo
 
 
 def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: Place) -> None:
-    document = {"input": str(tmp_path / "nothing"), "output_prefix": str(tmp_path / "out")}
+    document = {"input": [str(tmp_path / "nothing")], "output_prefix": str(tmp_path / "out")}
     with pytest.raises(StageError, match="nothing") as caught:
         run(stage_job("merge", document, "test", "merge-again"), place)
     assert caught.value.exit_status in (1, 2)

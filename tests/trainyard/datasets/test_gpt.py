@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.vectors import GOLDEN
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.corpus.indexed import IndexedDataset
+from trainyard.corpus.readers import IndexedWriter, MappedReader
 from trainyard.datasets.blend import blend
 from trainyard.datasets.gpt import (
     BlendedDataset,
@@ -101,7 +102,8 @@ def test_a_piece_shorter_than_asked_is_refused(
 ) -> None:
     indexed = IndexedDataset(write_pair(tmp_path / "t", [40, 3, 90]))
     dataset = GPTDataset(indexed, np.arange(3, dtype=np.int32), None, FORM)
-    monkeypatch.setattr(indexed, "_tokens", indexed._tokens[:60])
+    assert indexed.tokens is not None
+    monkeypatch.setattr(indexed, "_reader", MappedReader(indexed.tokens[:60]))
     with pytest.raises(DataError, match=r"t\.bin: sequence 2 gave \d+ of \d+ tokens"):
         [dataset[index] for index in range(len(dataset))]
 
