@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.vectors import GOLDEN
-from trainyard.corpus.indexed import IndexedDataset
-from trainyard.corpus.readers import IndexedWriter, MappedReader
+from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.corpus.readers import MappedReader
 from trainyard.datasets.blend import blend
 from trainyard.datasets.gpt import (
     BlendedDataset,
