@@ -34,6 +34,8 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
     files = check_inputs(config.input, stage.inputs["input"].files, config.json_keys)
     _refuse_to_remove(config, stage)
     tokenizer = cached_tokenizer(config.tokenizer)  # what is wrong with it is told before any work
+    if config.append_eod:
+        _ = tokenizer.eod  # a model without one is told before any work
     sizes = _look_at(files)
     if config.world_size is not None:
         check_files(files)
