@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.vectors import GOLDEN
+from trainyard.testing.pool import RankPool
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,6 +37,13 @@ def shared() -> Path:
 def golden() -> Path:
     """The folder of vectors made by Megatron-LM."""
     return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Processes that stay and run what tests hand them, as ranks over gloo."""
+    with RankPool() as pool:
+        yield pool
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainyard.artifacts.output import Output
 from trainyard.config import location
@@ -10,14 +10,18 @@ from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.fit import check_model
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.config import TrainingConfig
+from trainyard.training.logging_config import LoggingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig:
-    """Train a GPT on token files, data parallel over the ranks, in fp32.
+    """Train a GPT on token files, over any mix of tensor, sequence, pipeline, context and data
+    parallelism.
 
     Run again with the same options and data it continues from its last checkpoint in --save."""
 
@@ -25,19 +29,31 @@ class PretrainConfig:
     tokenizer: TokenizerConfig
     data: DataConfig
     optimizer: OptimizerConfig
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     training: TrainingConfig
-    parallel: ParallelConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     save: str = location()
     """Folder of the run: its checkpoints, ledger and manifest."""
     load: str | None = location(None)
     """Checkpoint of another run to go on from: a run folder (its last step) or a step folder."""
     finetune: bool = False
-    """Take only the weights from --load: step, optimizer and data begin anew."""
+    """Take only the weights from --load: step, optimizer and data begin anew. Started again, the
+    run goes on from its own checkpoints in --save."""
 
     def __post_init__(self) -> None:
         """Refuse combinations that cannot be meant."""
         if self.finetune and self.load is None:
             raise ConfigError("--finetune takes weights from --load, which is not given")
+        model = self.model
+        check_model(
+            self.parallel,
+            num_layers=model.num_layers,
+            num_attention_heads=model.num_attention_heads,
+            num_query_groups=model.query_groups,
+            ffn_hidden_size=model.ffn_size,
+            seq_length=model.seq_length,
+        )
         if self.data.dataloader_type == "external":
             raise ConfigError(
                 "--dataloader-type external: only a program that brings a loader along can use it, "

@@ -4,14 +4,13 @@ manifest."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from stages.pretrain.config import PretrainConfig
 from trainyard.artifacts.inputs import Input
-from trainyard.config import digest_relevant, to_dict
+from trainyard.config import digest_relevant
+from trainyard.optim.continuation import schedule_document
 from trainyard.optim.schedule import Schedule
-from trainyard.training.batch_size import BatchSize
 
 
 def config_document(
@@ -21,7 +20,7 @@ def config_document(
 
     Without paths, so that it is the same wherever the run lies; inputs are told by digest."""
     return {
-        "model": to_dict(config.model),
+        "model": digest_relevant(config.model),
         "vocab_size": vocab_size,
         "padded_vocab_size": padded_vocab_size,
         "run": digest_relevant(config),
@@ -30,17 +29,14 @@ def config_document(
 
 
 def state_facts(
-    config: PretrainConfig, batch_size: BatchSize, schedule: Schedule
+    config: PretrainConfig, global_batch_size: int, schedule: Schedule
 ) -> dict[str, Any]:
     """What `state.json` says of the run beside how far it is."""
     return {
         "seed": config.training.seed,
-        "global_batch_size": batch_size.global_batch_size,
+        "global_batch_size": global_batch_size,
         "seq_length": config.model.seq_length,
-        "schedule": {
-            "learning_rate": asdict(schedule.learning_rate),
-            "weight_decay": asdict(schedule.weight_decay),
-        },
+        "schedule": schedule_document(schedule),
         "rng": {"kind": "seeded for every micro-batch from seed, step and its place in the batch"},
     }
 

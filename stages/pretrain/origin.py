@@ -9,6 +9,7 @@ from trainyard.artifacts.digest import digest_bytes
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.base import Tokenizer
+from trainyard.training.length import RunLength
 from trainyard.training.resume import FoundSteps
 from trainyard.training.state import TrainState
 
@@ -45,15 +46,24 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
 
 
 def check_samples_left(
-    config: PretrainConfig, state: TrainState, global_batch_size: int, num_samples: int
+    config: PretrainConfig, state: TrainState, length: RunLength, num_samples: int
 ) -> None:
     """The samples of the steps that are left must be there; a cyclic order never ends."""
-    steps = config.training.train_iters - state.step
-    needed = state.consumed_train_samples + steps * global_batch_size
+    needed = samples_at_end(state, length)
     if config.data.dataloader_type == "single" and needed > num_samples:
         raise ConfigError(
-            f"--load is at {state.consumed_train_samples} samples, and {steps} steps of "
-            f"--global-batch-size {global_batch_size} end at {needed}, but the data of this run "
-            f"holds {num_samples}: keep the batch size, raise --train-iters, or begin the data "
-            "anew with --finetune"
+            f"--load is at {state.consumed_train_samples} samples, and the "
+            f"{length.steps - state.step} steps that are left end at {needed}, but the data of "
+            f"this run holds {num_samples}: keep the batch size, raise --train-iters (or "
+            "--train-samples), or begin the data anew with --finetune"
         )
+
+
+def samples_at_end(state: TrainState, length: RunLength) -> int:
+    """Samples that are consumed when the steps that are left have been taken."""
+    consumed = state.consumed_train_samples
+    if length.schedule.is_constant:
+        return consumed + (length.steps - state.step) * length.global_batch_size
+    for _ in range(state.step, length.steps):
+        consumed += length.schedule.at(consumed).global_batch_size
+    return consumed

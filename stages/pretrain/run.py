@@ -18,10 +18,7 @@ from trainyard.checkpoint.load import open_checkpoint
 from trainyard.datasets.form import sample_format
 from trainyard.errors import ConfigError, Stopped
 from trainyard.models.flops import flops_per_iteration
-from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.optim.adamw import AdamW
-from trainyard.optim.groups import group_parameters
 from trainyard.optim.schedule import Schedule, build_schedule
 from trainyard.parallel.device import resolve_device
 from trainyard.parallel.groups import (
@@ -32,13 +29,20 @@ from trainyard.parallel.groups import (
 )
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.training.batch_size import constant_batch_size
+from trainyard.training.build import (
+    build_trainee,
+    gpt_layout,
+    gpt_provider,
+    parameter_count,
+)
 from trainyard.training.callbacks.base import Callback
 from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
 from trainyard.training.callbacks.console import Console
 from trainyard.training.callbacks.timings import Timings
+from trainyard.training.compiled import should_compile
 from trainyard.training.data import RunData, build_run_data
 from trainyard.training.ledger import Ledger, parse_ledger
+from trainyard.training.length import length_of
 from trainyard.training.loop import Outcome, TrainLoop
 from trainyard.training.metrics import Workload, summary
 from trainyard.training.randomness import seed_process, use_deterministic_algorithms
@@ -50,7 +54,7 @@ from trainyard.training.resume import (
 )
 from trainyard.training.spans import Span, spans_of_step
 from trainyard.training.state import TrainState
-from trainyard.training.step import GPTForward, Trainee
+from trainyard.training.step import StepOptions, Trainee
 
 log = logging.getLogger(__name__)
 
@@ -83,18 +87,21 @@ class _Pretraining:
     ) -> None:
         self.config, self.stage, self.groups, self.device = config, stage, groups, device
         training = config.training
-        self.batch_size = constant_batch_size(
-            training.global_batch_size, training.micro_batch_size, groups.dims.dp
-        )
+        self.length = length_of(training, groups.dims.dp, config.model.seq_length)
         self.schedule: Schedule = build_schedule(
-            config.optimizer, training.train_iters, self.batch_size.global_batch_size
+            config.optimizer,
+            training.train_iters,
+            self.length.global_batch_size,
+            training.train_samples,
         )
         self.tokenizer: Tokenizer = build_tokenizer(config.tokenizer)
-        self.vocab_size = config.model.padded_vocab_size(self.tokenizer.vocab_size)
+        self.vocab_size = config.model.padded_vocab_size(
+            self.tokenizer.vocab_size, groups.dims.tp
+        )
         self.data = self._build_data()
         self.keeper = RunKeeper(stage) if groups.rank == 0 else None
         # One rank looks: on a store that lags, two could see different steps.
-        self.found = broadcast_object(self.keeper.found if self.keeper else FoundSteps(), groups.dp)
+        self.found = broadcast_object(self.keeper.found if self.keeper else FoundSteps(), groups.world)
 
     def run(self) -> dict[str, Any]:
         """Train from where the run is to its end, and list its files."""
@@ -102,17 +109,19 @@ class _Pretraining:
         state, ledger = self._begin(trainee)
         training, keeper = self.config.training, self.keeper
         timings = Timings(
-            training.save_interval or training.train_iters, keeper.keep_timings if keeper else _drop
+            training.save_interval or self.length.steps, keeper.keep_timings if keeper else _drop
         )
         callbacks: list[Callback] = [timings, self._checkpointing(trainee)]
         if keeper is not None:
-            show = training.log_throughput
-            callbacks.insert(0, Console(training.train_iters, training.log_interval, show))
+            logged = self.config.logging
+            console = Console(self.length.steps, logged.log_interval, logged.log_throughput)
+            callbacks.insert(0, console)
         loop = TrainLoop(
             trainee,
             self.schedule,
             self.data,
             training,
+            self.length,
             self._workload(),
             callbacks=callbacks,
             state=state,
@@ -125,7 +134,7 @@ class _Pretraining:
             self._stop(outcome, loop.state)
         lines = parse_ledger(keeper.finish()) if keeper is not None else []
         return {
-            "parameters": sum(p.numel() for p in trainee.model.parameters()),
+            "parameters": self.config.model.num_params(self.vocab_size),
             **losses_of(lines),
             **summary(timings.timings),
             "device": self._device_name(),
@@ -139,43 +148,45 @@ class _Pretraining:
         data, training = self.config.data, self.config.training
         length = self.config.model.seq_length
         form = sample_format(data, self.tokenizer, length, training.seed)
-        return build_run_data(data, training, form, self.batch_size, self.groups.dp_rank)
+        return build_run_data(data, training, form, self.length, self.groups.dp_rank)
 
     def _build_trainee(self) -> Trainee:
-        config = self.config
-        with self.device:
-            model = GPTModel(config.model, self.vocab_size)
-        optimizer = AdamW(group_parameters(model.named_parameters()), config.optimizer)
+        config, training = self.config, self.config.training
         data = config.data
-        own_positions = data.reset_position_ids or data.dataloader_inter_document_masking
-        return Trainee(
-            model,
-            GPTForward(model, own_positions),
-            optimizer,
+        return build_trainee(
+            gpt_provider(config.model, self.vocab_size),
+            gpt_layout(config.model, training.micro_batch_size),
+            config.parallel,
+            config.optimizer,
+            config.precision,
             self.groups,
-            self.batch_size,
-            seed=config.training.seed,
-            clip_grad=config.optimizer.clip_grad,
-            per_token=config.training.calculate_per_token_loss,
+            self.device,
+            StepOptions(
+                seed=training.seed,
+                per_token=training.calculate_per_token_loss,
+                count_zeros=config.logging.log_num_zeros_in_grad,
+                measure_params=config.logging.log_params_norm,
+            ),
+            own_positions=data.reset_position_ids or data.dataloader_inter_document_masking,
+            compile_layers=should_compile(training.compile_layers, self.device),
         )
 
     def _workload(self) -> Workload:
-        size = self.batch_size.global_batch_size
-        flops = flops_per_iteration(self.config.model, self.vocab_size, size)
-        tokens = size * self.config.model.seq_length
-        return Workload(tokens, flops, self.groups.dims.world_size)
+        flops = flops_per_iteration(self.config.model, self.vocab_size, 1)
+        return Workload(self.config.model.seq_length, flops, self.groups.dims.world_size)
 
     # --- where to begin ---------------------------------------------------------------------
 
     def _begin(self, trainee: Trainee) -> tuple[TrainState, Ledger]:
         step = self.found.latest
         if step is not None:
-            return resume(self.config.save, step, trainee)
+            return resume(self.config.save, step, trainee, self.length.global_batch_size)
         refuse_other_options(self.config, self.found)
         load = self.config.foreign_load()
         if load is None:
-            assert isinstance(trainee.model, GPTModel)
-            init_parameters(trainee.model, self.config.training.seed)
+            for chunk in trainee.chunks:
+                init_parameters(chunk, self.config.training.seed)
+            trainee.optimizer.adopt_model_parameters()
             self._log_start(trainee, "initial weights from --seed")
             return TrainState(), Ledger()
         state = TrainState()
@@ -183,26 +194,26 @@ class _Pretraining:
             check_tokenizer(checkpoint, self.tokenizer, self.config.finetune)
             if self.config.finetune:
                 restore_weights(checkpoint, trainee)
+                trainee.optimizer.adopt_model_parameters()
             else:
                 state = restore_training(checkpoint, trainee)
                 state.unmeasured = {}  # that measurement is the other run's
             self._log_start(trainee, f"step {checkpoint.step} of {checkpoint.url}")
-        if state.step >= self.config.training.train_iters:
+        if state.step >= self.length.steps:
             raise ConfigError(
-                f"--load {load} is at step {state.step} and --train-iters is "
-                f"{self.config.training.train_iters}: nothing is left to train; raise it, or use "
+                f"--load {load} is at step {state.step} and this run has {self.length.steps} "
+                "(--train-iters, --train-samples): nothing is left to train; raise it, or use "
                 "--finetune"
             )
-        size = self.batch_size.global_batch_size
-        check_samples_left(self.config, state, size, len(self.data.train))
+        check_samples_left(self.config, state, self.length, len(self.data.train))
         return state, Ledger(state.ledger_digest)
 
     def _log_start(self, trainee: Trainee, origin: str) -> None:
         if self.groups.rank == 0:
-            count = sum(p.numel() for p in trainee.model.parameters())
+            count = self.config.model.num_params(self.vocab_size)
             log.info(
-                "training parameters=%d device=%s ranks=%d threads=%d from %s",
-                *(count, self._device_name(), self.groups.dims.world_size),
+                "training parameters=%d of_this_rank=%d device=%s ranks=%d threads=%d from %s",
+                *(count, parameter_count(trainee), self._device_name(), self.groups.dims.world_size),
                 *(torch.get_num_threads(), origin),
             )
             valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
@@ -230,7 +241,8 @@ class _Pretraining:
             folder,
             trainee,
             self.config.training.save_interval,
-            facts=state_facts(self.config, self.batch_size, self.schedule),
+            micro_batch_size=self.config.training.micro_batch_size,
+            facts=state_facts(self.config, self.length.global_batch_size, self.schedule),
             passing=self.found.passing,
             spans=self._spans(),
             before_first=self.keeper.make_room if self.keeper else _nothing,

@@ -38,19 +38,21 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a step amounts to."""
+    """What a sample amounts to."""
 
-    tokens: int
-    flops: float
+    tokens_per_sample: int
+    flops_per_sample: float
     world_size: int
 
-    def timing(self, step: int, seconds: float, device: torch.device) -> StepTiming:
-        """The figures of a step that took `seconds`."""
+    def timing(
+        self, step: int, seconds: float, device: torch.device, num_samples: int
+    ) -> StepTiming:
+        """The figures of a step of so many samples that took `seconds`."""
         return StepTiming(
             step,
             1000.0 * seconds,
-            self.tokens / seconds,
-            self.flops / (seconds * 1e12 * self.world_size),
+            num_samples * self.tokens_per_sample / seconds,
+            num_samples * self.flops_per_sample / (seconds * 1e12 * self.world_size),
             peak_memory_bytes(device),
         )
 

@@ -17,19 +17,18 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.load import Checkpoint, find_steps, open_checkpoint, restore
+from trainyard.checkpoint.load import Checkpoint, find_steps, open_checkpoint
 from trainyard.checkpoint.steps import STATE, step_folder, step_of
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.checkpointing import (
     STAYS,
-    model_tensors,
-    optimizer_tensors,
     remove_step,
 )
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import Ledger
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
+from trainyard.training.tensors import model_tensors, optimizer_tensors, restore_together
 
 log = logging.getLogger(__name__)
 
@@ -99,27 +98,32 @@ def _listed(steps: Sequence[int]) -> str:
 
 def restore_weights(checkpoint: Checkpoint, trainee: Trainee) -> None:
     """The weights of a checkpoint, and nothing else of it."""
-    restore(checkpoint, model_tensors(trainee.model), "model.")
+    restore_together(checkpoint, model_tensors(trainee.chunks), "model.", trainee.groups.world)
 
 
 def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
     """Weights, optimizer and position of a checkpoint."""
     restore_weights(checkpoint, trainee)
-    restore(checkpoint, optimizer_tensors(trainee), "optimizer.")
+    tensors = optimizer_tensors(trainee)
+    restore_together(checkpoint, tensors, "optimizer.", trainee.groups.world)
     state = TrainState()
     state.load_state_dict(checkpoint.state)
-    trainee.optimizer.num_updates = state.num_updates
+    trainee.optimizer.load_state_dict(
+        {"num_updates": state.num_updates, "loss_scaler": state.loss_scaler}
+    )
     return state
 
 
-def resume(root_url: str, step: int, trainee: Trainee) -> tuple[TrainState, Ledger]:
+def resume(
+    root_url: str, step: int, trainee: Trainee, global_batch_size: int
+) -> tuple[TrainState, Ledger]:
     """Continue this run at one of its steps."""
     with open_checkpoint(join(root_url, step_folder(step))) as checkpoint:
         state = restore_training(checkpoint, trainee)
         ledger = Ledger(state.ledger_digest)
         if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
             ledger.lines = store.read_bytes(join(checkpoint.url, LEDGER)).decode().splitlines()
-        _check_batch_size(checkpoint, trainee.batch_size.global_batch_size)
+        _check_batch_size(checkpoint, global_batch_size)
     return state, ledger
 
 

@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from trainyard.artifacts import store
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
@@ -23,6 +20,7 @@ from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.spans import Span, spans_document, with_steps
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
+from trainyard.training.tensors import training_tensors
 
 STAYS = "stays"
 """Key of state.json: false for a step that only serves to continue from."""
@@ -48,6 +46,7 @@ class Checkpointing(Callback):
         trainee: Trainee,
         interval: int | None,
         *,
+        micro_batch_size: int,
         facts: Mapping[str, Any],
         passing: tuple[int, ...] = (),
         spans: tuple[Span, ...] = (),
@@ -60,6 +59,7 @@ class Checkpointing(Callback):
         self._folder = folder
         self._trainee = trainee
         self._interval = interval
+        self._micro_batch_size = micro_batch_size
         self._facts = facts
         self._passing = list(passing)
         self._spans = spans
@@ -80,6 +80,7 @@ class Checkpointing(Callback):
 
     def _save(self, event: StepEvent, stays: bool) -> None:
         groups = self._trainee.groups
+        self._trainee.optimizer.finish_parameters()
         if groups.rank == 0 and self._before_first is not None:
             self._before_first()
         self._before_first = None
@@ -92,7 +93,7 @@ class Checkpointing(Callback):
             files={**self._folder.files, LEDGER: event.ledger.text()},
             lineage=self._folder.lineage,
             stage_name=self._folder.stage_name,
-            group=groups.dp,
+            group=groups.world,
             rank=groups.rank,
             world_size=groups.dims.world_size,
             run=spans_document(self._spans_to(event.state.step)),
@@ -108,23 +109,8 @@ class Checkpointing(Callback):
         self._passing = []
 
     def _spans_to(self, step: int) -> tuple[Span, ...]:
-        size = self._trainee.batch_size
-        return with_steps(self._spans, Span(self._first_step, step, size.dp, size.micro_batch_size))
-
-
-def training_tensors(trainee: Trainee) -> dict[str, Tensor]:
-    """Weights and optimizer state by the names that a checkpoint knows them by."""
-    return {**model_tensors(trainee.model), **optimizer_tensors(trainee)}
-
-
-def model_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """`model.NAME` of every weight."""
-    return {f"model.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
-
-
-def optimizer_tensors(trainee: Trainee) -> dict[str, Tensor]:
-    """`optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME` of every trained weight."""
-    return {f"optimizer.{name}": t for name, t in trainee.optimizer.state_tensors().items()}
+        dp = self._trainee.groups.dims.dp
+        return with_steps(self._spans, Span(self._first_step, step, dp, self._micro_batch_size))
 
 
 def remove_step(root_url: str, step: int) -> None:

@@ -1,0 +1,37 @@
+"""Layers compiled one by one with `torch.compile`.
+
+All layers of a model share one compiled graph, so the first step compiles a layer's forward and
+backward once. What joins them - recomputation, offloading, the pipeline, waiting for parameters -
+stays outside and may do as it likes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+GRAPHS = 64
+"""Variants of a layer that may be compiled: training and evaluation, with a mask and without, for
+each kind of layer."""
+
+
+def should_compile(option: Literal["auto", "on", "off"], device: torch.device) -> bool:
+    """Whether --compile-layers asks for it on this device."""
+    return option == "on" or (option == "auto" and device.type == "cuda")
+
+
+def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
+    """Have the layers of a chunk run compiled; returns them.
+
+    `forward` is compiled and not the module: hooks of the module run before it, uncompiled."""
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+    decoder = getattr(chunk, "decoder", None)
+    layers = list(getattr(decoder, "layers", nn.ModuleDict()).values())
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=False)
+    losses = getattr(chunk, "losses_of", None)
+    if losses is not None:
+        chunk.losses_of = torch.compile(losses, dynamic=False)  # type: ignore[assignment]
+    return layers
