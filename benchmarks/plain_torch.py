@@ -113,7 +113,7 @@ class Model(nn.Module):
 def head_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy over the vocabulary."""
     logits = functional.linear(x, weight).view(-1, weight.shape[0]).float()
-    return functional.cross_entropy(logits, labels.view(-1))
+    return functional.cross_entropy(logits, labels.reshape(-1))
 
 
 def run(shape: Shape, steps: int, warmup: int, accumulate: int) -> dict[str, float | str]:
@@ -140,7 +140,8 @@ def run(shape: Shape, steps: int, warmup: int, accumulate: int) -> dict[str, flo
             weight.grad = None
         nn.utils.clip_grad_norm_(masters, 1.0, foreach=True)
         optimizer.step()
-        torch._foreach_copy_(weights, masters)
+        with torch.no_grad():
+            torch._foreach_copy_(weights, masters)
         torch.cuda.synchronize()
         if step >= warmup:
             times.append(time.perf_counter() - began)

@@ -242,6 +242,7 @@ class _Pretraining:
             trainee,
             self.config.training.save_interval,
             micro_batch_size=self.config.training.micro_batch_size,
+            save_optimizer=self.config.training.save_optim,
             facts=state_facts(self.config, self.length.global_batch_size, self.schedule),
             passing=self.found.passing,
             spans=self._spans(),

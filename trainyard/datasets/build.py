@@ -169,8 +169,11 @@ class _Builder:
         return self._over(file, split, size)
 
     def _mock(self, split: str, size: int | None) -> GPTDataset:
-        file = self._opened.setdefault("", MockTokens(self._form.vocab_size, self._form.eod))
-        return self._over(file, split, size)
+        form, wanted = self._form, self._data.dataset_size
+        tokens = None if wanted is None else wanted * form.seq_length + int(form.extra_token)
+        if "" not in self._opened:
+            self._opened[""] = MockTokens(form.vocab_size, form.eod, tokens_of_a_third=tokens)
+        return self._over(self._opened[""], split, size)
 
     def _over(self, file: TokenSource, split: str, size: int | None) -> GPTDataset:
         documents = split_documents(len(file), self._data.fractions(split))

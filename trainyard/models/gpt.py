@@ -88,7 +88,7 @@ class GPTModel(nn.Module):
     ) -> Tensor:
         """Cross entropy of each label in nats, (b, s) fp32, not masked and not averaged."""
         hidden = self._run(None, tokens, position_ids, as_mask(attention_mask), None, dropout_seed)
-        return self._losses(hidden, labels)
+        return self.losses(hidden, labels)
 
     def hidden_states(
         self,
@@ -131,7 +131,7 @@ class GPTModel(nn.Module):
             None,
             batch.get(DROPOUT_SEED),
         )
-        return self._losses(out, batch["labels"]) if self.stage.has_output else out
+        return self.losses(out, batch["labels"]) if self.stage.has_output else out
 
     @property
     def dtype(self) -> torch.dtype:
@@ -215,6 +215,8 @@ class GPTModel(nn.Module):
             weight = self.embedding.word_embeddings.weight
         return column_linear(hidden, weight, None, self.parallel)
 
-    def _losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of each label in nats, (b, s) fp32. hidden: (s, b, h) after the final norm;
+        labels: (b, s)."""
         logits = self._own_logits(hidden)
         return vocab_parallel_cross_entropy(logits, labels.t(), self.parallel).t()

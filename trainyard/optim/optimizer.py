@@ -26,6 +26,7 @@ from trainyard.optim.state import StateBox
 from trainyard.parallel.data import DataParallel, all_reduce_sum
 from trainyard.parallel.gradients import reduce_partial_gradients
 from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.timing import Timed, untimed
 
 
 class OptimizerGroups(Protocol):
@@ -78,6 +79,7 @@ class ModelOptimizer:
         self.chunks = list(chunks)
         self.scaler = scaler
         self.num_updates = 0
+        self.timed: Timed = untimed
         self._config = config
         self._rule = rule
         self._groups = groups
@@ -114,11 +116,14 @@ class ModelOptimizer:
         """Complete the gradients: over data-parallel ranks, parts of a sequence, tied ends."""
         for chunk in self.chunks:
             chunk.finish()
-        for chunk in self.chunks:
-            parameters = [member.parameter for member in chunk.members]
-            reduce_partial_gradients(parameters, self._tensor_parallel, chunk.grad_of)
+        with self.timed("layernorm-grads-all-reduce"):
+            for chunk in self.chunks:
+                parameters = [member.parameter for member in chunk.members]
+                reduce_partial_gradients(parameters, self._tensor_parallel, chunk.grad_of)
         if self._tied is not None and self._groups.embedding is not None:
-            all_reduce_sum(self._chunk_of(self._tied).grad_of(self._tied), self._groups.embedding)
+            with self.timed("embedding-grads-all-reduce"):
+                tied = self._chunk_of(self._tied).grad_of(self._tied)
+                all_reduce_sum(tied, self._groups.embedding)
 
     def _chunk_of(self, parameter: nn.Parameter) -> DataParallel:
         return next(c for c in self.chunks if any(m.parameter is parameter for m in c.members))
@@ -129,12 +134,14 @@ class ModelOptimizer:
     ) -> StepOutcome:
         """Update from reduced gradients, unless one of them is not finite."""
         scale = self.scaler.scale * divisor
-        norm, num_zeros = self._measure(count_grad_zeros)
+        with self.timed("optimizer-clip-main-grad"):
+            norm, num_zeros = self._measure(count_grad_zeros)
         norm /= scale
         skipped = not math.isfinite(norm)
         self.scaler.update(skipped)
         if not skipped:
-            self._update(rates, clip_factor(norm, self._config.clip_grad), scale)
+            with self.timed("optimizer-inner-step"):
+                self._update(rates, clip_factor(norm, self._config.clip_grad), scale)
         return StepOutcome(skipped, norm, self.scaler.scale, num_zeros)
 
     def _update(self, rates: Rates, factor: float, scale: float) -> None:
@@ -171,6 +178,10 @@ class ModelOptimizer:
                 num_updates=self.num_updates,
                 grad_scale=grad_scale,
             )
+
+    def gradient_norm(self, divisor: float = 1.0) -> float:
+        """Of the reduced gradients, as `update` will find it."""
+        return self._measure(False)[0] / (self.scaler.scale * divisor)
 
     # --- norms --------------------------------------------------------------------------------
 

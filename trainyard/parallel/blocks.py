@@ -94,11 +94,13 @@ def _cudnn_backward(
     rng: Tensor,
     call: BlockCall,
 ) -> Parts:
+    # Called directly, the backward of torch 2.11 gives a wrong dq where heads share keys.
+    per_group = q.shape[1] // k.shape[1]
     dq, dk, dv = _ATEN._scaled_dot_product_cudnn_attention_backward(
         dout,
         q,
-        k,
-        v,
+        k.repeat_interleave(per_group, dim=1) if per_group > 1 else k,
+        v.repeat_interleave(per_group, dim=1) if per_group > 1 else v,
         out,
         lse.contiguous().unsqueeze(-1),  # cuDNN's own shape, (b, n, s, 1)
         rng[0],
@@ -112,7 +114,14 @@ def _cudnn_backward(
         call.causal,
         scale=call.scale,
     )
-    return dq, dk, dv
+    return dq, _over_group(dk, per_group), _over_group(dv, per_group)
+
+
+def _over_group(grad: Tensor, per_group: int) -> Tensor:
+    """Add up what the heads of a group give to the key or value that they share."""
+    if per_group == 1:
+        return grad
+    return grad.unflatten(1, (-1, per_group)).float().sum(dim=2).to(grad.dtype)
 
 
 # --- FlashAttention-2, torch's own ------------------------------------------------------------

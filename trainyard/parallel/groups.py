@@ -20,7 +20,14 @@ from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
 from trainyard.parallel.join import join_ranks, rank_of_environment
 from trainyard.parallel.model import ModelParallel
 
-__all__ = ["ALONE", "ProcessGroups", "broadcast_object", "process_groups", "rank_of_environment"]
+__all__ = [
+    "ALONE",
+    "ProcessGroups",
+    "broadcast_object",
+    "gather_objects",
+    "process_groups",
+    "rank_of_environment",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,15 @@ def broadcast_object(value: T, group: ProcessGroup | None) -> T:
     dist.broadcast_object_list(box, group_src=0, group=group)
     received: T = box[0]
     return received
+
+
+def gather_objects(value: T, group: ProcessGroup | None) -> list[T]:
+    """What every rank of the group passes, in their order, on all of them."""
+    if group is None:
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
 
 
 @contextmanager

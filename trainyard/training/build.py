@@ -111,6 +111,7 @@ def build_trainee(
         copies=copies,
         **conditions,
     )
+    optimizer.timed = options.timed
     for chunk, gradient in zip(chunks, gradients, strict=True):
         units = compile_chunk(chunk) if compile_layers else None
         if gradient.gather is not None:
@@ -124,6 +125,7 @@ def build_trainee(
             links,
             group_size=parallel.microbatch_group_size_per_virtual_pipeline_stage,
             before_last_backward=lambda chunk: gradients[chunk].sync_on_next_backward(),
+            timed=options.timed,
         )
 
     preparation = Preparation(groups, device, own_positions)
@@ -143,9 +145,7 @@ def build_chunks(
     held = partition(parallel, layout.num_layers)[groups.pp_rank]
     with device, _default_dtype(params_dtype(precision)):
         return [
-            provider(
-                model_parallel, ModelStage(part.layers, part.has_embedding, part.has_output)
-            )
+            provider(model_parallel, ModelStage(part.layers, part.has_embedding, part.has_output))
             for part in held
         ]
 

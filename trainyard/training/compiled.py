@@ -31,7 +31,7 @@ def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
     layers = list(getattr(decoder, "layers", nn.ModuleDict()).values())
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=False)
-    losses = getattr(chunk, "losses_of", None)
-    if losses is not None:
-        chunk.losses_of = torch.compile(losses, dynamic=False)  # type: ignore[assignment]
+    losses = getattr(chunk, "losses", None)
+    if losses is not None:  # output layer and cross entropy in few passes over the logits
+        chunk.losses = torch.compile(losses, dynamic=False)  # type: ignore[assignment]
     return layers

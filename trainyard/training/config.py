@@ -71,6 +71,9 @@ class TrainingConfig:
     measurements."""
     save_interval: int | None = execution(None)
     """Steps between two checkpoints; the last step is always saved."""
+    save_optim: bool = execution(True)
+    """Save the optimizer with the weights; without it a step serves --finetune and tools alone, and
+    the run cannot be continued from it."""
     exit_interval: int | None = execution(None)
     """Save and stop, unfinished, at a step that this divides; the same command continues."""
     exit_duration_in_mins: float | None = execution(None)

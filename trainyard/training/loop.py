@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from trainyard.datasets.loader import Batch
+from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.optim.schedule import Rates, Schedule
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.config import TrainingConfig
 from trainyard.training.data import RunData
+from trainyard.training.data_wait import DataWait
 from trainyard.training.ledger import Ledger, StepRecord
 from trainyard.training.length import RunLength
 from trainyard.training.metrics import StepTiming, Workload
@@ -52,7 +54,9 @@ class TrainLoop:
         state: TrainState | None = None,
         ledger: Ledger | None = None,
         stop_requested: Callable[[], bool] = _never,
+        wait: DataWait | None = None,
     ) -> None:
+        """wait: measures how long batches are waited for."""
         self.state = state or TrainState()
         self.ledger = ledger or Ledger(self.state.ledger_digest)
         self._trainee = trainee
@@ -64,15 +68,22 @@ class TrainLoop:
         self._stop_requested = stop_requested
         self._length = length
         self._evaluation_steps = list(length.evaluation_steps)
+        self._wait = wait or DataWait()
         self._began = time.monotonic()
+        self._first_step = self.state.step
 
     def run(self) -> Outcome:
         """Train; `stopped` by a signal and `paused` by --exit-interval leave the run unfinished."""
-        for callback in self._callbacks:
-            callback.begin(self.state)
-        outcome = self._steps()
-        for callback in self._callbacks:
-            callback.end()
+        try:
+            for callback in self._callbacks:
+                callback.begin(self.state)
+            outcome = self._steps()
+            for callback in self._callbacks:
+                callback.end()
+        except BaseException:
+            for callback in self._callbacks:
+                callback.failed()
+            raise
         return outcome
 
     def _steps(self) -> Outcome:
@@ -80,7 +91,8 @@ class TrainLoop:
         if outcome != "finished":
             return outcome
         consumed = self.state.consumed_train_samples
-        batches, digest = self._data.train_batches(consumed), self._data.step_digests(consumed)
+        batches = self._wait.watch(self._data.train_batches(consumed))
+        digest = self._data.step_digests(consumed)
         for step in range(self.state.step + 1, self._length.steps + 1):
             outcome = self._step(step, batches, digest)
             if outcome != "finished":
@@ -112,13 +124,17 @@ class TrainLoop:
         if step in self._config.iterations_to_skip:
             self._pass_over(size, batches)
         else:
-            result = self._trainee.step(step, size, batches, rates, self._asked_to_stop())
+            try:
+                result = self._trainee.step(step, size, batches, rates, self._asked_to_stop())
+            except (RerunElsewhere, ValidationFailed):
+                self._save_before_fault()
+                raise
         self._advance(step, size, is_taken=result is not None and not result.skipped)
         stop = result is not None and result.stop
         record = self._record(result, size, rates, digest(size.num_microbatches))
         seconds = time.perf_counter() - began
         timing = self._workload.timing(
-            step, seconds, self._trainee.device, size.global_batch_size
+            step, seconds, self._trainee.device, size.global_batch_size, self._wait.take()
         )
         if step in self._evaluation_steps:
             losses = None if stop else self._evaluate(step)
@@ -130,6 +146,14 @@ class TrainLoop:
         outcome = self._outcome(step, stop)
         self._tell(record, timing, is_stopping=outcome != "finished")
         return outcome
+
+    def _save_before_fault(self) -> None:
+        """Have the state before the step saved, as on a request to stop: nothing was updated."""
+        if self.state.step == self._first_step:
+            return  # it was begun from there
+        consumed = self.state.consumed_train_samples
+        tokens = consumed * self._workload.tokens_per_sample
+        self._announce(StepRecord(self.state.step, consumed, tokens), None, is_stopping=True)
 
     def _asked_to_stop(self) -> bool:
         """By a signal, or by --exit-duration-in-mins; the step that is begun is still taken."""
@@ -193,6 +217,7 @@ class TrainLoop:
         losses: dict[str, float] = {}
         for name, batches, count in self._data.validations(number, self._config.eval_iters):
             at_once = self._length.schedule.final.num_microbatches
+            batches = self._wait.watch(batches)
             loss = self._trainee.evaluate(batches, count, self._stop_requested, at_once)
             if loss is None:
                 log.info("asked to stop: the validation at step %d is left for later", step)

@@ -24,6 +24,8 @@ class StepTiming:
     """Over all ranks."""
     tflops_per_gpu: float
     """10^12 operations a second and device, by the convention of `trainyard.models.flops`."""
+    data_wait_ms: float
+    """Part of `ms` in which the loader was waited for."""
     memory_bytes: int
     """Peak so far of the first rank: allocated on its CUDA device, else resident in the process."""
 
@@ -45,7 +47,12 @@ class Workload:
     world_size: int
 
     def timing(
-        self, step: int, seconds: float, device: torch.device, num_samples: int
+        self,
+        step: int,
+        seconds: float,
+        device: torch.device,
+        num_samples: int,
+        data_wait_seconds: float = 0.0,
     ) -> StepTiming:
         """The figures of a step of so many samples that took `seconds`."""
         return StepTiming(
@@ -53,6 +60,7 @@ class Workload:
             1000.0 * seconds,
             num_samples * self.tokens_per_sample / seconds,
             num_samples * self.flops_per_sample / (seconds * 1e12 * self.world_size),
+            1000.0 * data_wait_seconds,
             peak_memory_bytes(device),
         )
 
@@ -68,5 +76,8 @@ def summary(timings: list[StepTiming]) -> dict[str, float]:
         "step_ms": round(medians["ms"], 3),
         "tokens_per_second": round(medians["tokens_per_second"], 1),
         "tflops_per_gpu": round(medians["tflops_per_gpu"], 5),
+        "data_wait_share": round(
+            sum(t.data_wait_ms for t in steady) / sum(t.ms for t in steady), 5
+        ),
         "peak_memory_bytes": max(t.memory_bytes for t in timings),
     }

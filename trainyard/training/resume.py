@@ -103,6 +103,11 @@ def restore_weights(checkpoint: Checkpoint, trainee: Trainee) -> None:
 
 def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
     """Weights, optimizer and position of a checkpoint."""
+    if not checkpoint.names("optimizer."):
+        raise ConfigError(
+            f"{checkpoint.url} was saved with --no-save-optim, so no run can go on from it; take "
+            "its weights with --load and --finetune into another --save"
+        )
     restore_weights(checkpoint, trainee)
     tensors = optimizer_tensors(trainee)
     restore_together(checkpoint, tensors, "optimizer.", trainee.groups.world)

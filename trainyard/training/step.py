@@ -21,6 +21,7 @@ from trainyard.optim.schedule import Rates
 from trainyard.parallel.data import all_reduce_sum
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.runner import PipelineRunner
+from trainyard.parallel.timing import Timed, untimed
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.microbatch import (
     NUM_TOKENS,
@@ -30,6 +31,7 @@ from trainyard.training.microbatch import (
     masked_loss,
 )
 from trainyard.training.randomness import seed_generators
+from trainyard.training.rerun import StepJudge, StepSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,12 @@ class StepOptions:
     """Weigh all tokens of the step alike."""
     count_zeros: bool = False
     measure_params: bool = False
+    check_finite: bool = True
+    """A loss or gradient that is not finite ends the run; otherwise the step is skipped."""
+    timed: Timed = untimed
+    """Around the parts of a step."""
+    judge: StepJudge | None = None
+    """Decides whether a step is to be run again before it is taken."""
 
 
 class Trainee:
@@ -98,25 +106,49 @@ class Trainee:
         """Take the micro-batches of step `number` from `batches` and update the parameters.
 
         stop: this rank was asked to stop; all learn of it with the loss, at no extra cost."""
+        judge, timed = self._options.judge, self._options.timed
+        if judge is None:
+            sums = self._gradients(number, size, batches, stop)
+        else:
+            kept = [next(batches) for _ in range(size.num_microbatches)]
+            sums = judge(number, lambda: self._gradients(number, size, iter(kept), stop))
+        scale = self.optimizer.loss_scale
+        must_be_finite = self._options.check_finite and not self.optimizer.scaler.expects_overflow
+        if must_be_finite and not math.isfinite(sums.loss):
+            raise diverged(number, sums.loss, math.nan)
+        with timed("optimizer"):
+            outcome = self.optimizer.update(
+                rates, divisor=sums.divisor, count_grad_zeros=self._options.count_zeros
+            )
+        if must_be_finite and outcome.skipped:
+            raise diverged(number, sums.loss, outcome.grad_norm)
+        return self._result(sums.loss, outcome, sums.stop, scale)
+
+    def _gradients(
+        self, number: int, size: BatchSize, batches: Iterator[Batch], stop: bool
+    ) -> StepSums:
+        """Forward and backward of a step, and the sums over ranks; nothing is updated yet, so it can
+        be done again with the same batches."""
+        timed = self._options.timed
         self._begin_step(size, stop)
         ready = self._preparation.training(
             batches, self._options.seed, number, size.num_microbatches
         )
-        self._runner.train(ready, size.num_microbatches)
-        self.optimizer.reduce_gradients()
+        with timed("forward-backward"):
+            self._runner.train(_timed_batches(ready, timed), size.num_microbatches)
+        with timed("all-grads-sync"):
+            self.optimizer.reduce_gradients()
         all_reduce_sum(self._totals.values, self.groups.world)
         loss_sum, num_tokens, stops = self._totals.values.tolist()
-        loss = loss_sum / max(num_tokens, 1.0)
-        scale = self.optimizer.loss_scale
-        if not math.isfinite(loss) and not self.optimizer.scaler.expects_overflow:
-            raise diverged(number, loss, math.nan)
         divisor = max(num_tokens, 1.0) if self._options.per_token else 1.0
-        outcome = self.optimizer.update(
-            rates, divisor=divisor, count_grad_zeros=self._options.count_zeros
+        norm = 0.0 if self._options.judge is None else self.optimizer.gradient_norm(divisor)
+        return StepSums(
+            loss_sum / max(num_tokens, 1.0),
+            norm,
+            divisor,
+            stops > 0,
+            self.optimizer.scaler.expects_overflow,
         )
-        if outcome.skipped and not self.optimizer.scaler.expects_overflow:
-            raise diverged(number, loss, outcome.grad_norm)
-        return self._result(loss, outcome, stops > 0, scale)
 
     def _begin_step(self, size: BatchSize, stop: bool) -> None:
         for chunk in self.chunks:
@@ -145,7 +177,9 @@ class Trainee:
         measurement. What the runner calls."""
         if module.training:
             seed_generators(batch, *self._tp_cp_seed, chunk)
-        output: Tensor = module.forward_stage(hidden, batch)  # type: ignore[operator]
+        timed = self._options.timed if module.training else untimed
+        with timed("forward-compute"):
+            output: Tensor = module.forward_stage(hidden, batch)  # type: ignore[operator]
         if not is_last_chunk(module):
             return output
         loss = masked_loss(output, batch)
@@ -198,6 +232,15 @@ class Trainee:
             return list(flags)
         counts = torch.tensor(flags, dtype=torch.float32, device=self.device)
         return [count > 0 for count in all_reduce_sum(counts, self.groups.world).tolist()]
+
+
+def _timed_batches(batches: Iterator[Batch], timed: Timed) -> Iterator[Batch]:
+    while True:
+        with timed("batch-generator"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def diverged(number: int, loss: float, norm: float) -> DataError:

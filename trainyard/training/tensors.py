@@ -21,11 +21,6 @@ from trainyard.parallel.sharding import shard_of
 from trainyard.training.step import Trainee
 
 
-def training_tensors(trainee: Trainee) -> dict[str, Held]:
-    """Weights and optimizer state."""
-    return {**model_tensors(trainee.chunks), **optimizer_tensors(trainee)}
-
-
 def model_tensors(chunks: Sequence[nn.Module]) -> dict[str, Held]:
     """`model.NAME` of every weight here; the copy of a tied embedding under the original's name."""
     held: dict[str, Held] = {}
@@ -69,4 +64,3 @@ def _names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str
     names: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(names, sorted(targets), group=group)
     return {name for of_rank in names for name in of_rank}
-

@@ -17,6 +17,7 @@ from trainyard.parallel.pipeline.outputs import backward_from, can_free, free_ou
 from trainyard.parallel.pipeline.p2p import PipelineLinks, communicating
 from trainyard.parallel.pipeline.program import programs
 from trainyard.parallel.pipeline.schedule import Action
+from trainyard.parallel.timing import Timed, untimed
 
 B = TypeVar("B")
 
@@ -41,13 +42,14 @@ class PipelineRunner(Generic[B]):
         group_size: int | None = None,
         before_last_backward: Callable[[int], None] = _nothing,
         deallocate_outputs: bool = True,
+        timed: Timed = untimed,
     ) -> None:
         """links: to the other ranks; None: there are none, and one chunk is the whole model.
 
         group_size: --microbatch-group-size-per-virtual-pipeline-stage. before_last_backward: called
         with a chunk when its last micro-batch of a step is about to go back: with it the gradients
         are whole and may be reduced. deallocate_outputs: free what was sent on; backward needs only
-        where it came from."""
+        where it came from. timed: around each backward pass."""
         assert links is not None or len(chunks) == 1
         self._chunks = list(chunks)
         self._forward_step = forward_step
@@ -55,6 +57,7 @@ class PipelineRunner(Generic[B]):
         self._group_size = group_size
         self._before_last_backward = before_last_backward
         self._deallocate = deallocate_outputs
+        self._timed = timed
 
     @property
     def is_first(self) -> bool:
@@ -94,7 +97,8 @@ class PipelineRunner(Generic[B]):
             loss = self._forward_step(0, module, None, index, next(batches))
             if index == num_microbatches - 1:
                 self._before_last_backward(0)
-            torch.autograd.backward(loss)
+            with self._timed("backward-compute"):
+                torch.autograd.backward(loss)
             losses.append(loss.detach())
         return losses
 
@@ -115,7 +119,8 @@ class PipelineRunner(Generic[B]):
             if program.last_backwards[index]:
                 self._before_last_backward(action.chunk)
             if action.kind == "B":
-                gradient = step.backward(action, arrived)
+                with self._timed("backward-compute"):
+                    gradient = step.backward(action, arrived)
                 if made is not None:
                     assert gradient is not None
                     links.send(made, gradient)

@@ -13,6 +13,7 @@ from typing import Any
 from trainyard.artifacts import store
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.layout import Held
 from trainyard.checkpoint.save import save_step
 from trainyard.checkpoint.steps import step_folder
 from trainyard.training.callbacks.base import Callback, StepEvent
@@ -20,7 +21,7 @@ from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.spans import Span, spans_document, with_steps
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
-from trainyard.training.tensors import training_tensors
+from trainyard.training.tensors import model_tensors, optimizer_tensors
 
 STAYS = "stays"
 """Key of state.json: false for a step that only serves to continue from."""
@@ -47,6 +48,7 @@ class Checkpointing(Callback):
         interval: int | None,
         *,
         micro_batch_size: int,
+        save_optimizer: bool = True,
         facts: Mapping[str, Any],
         passing: tuple[int, ...] = (),
         spans: tuple[Span, ...] = (),
@@ -60,19 +62,24 @@ class Checkpointing(Callback):
         self._trainee = trainee
         self._interval = interval
         self._micro_batch_size = micro_batch_size
+        self._save_optimizer = save_optimizer
         self._facts = facts
         self._passing = list(passing)
         self._spans = spans
         self._first_step = 1
+        self._saved_step: int | None = None
         self._before_first: Callable[[], None] | None = before_first
 
     def begin(self, state: TrainState) -> None:
         """Steps from here on are taken on the ranks of this process."""
         self._first_step = state.step + 1
+        self._saved_step = None
 
     def after_step(self, event: StepEvent) -> None:
         """Save if it is time to."""
         at_interval = self._interval is not None and event.record.step % self._interval == 0
+        if event.record.step == self._saved_step:
+            return  # heard of again: it is there, and the ledger's lines are in it
         is_due = event.record.step > 0 and (event.is_last or at_interval)
         stays = is_due and event.is_measured
         if stays or event.is_stopping:
@@ -80,6 +87,7 @@ class Checkpointing(Callback):
 
     def _save(self, event: StepEvent, stays: bool) -> None:
         groups = self._trainee.groups
+        self._saved_step = event.state.step
         self._trainee.optimizer.finish_parameters()
         if groups.rank == 0 and self._before_first is not None:
             self._before_first()
@@ -87,7 +95,7 @@ class Checkpointing(Callback):
         save_step(
             self._folder.url,
             event.state.step,
-            training_tensors(self._trainee),
+            self._tensors(),
             state={**self._facts, **event.state.state_dict(), STAYS: stays},
             documents=self._folder.documents,
             files={**self._folder.files, LEDGER: event.ledger.text()},
@@ -107,6 +115,10 @@ class Checkpointing(Callback):
                 if step != event.state.step:
                     remove_step(self._folder.url, step)
         self._passing = []
+
+    def _tensors(self) -> dict[str, Held]:
+        tensors = model_tensors(self._trainee.chunks)
+        return tensors | (optimizer_tensors(self._trainee) if self._save_optimizer else {})
 
     def _spans_to(self, step: int) -> tuple[Span, ...]:
         dp = self._trainee.groups.dims.dp
