@@ -6,7 +6,7 @@ them, several samples in one array; all else is done for the whole batch at once
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from trainyard.datasets.form import (
 )
 from trainyard.datasets.gather import Read, TokenSource, checked_text, reader, segments_of_pieces
 from trainyard.datasets.samples import SampleIndices
+from trainyard.datasets.vocabulary import fault
 from trainyard.errors import DataError
 
 __all__ = [
@@ -133,13 +134,23 @@ class GPTDataset:
     def refuse_token(self, index: int, token: int) -> None:
         """Say where a token comes from that no id of the vocabulary is."""
         sample = int(self.indices.shuffle_index[index])
-        (begin, _), (last, _) = self.indices.sample_index[sample : sample + 2].tolist()
-        documents = self.indices.document_index[begin : last + 1].tolist()
-        raise DataError(
-            f"{self.indexed.prefix}: token {token} in one of the sequences {documents[:8]} is "
-            f"outside the vocabulary of {self.form.vocab_size}; were these files made with another "
-            "tokenizer?"
-        )
+        for document, offset, length in self._pieces(sample):
+            places = np.flatnonzero(self.indexed.get(document, offset, length) == token)
+            if len(places):
+                of = f" (sample {sample})"
+                place = offset + int(places[0])
+                raise fault(self.indexed, document, place, token, self.form.vocab_size, of)
+        raise AssertionError((sample, token))
+
+    def _pieces(self, sample: int) -> Iterator[tuple[int, int, int]]:
+        """(sequence, offset, length) of what a sample is made of."""
+        (position, offset), (last, end) = self.indices.sample_index[sample : sample + 2].tolist()
+        while position <= last:
+            document = int(self.indices.document_index[position])
+            stop = end + int(self.form.extra_token)
+            stop = stop if position == last else int(self.indexed.sequence_lengths[document])
+            yield document, offset, stop - offset
+            position, offset = position + 1, 0
 
     def _refuse_piece(self, document: int, asked: int, found: int) -> None:
         raise DataError(

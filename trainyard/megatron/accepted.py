@@ -28,8 +28,10 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     (
         "communication under computation is arranged here: --overlap-grad-reduce, "
-        "--overlap-param-gather, --overlap-p2p-communication and --tp-comm-overlap ask for it",
+        "--overlap-param-gather and --tp-comm-overlap ask for it, and pipeline stages always send "
+        "while they compute",
         """
+        overlap-p2p-communication no-overlap-p2p-communication overlap-p2p-comm
         no-async-tensor-model-parallel-allreduce async-tensor-model-parallel-allreduce
         overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
         no-align-grad-reduce align-grad-reduce no-align-param-gather align-param-gather
@@ -209,11 +211,21 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "disable-straggler-on-startup straggler-ctrlr-port",
     ),
     (
-        "always logged where scalars are",
-        """
-        log-batch-size-to-tensorboard no-log-learnig-rate-to-tensorboard
-        log-learning-rate-to-tensorboard no-log-learning-rate-to-tensorboard
-        """,
+        "spikes are warned of in any case",
+        "check-for-large-grads",
+    ),
+    (
+        "gradients are added up in the format that they are kept in, fp32 unless "
+        "--grad-reduce-in-bf16 is given",
+        "ddp-reduce-scatter-with-fp32-accumulation",
+    ),
+    (
+        "not measured here",
+        "log-energy log-max-attention-logit",
+    ),
+    (
+        "--monitor-memory-continuously watches memory, every --memory-monitor-interval seconds",
+        "log-memory-interval log-device-memory-used",
     ),
 )
 
@@ -223,7 +235,7 @@ finalize_model_grads_func pipeline_dtype grad_scale_func enable_autocast autocas
 variable_seq_lengths num_microbatches_with_partial_activation_checkpoints batch_p2p_comm
 batch_p2p_sync use_ring_exchange_p2p deallocate_pipeline_outputs no_sync_func grad_sync_func
 param_sync_func _cpu_offloading_context cpu_offloading_weights cpu_offloading_activations
-barrier_with_L1_time lazy_mpu_init fp8_wgrad hidden_dropout_func moe_token_dropping
+lazy_mpu_init fp8_wgrad hidden_dropout_func moe_token_dropping
 """
 """Fields of Megatron-LM's model classes, as --yaml-cfg files name them, that are no options of its
 programs and make no difference here."""

@@ -11,43 +11,13 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from trainyard.errors import ConfigError
-from trainyard.megatron.spellings import Vocabulary, is_harmless
+from trainyard.megatron.options import Option, split_options
+from trainyard.megatron.spellings import VALUES, Vocabulary, is_harmless, vocabulary
 
 LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
 """Python's numbers of the levels that --log-level knows."""
 
 NO_EFFECT = "taken, without effect"
-
-
-@dataclass(slots=True)
-class Option:
-    """A flag with what stands behind it."""
-
-    given: str
-    """As it was typed, dashes included."""
-    name: str
-    """Without dashes, hyphens inside."""
-    values: list[str]
-
-    @property
-    def value(self) -> str:
-        """Its one value."""
-        if len(self.values) != 1:
-            raise ConfigError(
-                f"{self.given} takes one value, got {' '.join(self.values) or 'none'}"
-            )
-        return self.values[0]
-
-    @property
-    def number(self) -> int:
-        """Its one value, a number above 0."""
-        if not self.value.isdigit() or int(self.value) < 1:
-            raise ConfigError(f"{self.given} must be a whole number above 0, got {self.value!r}")
-        return int(self.value)
-
-    def tokens(self) -> list[str]:
-        """As it is written here."""
-        return ["--" + self.name, *self.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +41,7 @@ def understand(
 
     environ: tells what a launcher such as torchrun has set. more: flags besides those of the
     configuration."""
-    return _Command(arguments, Vocabulary(config_class, more), environ).understood()
-
-
-def split_options(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
-    """What stands before the first flag, and the flags with their values."""
-    first: list[str] = []
-    options: list[Option] = []
-    for token in arguments:
-        if token.startswith("--") and len(token) > 2:
-            given, equals, value = token.partition("=")
-            name = given[2:].replace("_", "-")
-            options.append(Option(given, name, [value] if equals else []))
-        elif token == "-h":
-            options.append(Option(token, "help", []))
-        elif options:
-            options[-1].values.append(token)
-        else:
-            first.append(token)
-    return first, options
+    return _Command(arguments, vocabulary(config_class, tuple(more)), environ).understood()
 
 
 class _Command:
@@ -119,7 +71,8 @@ class _Command:
     def _translated(self, option: Option) -> Option | None:
         meaning = self.vocabulary.meaning(option.name)
         if meaning.kind == "ours":
-            return Option(option.given, meaning.name, option.values)
+            values = [VALUES.get((meaning.name, value), value) for value in option.values]
+            return Option(option.given, meaning.name, values)
         if meaning.kind == "absent" and is_harmless(option.name, option.values):
             return None
         if meaning.kind == "accepted":
@@ -154,12 +107,14 @@ class _Command:
             "local-rank": self._local_rank,
             "epochs": self._epochs,
             "mock-data": self._mock_data,
+            "sequence-parallel": self._sequence_parallel,
         }
         for option in list(self.options):
             rule = rules.get(option.name)
             if rule is not None:
+                instead = rule(option)
                 at = next(i for i, o in enumerate(self.options) if o is option)
-                self.options[at : at + 1] = rule(option)
+                self.options[at : at + 1] = instead
 
     def _last(self, *names: str) -> Option | None:
         return next((o for o in reversed(self.options) if o.name in names), None)
@@ -225,6 +180,15 @@ class _Command:
             return [option]
         self.remarks.append(f"{option.given}: --tokenizer-type NullTokenizer, as none is given")
         return [option, Option(option.given, "tokenizer-type", ["NullTokenizer"])]
+
+    def _sequence_parallel(self, option: Option) -> list[Option]:
+        """On one tensor-parallel rank it is turned off, as in Megatron-LM."""
+        size = self._last("tensor-model-parallel-size", "model-parallel-size")
+        told_elsewhere = self._last("config", "yaml-cfg") is not None
+        if told_elsewhere or (size is not None and size.values != ["1"]):
+            return [option]
+        self.remarks.append(f"{option.given}: turned off, as --tensor-model-parallel-size is 1")
+        return []
 
     def _epochs(self, option: Option) -> list[Option]:
         size = self._last("dataset-size")

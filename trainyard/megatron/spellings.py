@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from trainyard.config import leaves, other_names
@@ -21,16 +22,22 @@ RENAMED: dict[str, str] = {
     "model-parallel-size": "tensor-model-parallel-size",
     "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
     "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
-    "overlap-p2p-comm": "overlap-p2p-communication",
     "warmup": "lr-warmup-fraction",
     "persistent-save-interval": "save-interval",
     "layernorm-epsilon": "norm-epsilon",
     "layernorm-zero-centered-gamma": "apply-layernorm-1p",
     "min-scale": "min-loss-scale",
     "num-moe-experts": "num-experts",
-    "tiktoken-special-tokens": "tokenizer-special-tokens",
+    "barrier-with-L1-time": "barrier-with-level-1-timing",
+    "no-log-learnig-rate-to-tensorboard": "no-log-learning-rate-to-tensorboard",
 }
 """Older and other spellings; ours are on the right."""
+
+VALUES: dict[tuple[str, str], str] = {
+    ("rerun-mode", "report_stats"): "report_determinism_stats",
+    ("optimizer", "adamw"): "adam",
+}
+"""Other spellings of values."""
 
 
 RULES = (
@@ -129,6 +136,12 @@ class Vocabulary:
 
     def _rank(self, name: str) -> tuple[bool, int]:
         return name not in self.names, len(name)
+
+
+@cache
+def vocabulary(config_class: type, more: tuple[str, ...] = ()) -> Vocabulary:
+    """The options of a configuration class, and more flags."""
+    return Vocabulary(config_class, more)
 
 
 def flag(name: str) -> str:

@@ -6,6 +6,7 @@ whose value is null, False or empty asks for nothing."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import types
 import typing
@@ -16,7 +17,7 @@ from trainyard.config import leaves
 from trainyard.errors import ConfigError
 from trainyard.megatron.accepted import CLASS_FIELDS
 from trainyard.megatron.command import NO_EFFECT, epochs_answer
-from trainyard.megatron.spellings import Meaning, Vocabulary, flag, is_harmless
+from trainyard.megatron.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
 from trainyard.megatron.yaml_text import Entry, read_entries
 
 TURNED_AROUND = {"add_bias_linear": "disable_bias_linear"}
@@ -46,7 +47,7 @@ def read_yaml_cfg(
 
 class _Reader:
     def __init__(self, config_class: type, where: str, given: Mapping[str, str]) -> None:
-        self.vocabulary = Vocabulary(config_class)
+        self.vocabulary = vocabulary(config_class)
         self.annotations = {name: annotation for name, annotation, _ in leaves(config_class)}
         self.where, self.given = where, given
         self.document: Document = {}
@@ -69,7 +70,7 @@ class _Reader:
     def _entry(self, key: str, entry: Entry) -> None:
         meaning = self._meaning(key)
         if meaning.kind == "unknown":
-            raise self._error(entry, f"{key} is no option: {meaning.reason.replace('--', '')}")
+            raise self._error(entry, f"{key} is no option: {_as_keys(meaning.reason)}")
         if entry.value is None:
             return
         if meaning.kind == "ours":
@@ -102,7 +103,7 @@ class _Reader:
         return meaning
 
     def _set(self, name: str, key: str, entry: Entry) -> None:
-        value = entry.value
+        value = VALUES.get((flag(name), str(entry.value)), entry.value)
         if name not in self.annotations:  # turned off
             name = name.removeprefix("no_")
             value = not self._boolean(key, entry)
@@ -200,6 +201,11 @@ class _Reader:
 
     def _error(self, entry: Entry, words: str) -> ConfigError:
         return ConfigError(f"{self.where}, {entry.place}: {words}")
+
+
+def _as_keys(words: str) -> str:
+    """Flags in a text as they stand in a file."""
+    return re.sub("--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), words)
 
 
 def _asks(value: Any) -> bool:

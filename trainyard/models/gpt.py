@@ -139,6 +139,11 @@ class GPTModel(nn.Module):
         return next(self.parameters()).dtype
 
     @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return next(self.parameters()).device
+
+    @property
     def hidden_dtype(self) -> torch.dtype:
         """Of what goes from stage to stage."""
         return torch.float32 if self.config.fp32_residual_connection else self.dtype
@@ -209,11 +214,10 @@ class GPTModel(nn.Module):
     def _own_logits(self, hidden: Tensor) -> Tensor:
         """Of this rank's part of the vocabulary."""
         if self.output_layer is not None:
-            weight = self.output_layer.weight
-        else:
-            assert self.embedding is not None
-            weight = self.embedding.word_embeddings.weight
-        return column_linear(hidden, weight, None, self.parallel)
+            out: Tensor = self.output_layer(hidden)
+            return out
+        assert self.embedding is not None
+        return column_linear(hidden, self.embedding.word_embeddings.weight, None, self.parallel)
 
     def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy of each label in nats, (b, s) fp32. hidden: (s, b, h) after the final norm;

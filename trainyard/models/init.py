@@ -39,6 +39,18 @@ def init_parameters(model: GPTModel, seed: int) -> None:
             _fill(parameter, copy_of(parameter) or name, model.config, seed)
 
 
+def init_module(module: nn.Module, config: GPTConfig, seed: int) -> None:
+    """Fill every parameter of a model of another kind by the rules of GPT's: biases 0, other
+    vectors 1, matrices N(0, --init-method-std), drawn by name so that no cut of it matters."""
+    with torch.no_grad():
+        for own_name, parameter in module.named_parameters():
+            name = copy_of(parameter) or own_name
+            if parameter.ndim == 1 and _constant(name, config) is None:
+                parameter.fill_(1.0)
+            else:
+                _fill(parameter, name, config, seed)
+
+
 def draw_parameter(name: str, shape: torch.Size, config: GPTConfig, seed: int) -> Tensor:
     """The whole first value of the parameter called `name`, fp32 on the CPU."""
     whole = torch.empty(shape, device="cpu", dtype=torch.float32)

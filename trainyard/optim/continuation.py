@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from trainyard.errors import ConfigError
@@ -85,12 +85,19 @@ def _differences(ours: Schedule, stored: Schedule) -> list[str]:
             if here is not there:
                 found.append(f"--decoupled-lr is {_rate(here)} here and {_rate(there)} there")
             continue
+        if _is_constant(here) and _is_constant(there):
+            here, there = replace(here, steps=0), replace(there, steps=0)
         for field in fields(here):
             mine, theirs = getattr(here, field.name), getattr(there, field.name)
             if mine != theirs:
                 option = _option(part, field.name)
                 found.append(f"{option} is {mine} here and {theirs} there")
     return found
+
+
+def _is_constant(schedule: LearningRateSchedule | WeightDecaySchedule) -> bool:
+    """Whether its length makes no difference, as a longer run may find."""
+    return isinstance(schedule, WeightDecaySchedule) and schedule.start == schedule.end
 
 
 def _option(part: str, name: str) -> str:

@@ -121,7 +121,8 @@ def _over_group(grad: Tensor, per_group: int) -> Tensor:
     """Add up what the heads of a group give to the key or value that they share."""
     if per_group == 1:
         return grad
-    return grad.unflatten(1, (-1, per_group)).float().sum(dim=2).to(grad.dtype)
+    shared: Tensor = grad.unflatten(1, (-1, per_group))
+    return shared.float().sum(dim=2).to(grad.dtype)
 
 
 # --- FlashAttention-2, torch's own ------------------------------------------------------------

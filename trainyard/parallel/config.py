@@ -80,8 +80,6 @@ class ParallelConfig:
     microbatch_group_size_per_virtual_pipeline_stage: int | None = execution(None)
     """Micro-batches that a chunk takes in a row under the interleaved schedule; unset: the
     pipeline-parallel size."""
-    overlap_p2p_communication: bool = execution(True)
-    """Send between stages while computing, under the interleaved schedule."""
 
     # --- context -----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import CP, PP, TP, ParallelConfig
 from trainyard.parallel.pipeline.partition import partition
+from trainyard.parallel.pipeline.schedule import choose_group_size
 
 
 def check_model(
@@ -64,6 +65,14 @@ def _check_exchange(config: ParallelConfig, heads: int, groups: int) -> None:
                 f"--cp-comm-type a2a: {flag} ({count}){shared} must be divisible by {CP} ({cp}); "
                 f"{nearest(CP, divisors(count // tp, cp))}, or use --cp-comm-type p2p"
             )
+
+
+def check_group_size(config: ParallelConfig, num_microbatches: int) -> None:
+    """Refuse --microbatch-group-size-per-virtual-pipeline-stage that does not fit the micro-batches
+    of a step; smaller steps of a growing batch choose their own."""
+    wanted = config.microbatch_group_size_per_virtual_pipeline_stage
+    if wanted is not None and config.pipeline_model_parallel_size > 1:
+        choose_group_size(config.pipeline_model_parallel_size, num_microbatches, wanted)
 
 
 def check_world_size(config: ParallelConfig, world_size: int) -> None:

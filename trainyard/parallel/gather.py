@@ -39,27 +39,37 @@ class ParameterGather:
 
         units: modules that wait, each for all parameters in it: layers as they are compiled, as a
         hook inside a compiled module would break its graph (compile `layer.forward`, which the
-        module's own hooks run before). Unset: every module that has parameters of its own; each
-        must then be called itself. What no unit holds, `model` waits for."""
+        module's own hooks run before). Unset: every module that has parameters of its own. Each
+        must be called itself. Parameters in no unit are waited for with the unit before them, in
+        the order of the model. Where none is before them, or they are `model`'s own, nothing is
+        sure to be called in time, as stages run without their model being called; then all
+        parameters are fetched at once."""
         if not self._overlap:
             return
-        last = {
+        waits = self._waits(model, units)
+        if model in waits:
+            return
+        for unit, number in waits.items():
+            self._wait_before(unit, number)
+        self._is_installed = True
+
+    def _waits(self, model: nn.Module, units: Iterable[nn.Module] | None) -> dict[nn.Module, int]:
+        """The last bucket that each unit waits for; what nobody can wait for is put on `model`."""
+        numbers = {
             place.member.parameter: number
             for number, bucket in enumerate(self._buckets)
             for place in bucket.places
         }
         if units is None:
             units = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
-        left = dict(last)
-        for unit in units:
-            held = [parameter for parameter in unit.parameters() if parameter in last]
-            if held:
-                self._wait_before(unit, max(last[parameter] for parameter in held))
-            for parameter in held:
-                left.pop(parameter, None)
-        if left:
-            self._wait_before(model, max(left.values()))
-        self._is_installed = True
+        owners = {p: unit for unit in units for p in unit.parameters(recurse=unit is not model)}
+        waits: dict[nn.Module, int] = {}
+        owner = model
+        for parameter in model.parameters():
+            owner = owners.get(parameter, owner)
+            if parameter in numbers:
+                waits[owner] = max(waits.get(owner, 0), numbers[parameter])
+        return waits
 
     def _wait_before(self, module: nn.Module, number: int) -> None:
         def wait(module: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -50,7 +50,7 @@ def join_ranks(
     """Make torch's default group of all ranks, once all are there and agree on how to run."""
     rank, world_size, _, _ = rank_of_environment()
     backend = backend_of(config, device)
-    _check_address()
+    check_address()
     try:
         # The address and the ranks are in the environment; torchrun's own store is used under it.
         store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
@@ -60,10 +60,11 @@ def join_ranks(
             backend, store=store, rank=rank, world_size=world_size, timeout=timeout
         )
     except (RuntimeError, ValueError) as error:
-        raise InfrastructureError(_explanation(error, rank, world_size, backend)) from error
+        raise join_failure(error, rank, world_size, f"over {backend} ") from error
 
 
-def _check_address() -> None:
+def check_address() -> None:
+    """Refuse an environment that does not say where ranks meet."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise ConfigError(
@@ -105,7 +106,14 @@ def _hear_all(store: Any, world_size: int, timeout_seconds: float) -> None:
         time.sleep(0.02)
 
 
-def _explanation(error: Exception, rank: int, world_size: int, backend: str) -> str:
+def join_failure(
+    error: Exception, rank: int, world_size: int, how: str = ""
+) -> InfrastructureError:
+    """What to tell of ranks that did not find each other at MASTER_ADDR:MASTER_PORT."""
+    return InfrastructureError(_explanation(error, rank, world_size, how))
+
+
+def _explanation(error: Exception, rank: int, world_size: int, how: str) -> str:
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     text = str(error)
     if "EADDRINUSE" in text or "address already in use" in text.lower():
@@ -128,7 +136,7 @@ def _explanation(error: Exception, rank: int, world_size: int, backend: str) -> 
             f"{_first_line(text)}"
         )
     return (
-        f"rank {rank} of {world_size} could not join the others over {backend} at "
+        f"rank {rank} of {world_size} could not join the others {how}at "
         f"{address}:{port}: {text}"
     )
 

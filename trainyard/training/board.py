@@ -57,8 +57,9 @@ class StoreBoard:
 
 
 def open_board(world_size: int) -> Board:
-    """The board of the ranks that this process is one of."""
-    if world_size == 1:
+    """The board of the ranks that this process is one of; ranks that a program joined by other
+    means than MASTER_ADDR are watched each by itself."""
+    if world_size == 1 or "MASTER_ADDR" not in os.environ:
         return LocalBoard()
     import torch.distributed
 

@@ -3,6 +3,7 @@ and the pipeline that joins them to other ranks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ from trainyard.models.stage import ModelStage
 from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
 from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
 from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.groups import is_vector
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.data import DataParallel
-from trainyard.parallel.groups import ProcessGroups
+from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
 from trainyard.parallel.pipeline.partition import partition
 from trainyard.parallel.pipeline.runner import PipelineRunner
+from trainyard.parallel.sharding import shard_of
 from trainyard.training.compiled import compile_chunk
 from trainyard.training.microbatch import Preparation
 from trainyard.training.step import StepOptions, Trainee
@@ -101,7 +104,6 @@ def build_trainee(
         )
         for chunk in chunks
     ]
-    conditions = {} if no_decay is None else {"no_weight_decay": no_decay}
     optimizer = build_optimizer(
         gradients,
         optimizer_config,
@@ -109,7 +111,7 @@ def build_trainee(
         groups,
         tied=next((t for c in chunks if (t := shared_embedding(c)) is not None), None),
         copies=copies,
-        **conditions,
+        no_weight_decay=no_decay or is_vector,
     )
     optimizer.timed = options.timed
     for chunk, gradient in zip(chunks, gradients, strict=True):
@@ -185,6 +187,18 @@ def _links(
 def parameter_count(trainee: Trainee) -> int:
     """Numbers that this rank holds."""
     return sum(p.numel() for chunk in trainee.chunks for p in chunk.parameters())
+
+
+def whole_parameter_count(trainee: Trainee) -> int:
+    """Numbers of the whole model, each counted once; all ranks ask together."""
+    held: dict[str, int] = {}
+    for chunk in trainee.chunks:
+        for name, parameter in chunk.named_parameters():
+            if copy_of(parameter) is None:
+                shard = shard_of(parameter)
+                held[name] = parameter.numel() if shard is None else math.prod(shard.shape)
+    stages = gather_objects(held, trainee.groups.pp)
+    return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
 def layers_of(chunks: Sequence[nn.Module]) -> Iterator[nn.Module]:

@@ -22,16 +22,22 @@ def should_compile(option: Literal["auto", "on", "off"], device: torch.device) -
 
 
 def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
-    """Have the layers of a chunk run compiled; returns them.
+    """Have the layers of a chunk run compiled; returns what waits for updated parameters: the
+    layers, and the modules with parameters around them that run uncompiled.
 
     `forward` is compiled and not the module: hooks of the module run before it, uncompiled."""
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
     decoder = getattr(chunk, "decoder", None)
-    layers = list(getattr(decoder, "layers", nn.ModuleDict()).values())
+    held = getattr(decoder, "layers", None)
+    layers = list(held.values()) if isinstance(held, nn.ModuleDict) else []
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=False)
     losses = getattr(chunk, "losses", None)
     if losses is not None:  # output layer and cross entropy in few passes over the logits
         chunk.losses = torch.compile(losses, dynamic=False)  # type: ignore[assignment]
-    return layers
+    inside = {module for layer in layers for module in layer.modules()}
+    if losses is not None and isinstance(output := getattr(chunk, "output_layer", None), nn.Module):
+        inside.update(output.modules())
+    around = (m for m in chunk.modules() if any(True for _ in m.parameters(recurse=False)))
+    return [*layers, *(module for module in around if module not in inside)]

@@ -9,7 +9,6 @@ from typing import Literal
 from trainyard.config import also, execution
 from trainyard.errors import ConfigError
 
-
 AT_LEAST_ONE = (
     "micro_batch_size",
     "global_batch_size",

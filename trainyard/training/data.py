@@ -12,7 +12,7 @@ from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import IN_MEMORY, IndexCache
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, SampleFormat
-from trainyard.datasets.loader import Batch, build_loader, load, sample_groups
+from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.config import TrainingConfig
@@ -35,7 +35,7 @@ class RunData:
     """Training and validation data of one rank."""
 
     config: DataConfig
-    train: Dataset
+    train: Dataset | ExternalData
     valid: tuple[tuple[str, Dataset], ...]
     """Each validation set with its name."""
     batch_size: BatchSize
@@ -64,16 +64,19 @@ class RunData:
 
     def step_digests(self, consumed: int) -> Callable[[int], str]:
         """A function from the micro-batches of the next step to the digest of its samples, those of
-        all ranks, after `consumed` samples."""
-        groups = sample_groups(self.config, self._shape(self.train), consumed)
+        all ranks, after `consumed` samples; empty for data that loads itself."""
+        train = self.train
+        if isinstance(train, ExternalData):
+            return lambda num_microbatches: ""
+        groups = sample_groups(self.config, self._shape(train), consumed)
 
         def next_step(num_microbatches: int) -> str:
             step = [next(groups).ravel() for _ in range(num_microbatches)]
-            return digest_samples(self.train.ids(np.concatenate(step)))
+            return digest_samples(train.ids(np.concatenate(step)))
 
         return next_step
 
-    def _shape(self, dataset: Dataset) -> SamplerShape:
+    def _shape(self, dataset: Dataset | ExternalData) -> SamplerShape:
         return SamplerShape(len(dataset), self.batch_size.micro_batch_size, self.batch_size.dp)
 
 

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 FACTOR = 30.0
 LEAST_SECONDS = 600.0
 """Without --hang-timeout-minutes a run hangs after so many median steps, but not before so long."""
+BETWEEN_STEPS_SECONDS = 3600.0
+"""Or this, while checkpoints are written, which may take their time without a sign of life."""
 FIRST_STEPS = 3
 """Without --hang-timeout-minutes nothing is a hang before so many steps: compilation takes what it
 takes."""
@@ -140,14 +142,17 @@ class HangWatch(Callback):
         self._step = 0
         self._last = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=64)
+        self._is_between = False
         self._main = threading.get_ident()
         self._over = threading.Event()
+        self._alarmed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hang watch", daemon=True)
 
     # --- signs of life ------------------------------------------------------------------------
 
     def beat(self) -> None:
         """Something went on."""
+        self._is_between = False
         self._last = time.monotonic()
 
     def begin(self, state: TrainState) -> None:
@@ -157,6 +162,7 @@ class HangWatch(Callback):
         self.beat()
         if self._timeout != 0:
             self._thread.start()
+            threading.Thread(target=self._listen, name="hang listener", daemon=True).start()
 
     def after_step(self, event: StepEvent) -> None:
         """A step is done; it may be saved next, which beats not until it is over."""
@@ -164,6 +170,7 @@ class HangWatch(Callback):
             self._seconds.append(event.timing.ms / 1000.0)
         self._step = event.record.step
         self.beat()
+        self._is_between = True
 
     def end(self) -> None:
         """Stop to watch."""
@@ -181,7 +188,8 @@ class HangWatch(Callback):
             return self._timeout or None
         if len(self._seconds) < FIRST_STEPS:
             return None
-        return max(LEAST_SECONDS, FACTOR * statistics.median(self._seconds))
+        least = BETWEEN_STEPS_SECONDS if self._is_between else LEAST_SECONDS
+        return max(least, FACTOR * statistics.median(self._seconds))
 
     # --- in the thread ------------------------------------------------------------------------
 
@@ -189,26 +197,55 @@ class HangWatch(Callback):
         while not self._over.wait(self._poll):
             limit = self.limit_seconds()
             silent = time.monotonic() - self._last
+            alarmed = self._alarmed.is_set()
+            if alarmed or (limit is not None and silent > limit):
+                self._alarm(silent, is_first=not alarmed)
+                return
+
+    def _listen(self) -> None:
+        """Hear of what another rank has noticed. A thread of its own: where the rank that keeps the
+        notes stands still, reading them does too."""
+        while not self._over.wait(self._poll):
             try:
-                alarmed = self._board.read("hang") is not None
-                if alarmed or (limit is not None and silent > limit):
-                    self._alarm(silent, is_first=not alarmed)
+                if self._board.read("hang") is not None:
+                    self._alarmed.set()
                     return
             except Exception as error:  # the store is gone, and with it the run
                 log.debug("hang watch: %r", error)
 
     def _alarm(self, silent: float, is_first: bool) -> None:
-        """Tell where this rank is; the first to notice collects and tells it all."""
-        self._board.put(f"place-{self._rank}", json.dumps(asdict(self._own_place())))
+        """Tell where this rank is, and end it."""
+        own = self._own_place()
+        found: list[list[Place]] = []
+
+        def exchange() -> None:
+            try:
+                found.append(self._exchange(own, is_first))
+            except Exception as error:  # nobody keeps the notes any more
+                log.debug("hang watch: %r", error)
+
+        thread = threading.Thread(target=exchange, name="hang exchange", daemon=True)
+        thread.start()
+        thread.join(2 * self._grace + 2 * self._poll)
+        if found:
+            text = summary(found[0], self._world_size, silent)
+        else:
+            text = (
+                f"{summary([own], 1, silent)}; rank 0, which keeps the ranks' notes, does not "
+                "answer and is the first to look at"
+            )
+        if not self._over.is_set():
+            self._end(InfrastructureError(text))
+
+    def _exchange(self, own: Place, is_first: bool) -> list[Place]:
+        """The places of all ranks that answer within the grace."""
+        self._board.put(f"place-{self._rank}", json.dumps(asdict(own)))
         if is_first:
             self._board.put("hang", str(self._rank))
         deadline = time.monotonic() + self._grace + (0.0 if is_first else 2 * self._poll)
         while time.monotonic() < deadline and len(self._places()) < self._world_size:
             time.sleep(min(0.1, self._poll))
-        places = self._places()
-        if self._over.is_set():
-            return
-        self._end(InfrastructureError(summary(places, self._world_size, silent)))
+        return self._places()
 
     def _places(self) -> list[Place]:
         notes = (self._board.read(f"place-{rank}") for rank in range(self._world_size))

@@ -72,12 +72,11 @@ def summary(timings: list[StepTiming]) -> dict[str, float]:
         return {}
     names = ("ms", "tokens_per_second", "tflops_per_gpu")
     medians = {name: statistics.median(getattr(t, name) for t in steady) for name in names}
+    waited = sum(t.data_wait_ms for t in steady) / sum(t.ms for t in steady)
     return {
         "step_ms": round(medians["ms"], 3),
         "tokens_per_second": round(medians["tokens_per_second"], 1),
         "tflops_per_gpu": round(medians["tflops_per_gpu"], 5),
-        "data_wait_share": round(
-            sum(t.data_wait_ms for t in steady) / sum(t.ms for t in steady), 5
-        ),
+        "data_wait_share": round(waited, 5),
         "peak_memory_bytes": max(t.memory_bytes for t in timings),
     }

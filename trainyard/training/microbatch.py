@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainyard.datasets.loader import Batch
 from trainyard.models.gpt import DROPOUT_SEED
+from trainyard.models.masks import trim_bounds
 from trainyard.parallel.context import cut_sequence
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.model import group_size
@@ -24,6 +25,10 @@ sequence."""
 
 CUT = ("tokens", "labels", "loss_mask", "position_ids")
 """What lies along the sequence, (b, s)."""
+
+
+BOUNDS = "cu_seqlens"
+"""Key of the places where documents begin, (b, s + 1), where attention stops at them."""
 
 
 class StageModule(Protocol):
@@ -57,6 +62,8 @@ class Preparation:
 
     def ready(self, batch: Batch) -> Batch:
         """On the device, cut to this rank's part of the sequence."""
+        if BOUNDS in batch:
+            batch = {**batch, BOUNDS: trim_bounds(batch[BOUNDS])}
         moved = {key: t.to(self.device, non_blocking=True) for key, t in batch.items()}
         if not self.own_positions:
             moved.pop("position_ids", None)

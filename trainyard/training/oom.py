@@ -25,8 +25,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def helpful_flags(layout: Layout, plan: MemoryPlan, world_size: int) -> list[str]:
-    """What lowers memory and is not done yet, the cheapest first."""
-    flags = []
+    """What lowers memory and is not done yet: first what lowers the larger part."""
     heavy_state = plan.optimizer + plan.gradients + plan.parameters >= plan.activations
     states, activations = [], []
     if layout.dp > 1 and not layout.distributed_optimizer:
@@ -41,13 +40,15 @@ def helpful_flags(layout: Layout, plan: MemoryPlan, world_size: int) -> list[str
     if layout.micro_batch_size > 1:
         lower = layout.micro_batch_size // 2
         activations.append(f"--micro-batch-size {lower} (is {layout.micro_batch_size})")
-    flags += states + activations if heavy_state else activations + states
     if world_size > layout.tp * layout.pp:
-        flags.append(f"--tensor-model-parallel-size {2 * layout.tp} (is {layout.tp})")
-        flags.append(f"--pipeline-model-parallel-size {2 * layout.pp} (is {layout.pp})")
-    elif not flags or heavy_state:
-        flags.append("more devices, with a larger --tensor-model-parallel-size")
-    return flags
+        states.append(f"--tensor-model-parallel-size {2 * layout.tp} (is {layout.tp})")
+        states.append(f"--pipeline-model-parallel-size {2 * layout.pp} (is {layout.pp})")
+    else:
+        states.append(
+            "more devices, with --use-distributed-optimizer or a larger "
+            "--tensor-model-parallel-size"
+        )
+    return states + activations if heavy_state else activations + states
 
 
 def out_of_memory_text(
@@ -74,7 +75,7 @@ def out_of_memory_text(
     )
     return (
         f"rank {rank} ran out of memory {where}: {', '.join(parts)}; {foreseen}. What would help, "
-        f"the cheapest first: {'; '.join(flags)}. [{first}]"
+        f"the most likely first: {'; '.join(flags)}. [{first}]"
     )
 
 

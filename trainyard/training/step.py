@@ -50,6 +50,12 @@ class StepResult:
     params_norm: float | None = None
 
 
+def forward_stage(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor:
+    """What a module makes of a micro-batch (microbatch.StageModule)."""
+    output: Tensor = module.forward_stage(hidden, batch)  # type: ignore[operator]
+    return output
+
+
 @dataclass(frozen=True, slots=True)
 class StepOptions:
     """What belongs to every step alike."""
@@ -65,6 +71,7 @@ class StepOptions:
     """Around the parts of a step."""
     judge: StepJudge | None = None
     """Decides whether a step is to be run again before it is taken."""
+    forward: Callable[[nn.Module, Tensor | None, Batch], Tensor] = forward_stage
 
 
 class Trainee:
@@ -127,8 +134,8 @@ class Trainee:
     def _gradients(
         self, number: int, size: BatchSize, batches: Iterator[Batch], stop: bool
     ) -> StepSums:
-        """Forward and backward of a step, and the sums over ranks; nothing is updated yet, so it can
-        be done again with the same batches."""
+        """Forward and backward of a step, and the sums over ranks. Nothing is updated yet, so it
+        can be done again with the same batches."""
         timed = self._options.timed
         self._begin_step(size, stop)
         ready = self._preparation.training(
@@ -179,7 +186,7 @@ class Trainee:
             seed_generators(batch, *self._tp_cp_seed, chunk)
         timed = self._options.timed if module.training else untimed
         with timed("forward-compute"):
-            output: Tensor = module.forward_stage(hidden, batch)  # type: ignore[operator]
+            output = self._options.forward(module, hidden, batch)
         if not is_last_chunk(module):
             return output
         loss = masked_loss(output, batch)

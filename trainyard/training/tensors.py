@@ -1,5 +1,5 @@
-"""The tensors of a trainee by the names that a checkpoint knows them by, and which part of each this
-rank holds.
+"""The tensors of a trainee by the names that a checkpoint knows them by, and which part of each
+this rank holds.
 
     model.NAME               a weight, in the type of the run
     optimizer.param.NAME     its fp32 main parameter, in 16-bit runs
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -55,12 +56,21 @@ def restore_together(
 ) -> None:
     """Fill what this rank holds; what no rank of the group holds is an error, as is what the
     checkpoint lacks."""
-    restore(checkpoint, targets, prefix, elsewhere=_names_over(group, targets))
+    restore(checkpoint, targets, prefix, elsewhere=names_over(group, targets))
 
 
-def _names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str]:
+def names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str]:
+    """The names of what all ranks of a group hold."""
     if group is None:
-        return set()
+        return set(targets)
     names: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(names, sorted(targets), group=group)
     return {name for of_rank in names for name in of_rank}
+
+
+def renamed(held: Held, name: str) -> Held:
+    """The same memory under another name."""
+    if isinstance(held, Tensor):
+        return held
+    parts = [held] if isinstance(held, ShardedTensor) else held
+    return [replace(part, name=name) for part in parts]

@@ -27,7 +27,8 @@ class WatchConfig:
     see whether it gives the same (report_determinism_stats)."""
     hang_timeout_minutes: float | None = execution(None)
     """End a run that made no progress for so long, with the stack of every rank; unset: 30 median
-    steps and at least 10 minutes, once there were steps; 0: never."""
+    steps and at least 10 minutes (an hour while a checkpoint is written), once there were steps;
+    0: never."""
     log_straggler: bool = execution(False)
     """Show at every --log-interval which ranks compute longest."""
     straggler_minmax_count: int = execution(1)

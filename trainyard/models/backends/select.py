@@ -139,6 +139,25 @@ def _installed(name: str) -> bool:
         return False
 
 
+def choose_attention(
+    config: GPTConfig,
+    parallel: ModelParallel,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    documents: bool = False,
+) -> dict[Choice, list[int]]:
+    """The backends that the layers will use, each with its layers; refuses before any work what
+    cannot be had."""
+    layers: dict[Choice, list[int]] = {}
+    for layer in range(config.num_layers):
+        selected = backend_table(asked_of(config, layer, parallel))[device.type, dtype, documents]
+        selected.get()
+        assert selected.choice is not None
+        layers.setdefault(selected.choice, []).append(layer)
+    return layers
+
+
 def report_attention(
     config: GPTConfig,
     parallel: ModelParallel,
@@ -147,14 +166,9 @@ def report_attention(
     *,
     documents: bool = False,
 ) -> list[Choice]:
-    """Say in the log which backend the layers will use and why, and refuse before any work what
-    cannot be had. Returns the different choices."""
-    layers: dict[Choice, list[int]] = {}
-    for layer in range(config.num_layers):
-        selected = backend_table(asked_of(config, layer, parallel))[device.type, dtype, documents]
-        selected.get()
-        assert selected.choice is not None
-        layers.setdefault(selected.choice, []).append(layer)
+    """Choose, and say in the log which backend the layers will use and why. Returns the different
+    choices."""
+    layers = choose_attention(config, parallel, device, dtype, documents=documents)
     for choice, numbers in layers.items():
         where = "" if len(layers) == 1 else f" layers={len(numbers)}"
         log.info(

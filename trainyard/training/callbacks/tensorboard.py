@@ -60,5 +60,5 @@ def make(config: LoggingConfig, facts: RunFacts) -> Callback | None:
             f"--tensorboard-dir {config.tensorboard_dir} needs the package tensorboard ({error}): "
             "pip install 'trainyard[logging]', or leave the option out"
         ) from error
-    writer: Any = SummaryWriter(config.tensorboard_dir, max_queue=config.tensorboard_queue_size)  # type: ignore[no-untyped-call]
+    writer: Any = SummaryWriter(config.tensorboard_dir, max_queue=config.tensorboard_queue_size)
     return TensorBoard(writer, config, facts)

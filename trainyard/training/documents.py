@@ -6,26 +6,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stages.pretrain.config import PretrainConfig
-from trainyard.artifacts.inputs import Input
 from trainyard.config import digest_relevant
 from trainyard.optim.continuation import schedule_document
 from trainyard.optim.schedule import Schedule
+from trainyard.training.pretrain_config import PretrainConfig
 
 
 def config_document(
-    config: PretrainConfig, inputs: Mapping[str, Input], vocab_size: int, padded_vocab_size: int
+    config: PretrainConfig,
+    input_digests: Mapping[str, str],
+    vocab_size: int,
+    padded_vocab_size: int,
+    provided: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """`config.json` of a checkpoint: all that a tool needs to build the model again.
 
-    Without paths, so that it is the same wherever the run lies; inputs are told by digest."""
-    return {
+    Without paths, so that it is the same wherever the run lies; inputs are told by digest.
+    provided: names of what a program brought along, such as the model."""
+    document: dict[str, Any] = {
         "model": digest_relevant(config.model),
         "vocab_size": vocab_size,
         "padded_vocab_size": padded_vocab_size,
         "run": digest_relevant(config),
-        "inputs": {name: found.digest for name, found in inputs.items()},
+        "inputs": dict(input_digests),
     }
+    return document | ({"provided": dict(provided)} if provided else {})
 
 
 def state_facts(

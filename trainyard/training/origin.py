@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from stages.pretrain.config import PretrainConfig
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ConfigError
+from trainyard.parallel.config import TP
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.length import RunLength
+from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.resume import FoundSteps
 from trainyard.training.state import TrainState
 
@@ -43,6 +44,25 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
             f"--load {checkpoint.url} was trained with another tokenizer ({', '.join(differ)} "
             "differ); give its own, which it carries in tokenizer/, or --finetune"
         )
+
+
+def check_vocabulary(checkpoint: Checkpoint, config: PretrainConfig, padded: int) -> None:
+    """The rows of embedding and output layer must be as many; how many are added to the tokens
+    follows from the number of tensor-parallel ranks."""
+    theirs, vocab_size = checkpoint.config["padded_vocab_size"], checkpoint.config["vocab_size"]
+    if theirs == padded:
+        return
+    tp, unit = config.parallel.tensor_model_parallel_size, config.model.make_vocab_size_divisible_by
+    same = [n for n in range(1, 65) if config.model.padded_vocab_size(vocab_size, n) == theirs]
+    ways = [f"{TP} {' or '.join(map(str, same[:4]))}"] if same else []
+    if theirs % tp == 0:
+        ways.append(f"--make-vocab-size-divisible-by {theirs // tp} in a run of its own")
+    ways = ways or ["the options that it was trained with"]
+    raise ConfigError(
+        f"{checkpoint.url} has a vocabulary of {theirs} rows ({vocab_size} tokens, padded), and "
+        f"this run one of {padded}, padded to a multiple of --make-vocab-size-divisible-by "
+        f"({unit}) x {TP} ({tp}); go on with {', or '.join(ways)}"
+    )
 
 
 def check_samples_left(
