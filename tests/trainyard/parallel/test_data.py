@@ -62,9 +62,10 @@ def test_the_error_of_a_rank_reaches_the_test() -> None:
 
 
 def refuse_last() -> None:
+    dist.barrier()
     if dist.get_rank() == 1:
         raise ConfigError("--this is wrong")
-    time.sleep(0.2)
+    time.sleep(0.5)
     raise ConnectionError("rank 1 is gone")
 
 
