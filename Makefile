@@ -68,7 +68,7 @@ ui: install ## Prefect's pages for the runs under YARD, on localhost
 	  DO_NOT_TRACK=1 $(BIN)/prefect server start --host 127.0.0.1 --port $(UI_PORT)
 
 test: install ## Unit tests, under two minutes
-	@$(PYTEST) -q -n $(JOBS)
+	@$(PYTEST) -q -n $(JOBS) --dist loadfile
 
 test-distributed: install ## Training cut over up to eight ranks against one process, minutes
 	@$(PYTEST) -q -m 'not full' --durations=10 $(LAYOUTS)

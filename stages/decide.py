@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from trainyard.artifacts import store
 from trainyard.artifacts.code import code_digest
@@ -12,10 +13,13 @@ from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
 from trainyard.artifacts.manifest import InputRecord, Manifest, Slot, read_manifest, read_slot
 from trainyard.artifacts.output import MANIFEST, Output
-from trainyard.artifacts.urls import has_glob, join, lies_in
-from trainyard.config import digest_relevant
-from trainyard.errors import ConfigError
+from trainyard.artifacts.urls import has_glob, is_local, join, lies_in
+from trainyard.config import digest_relevant, to_dict
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.version import VERSION
+
+MODEL = "--tokenizer-model"
+NO_HUB = "; names on a hub are not looked up: download the files, and give their folder"
 
 
 class StageConfig(Protocol):
@@ -26,6 +30,19 @@ class StageConfig(Protocol):
 
     def output(self) -> Output | None:
         """Where the stage writes; None when it only prints."""
+
+
+@runtime_checkable
+class MadeInShares(Protocol):
+    """What it asks besides of one whose output may be made in shares by several runs: a last run
+    joins what they made, see `stages.tokenize`."""
+
+    def whole(self) -> Output | None:
+        """For a share: the output it is a share of. Where that is there already, made of the same
+        inputs, options and code, the share has nothing to do."""
+
+    def spent(self) -> tuple[str, ...]:
+        """For the whole: folders of shares, removed once it is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,7 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
     there.
 
     Raises ArtifactError for an input that does not exist."""
-    inputs = {name: resolve(name, urls) for name, urls in config.inputs().items() if urls}
+    inputs = {name: _resolved(name, urls, config) for name, urls in config.inputs().items() if urls}
     options = digest_relevant(config)
     code = {"version": VERSION, "digest": code_digest(*modules)}
     lineage = digest_document([stage, options, {name: i.digest for name, i in inputs.items()}])
@@ -70,7 +87,7 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
         return Decision(inputs, options, code, lineage, "it only prints", None, None)
     found = read_manifest(output.manifest_url)
     slot = read_slot(output.manifest_url)
-    _refuse_overlap(output, slot, inputs)
+    refuse_overlap(output, slot, inputs)
     manifest = found[0] if found else None
     if manifest is not None and manifest.stage != stage:
         raise ConfigError(
@@ -80,6 +97,27 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
     reason = _reason(manifest, slot, inputs, options, code, output)
     reason = "--force was given" if force else reason
     return Decision(inputs, options, code, lineage, reason, slot, manifest)
+
+
+def _resolved(name: str, urls: tuple[str, ...], config: StageConfig) -> Input:
+    """An input; what is missing is told by the option that names it."""
+    try:
+        return resolve(name, urls)
+    except ArtifactError as error:
+        url = next((url for url in urls if str(error).startswith(f"{url}: no file")), None)
+        if url is None:
+            raise
+        option = _option_of(url, name, config)
+        hub = NO_HUB if option == MODEL and is_local(url) else ""
+        raise ArtifactError(f"{option} {error}{hub}".lstrip()) from error
+
+
+def _option_of(url: str, name: str, config: StageConfig) -> str:
+    """The option that a URL of an input was given by; nothing where it was made up."""
+    options = to_dict(config)
+    given = (k for k, v in options.items() if url == v or (isinstance(v, list) and url in v))
+    key = next(given, name if name in options else None)
+    return "--" + key.replace("_", "-") if key else ""
 
 
 def _reason(
@@ -100,24 +138,40 @@ def _reason(
     )
 
 
-def _refuse_overlap(output: Output, slot: Slot | None, inputs: dict[str, Input]) -> None:
+def refuse_overlap(output: Output, slot: Slot | None, inputs: dict[str, Input]) -> None:
     """Refuse an output that would overwrite an input, or become part of one."""
     if output.names and slot is not None:  # what an earlier run left is removed
         output = replace(output, names=(*output.names, *slot.files))
     for found in inputs.values():
-        for url in (*found.urls, *found.files):
-            if output.may_write(url) or (has_glob(url) and output.is_matched_by(url)):
+        lies_over = output.first_written((*found.urls, *found.files)) or next(
+            (url for url in found.urls if has_glob(url) and output.is_matched_by(url)), None
+        )
+        if lies_over is not None:
+            raise ConfigError(
+                f"{output.url}: the output would lie over {_named(found)} ({lies_over}); "
+                "choose another place for the output"
+            )
+        for url in _folders(found):
+            if lies_in(output.url, url) and read_slot(join(url, MANIFEST)) is None:
                 raise ConfigError(
-                    f"{output.url}: the output would lie over input {found.name} ({url}); "
-                    "choose another place for the output"
-                )
-        for url in found.urls:
-            raw_folder = any(file.startswith(url.rstrip("/") + "/") for file in found.files)
-            if raw_folder and lies_in(output.url, url) and read_slot(join(url, MANIFEST)) is None:
-                raise ConfigError(
-                    f"{output.url}: the output would lie in input {found.name} ({url}) and be read "
+                    f"{output.url}: the output would lie in {_named(found)} ({url}) and be read "
                     "with it next time; choose another place for the output"
                 )
+
+
+def _named(found: Input) -> str:
+    return "the input" if found.name == "input" else f"input {found.name}"
+
+
+def _folders(found: Input) -> Iterator[str]:
+    """The URLs of an input below which files of it lie. By search in a sorted list: thousands of
+    files may be listed one by one."""
+    files = sorted(found.files)
+    for url in found.urls:
+        below = url.rstrip("/") + "/"
+        first = bisect_left(files, below)
+        if first < len(files) and files[first].startswith(below):
+            yield url
 
 
 def _changed_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:
@@ -127,8 +181,7 @@ def _changed_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:
             return f"input {name} was {'added' if before is None else 'removed'}"
         if before.digest != now.digest:
             where = ", ".join(now.urls[:2]) + (", ..." if len(now.urls) > 2 else "")
-            what = "the input" if name == "input" else f"input {name}"
-            return f"{what} changed ({where}: {before.digest[:8]} -> {now.digest[:8]})"
+            return f"{_named(now)} changed ({where}: {before.digest[:8]} -> {now.digest[:8]})"
     return None
 
 

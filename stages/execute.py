@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import platform
 import signal
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from stages import ranks
 from stages.context import STOPPING, StageRun
-from stages.decide import Decision, decide
+from stages.decide import Decision, MadeInShares, decide
 from stages.failure import clear_reports, report_outcome
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire
@@ -48,8 +47,7 @@ class Job:
     @property
     def spent(self) -> tuple[str, ...]:
         """Folders that the configuration says are of no use once the output is there."""
-        urls: tuple[str, ...] = self.config.spent() if hasattr(self.config, "spent") else ()
-        return urls
+        return self.config.spent() if isinstance(self.config, MadeInShares) else ()
 
     def decide(self) -> Decision:
         """Whether there is work."""
@@ -93,7 +91,7 @@ def execute(job: Job) -> int:
 
 def _finished_whole(job: Job, decision: Decision) -> tuple[Output, Manifest] | None:
     """For a share of an output: the whole, if it was made of the same inputs, options and code."""
-    whole: Output | None = job.config.whole() if hasattr(job.config, "whole") else None
+    whole = job.config.whole() if isinstance(job.config, MadeInShares) else None
     found = read_manifest(whole.manifest_url) if whole is not None and not job.force else None
     if whole is None or found is None:
         return None
@@ -144,12 +142,13 @@ def _adopt(run: StageRun, decision: Decision, force: bool) -> None:
 def _manifest(
     job: Job, decision: Decision, run: StageRun, metrics: dict[str, Any], began: float
 ) -> Manifest:
+    system = os.uname()  # platform.platform() starts a program to ask
     facts = {
         "seconds": round(time.time() - began, 3),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "reason": run.reason,
         "python": sys.version.split()[0],
-        "platform": platform.platform(terse=True),
+        "platform": "-".join((system.sysname, system.release, system.machine)),
         **run.libraries,
     }
     files = tuple(run.records[path] for path in sorted(run.records))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.vectors import GOLDEN
 from trainyard.testing.pool import RankPool
@@ -22,6 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("yard", deadline=None)
+settings.load_profile("yard")
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +59,15 @@ def private_cache(
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """What a test writes need not outlive a loss of power, and a busy disk takes long to say that
+    it would; processes that tests start do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Endpoint of a moto server, or of the store named by TRAINYARD_TEST_S3_ENDPOINT."""
@@ -83,22 +97,36 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the S3 test server did not come up")
 
 
-@pytest.fixture
-def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh s3:// folder, with endpoint and credentials in the environment."""
-    import fsspec
+@pytest.fixture(scope="session")
+def s3_settings(s3_server: str) -> dict[str, str]:
+    """Endpoint and credentials of a store that has the bucket yard-tests, as variables."""
     from botocore.session import Session
 
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", os.environ.get("TRAINYARD_TEST_S3_KEY", "testaccess"))
+    key = os.environ.get("TRAINYARD_TEST_S3_KEY", "testaccess")
     secret = os.environ.get("TRAINYARD_TEST_S3_SECRET", "testsecret12345")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    fsspec.filesystem("s3").clear_instance_cache()
-    client = Session().create_client("s3", endpoint_url=s3_server)
-    buckets = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
-    if "yard-tests" not in buckets:
+    region = "us-east-1"
+    client = Session().create_client(
+        "s3",
+        endpoint_url=s3_server,
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        region_name=region,
+    )
+    if "yard-tests" not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
         client.create_bucket(Bucket="yard-tests")
+    return {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_DEFAULT_REGION": region,
+    }
+
+
+@pytest.fixture
+def s3_url(s3_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh s3:// folder, with endpoint and credentials in the environment."""
+    for name, value in s3_settings.items():
+        monkeypatch.setenv(name, value)
     return f"s3://yard-tests/{uuid.uuid4().hex}"
 
 

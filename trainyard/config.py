@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import re
@@ -59,6 +60,7 @@ def also(*names: str, default: Any = dataclasses.MISSING) -> Any:
 # --- the flat key space -----------------------------------------------------------------------
 
 
+@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 

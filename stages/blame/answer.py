@@ -91,6 +91,8 @@ def document(answer: Answer) -> dict[str, Any]:
 
 def table(answer: Answer) -> str:
     """The answer for people."""
+    if not answer.total:
+        return "no training sample of the run holds any of it"
     cells = [list(HEADINGS), *(row.cells() for row in answer.rows)]
     widths = [max(len(row[k]) for row in cells) for k in range(len(HEADINGS))]
     lines = [

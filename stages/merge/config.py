@@ -8,10 +8,8 @@ from fnmatch import fnmatchcase
 from trainyard.artifacts.output import Output, is_housekeeping
 from trainyard.artifacts.urls import has_glob, lies_in, parent
 from trainyard.config import location
+from trainyard.corpus.pairs import BESIDE, stem
 from trainyard.errors import ConfigError
-
-ENDINGS = (".bin", ".idx", ".docs")
-BESIDE = (".failure.json", ".bad_lines.jsonl", ".share.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ class MergeConfig:
 
         A shell that expands a pattern gives both files of a pair, and what stands beside them."""
         names = [n for n in self.input if not is_housekeeping(n) and not n.endswith(BESIDE)]
-        return list(dict.fromkeys(_stem(name) for name in names))
+        return list(dict.fromkeys(stem(name) for name in names))
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Every folder and every pair; a pattern as all files of the pairs that it means."""
@@ -61,13 +59,6 @@ class MergeConfig:
     def output(self) -> Output | None:
         """A prefix."""
         return Output.prefix(self.output_prefix)
-
-
-def _stem(name: str) -> str:
-    for ending in ENDINGS:
-        if name.endswith(ending):
-            return name.removesuffix(ending)
-    return name
 
 
 def _all_files(entry: str) -> str:

@@ -15,6 +15,7 @@ from trainyard.corpus.merge import (
     merge_tokens,
     survey,
 )
+from trainyard.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,11 @@ def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
     files = stage.inputs["input"].files
     prefixes = find_pairs(config.entries(), files)
     parts = survey(prefixes, stage.scratch, config.multimodal)
+    if not any(part.bin_bytes for part in parts):
+        raise DataError(
+            f"--input {' '.join(config.input)}: no token in any of {len(parts)} pairs, so there is "
+            "nothing to train on"
+        )
     keeps_provenance = not config.drop_provenance and have_provenance(parts, files)
     num_bytes = sum(part.bin_bytes for part in parts)
     with stage.progress(num_bytes, "bytes", "merge") as progress, stage.open(".bin") as out:

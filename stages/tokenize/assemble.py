@@ -25,10 +25,10 @@ from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.indexed import IndexedWriter
+from trainyard.corpus.pairs import BAD_LINES
+from trainyard.corpus.parse import begins
 from trainyard.corpus.provenance import Part, join_provenance
 from trainyard.errors import DataError
-
-BAD_LINES = ".bad_lines.jsonl"
 
 
 @dataclass(slots=True)
@@ -155,10 +155,9 @@ def check_bad_lines(
 ) -> None:
     """Refuse one bad line more than --max-bad-lines."""
     if config.max_bad_lines is not None and count > config.max_bad_lines:
-        begins = f"; it begins {bad['excerpt']}" if bad["excerpt"] else ""
         raise DataError(
-            f"{place()}: {bad['reason']}{begins}. This is bad line number {count}, and "
-            f"--max-bad-lines is {config.max_bad_lines}"
+            f"{place()}: {bad['reason']}{begins(bad['excerpt'])}. This is bad line number {count}, "
+            f"and --max-bad-lines is {config.max_bad_lines}"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import also, execution, location
+from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE
 from trainyard.corpus.sentences import model_folder
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
@@ -125,9 +126,9 @@ class TokenizeConfig:
     def _names(self) -> list[str]:
         """All that may follow the prefix."""
         stems = [self.file_stem(key) for key in self.json_keys]
-        names = [stem + ending for stem in stems for ending in (".bin", ".idx", ".docs")]
-        names += [".bad_lines.jsonl"] if self.on_bad_line == "skip" else []
-        return [*names, ".shares" if self.rank is None else ".share.json"]
+        names = [stem + ending for stem in stems for ending in (*PAIR, DOCS)]
+        names += [BAD_LINES] if self.on_bad_line == "skip" else []
+        return [*names, ".shares" if self.rank is None else SHARE]
 
     def share_prefix(self, rank: int) -> str:
         """Where the share of one rank lies."""
@@ -138,12 +139,13 @@ class TokenizeConfig:
         return Output.prefix(self.output_prefix) if self.rank is not None else None
 
     def spent(self) -> tuple[str, ...]:
-        """What only led to this output, and goes when it is there."""
-        return (self.shares_url,) if self.world_size is not None and self.rank is None else ()
+        """What only led to this output, and goes when it is there, also when it was made without:
+        a fan-out that was given up."""
+        return (self.shares_url,) if self.rank is None else ()
 
     @property
     def shares_url(self) -> str:
-        """The folder of all shares, removed when they are joined."""
+        """The folder of all shares, removed when the whole is there."""
         return f"{self.output_prefix}.shares"
 
     def file_stem(self, key: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from stages.context import StageRun
 from stages.tokenize.assemble import Assembly, Totals
 from stages.tokenize.config import TokenizeConfig
-from stages.tokenize.plan import InputFile, plan_units, share_of
+from stages.tokenize.plan import InputFile, Unit, plan_units, share_of
 from stages.tokenize.shares import check_files, join_shares, write_share
 from stages.tokenize.unit import Job, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 LOOKING_AT_ONCE = 16
 LINE_SECONDS = 1.0
 
+WAITING = 2
+"""Threads for each that computes, where the others wait for a store."""
+
 
 def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
     """Write PREFIX_KEY_document.bin, .idx and .docs for every key, or the share of a rank."""
@@ -41,9 +44,13 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
         check_files(files)
     if config.world_size is not None and config.rank is None:
         totals = join_shares(config, stage, files)
+        size = sum(file.size_bytes for file in sizes)
     else:
-        totals = _tokenize(config, stage, sizes, tokenizer)
-    return _metrics(sizes, totals, tokenizer, time.monotonic() - began)
+        units = _units(config, sizes)
+        totals = _tokenize(config, stage, sizes, units, tokenizer)
+        size = sum(unit.size_bytes for unit in units)
+    num_empty = sum(not file.size_bytes for file in sizes)
+    return _metrics(size, num_empty, totals, tokenizer, time.monotonic() - began)
 
 
 def _refuse_to_remove(config: TokenizeConfig, stage: StageRun) -> None:
@@ -70,9 +77,8 @@ def _look_at(files: Sequence[str]) -> list[InputFile]:
 
 
 def _metrics(
-    sizes: Sequence[InputFile], totals: Totals, tokenizer: Tokenizer, seconds: float
+    size: int, num_empty: int, totals: Totals, tokenizer: Tokenizer, seconds: float
 ) -> dict[str, Any]:
-    size = sum(file.size_bytes for file in sizes)
     log.info(
         "tokenized documents=%d tokens=%d seconds=%.2f mb_per_second=%.1f engine=%r bad_lines=%d",
         totals.documents,
@@ -89,28 +95,38 @@ def _metrics(
         "bad_lines": totals.bad_lines,
         "validated_documents": totals.validated,
         "input_bytes": size,
-        "empty_files": sum(not file.size_bytes for file in sizes),
+        "empty_files": num_empty,
         "engine": tokenizer.engine,
     }
 
 
-def _tokenize(
-    config: TokenizeConfig, stage: StageRun, sizes: Sequence[InputFile], tokenizer: Tokenizer
-) -> Totals:
+def _units(config: TokenizeConfig, sizes: Sequence[InputFile]) -> list[Unit]:
+    """All units, or those of a share."""
     units = plan_units(sizes)
-    if config.rank is not None and config.world_size is not None:
-        units = share_of(units, config.rank, config.world_size)
+    if config.rank is None or config.world_size is None:
+        return units
+    return share_of(units, config.rank, config.world_size)
+
+
+def _tokenize(
+    config: TokenizeConfig,
+    stage: StageRun,
+    sizes: Sequence[InputFile],
+    units: Sequence[Unit],
+    tokenizer: Tokenizer,
+) -> Totals:
     work_url = stage.work.url("packs")
     copies = None if store.is_local(work_url) else str(stage.scratch / "copies")
     if copies is not None:
         (stage.scratch / "copies").mkdir()
     scratch = str(stage.scratch)
-    jobs = [Job(unit, config, work_url, copies, scratch) for unit in units]
+    crew, computing = _crew(config, sizes, copies, tokenizer)
+    jobs = [Job(unit, config, work_url, copies, scratch, computing) for unit in units]
     there = stage.work.names()
     finished = {job.unit.name for job in jobs if f"packs/{job.packs[0]}" in there}
     dtype = optimal_dtype(tokenizer.vocab_size)
     with Assembly(config, stage, jobs, dtype) as assembly:
-        _work(config, stage, jobs, finished, assembly, _crew(config, sizes, copies, tokenizer))
+        _work(config, stage, jobs, finished, assembly, crew)
         totals = assembly.finish()
     if config.rank is not None:
         write_share(stage, totals)
@@ -119,7 +135,8 @@ def _tokenize(
 
 def _crew(
     config: TokenizeConfig, sizes: Sequence[InputFile], copies: str | None, tokenizer: Tokenizer
-) -> Crew:
+) -> tuple[Crew, int]:
+    """Who works, and how many threads of a process compute at once."""
     cores = available_cores()
     workers = config.workers or cores
     if workers > cores:
@@ -128,7 +145,10 @@ def _crew(
     cached_splitter(config)  # what is wrong with its model is told before any work
     side_by_side = tokenizer.releases_gil and not config.split_sentences
     is_remote = copies is not None or not all(store.is_local(file.url) for file in sizes)
-    return Crew.of(workers, side_by_side, waiting=2 if is_remote else 1)
+    crew = Crew.of(workers, side_by_side)
+    if not is_remote:
+        return crew, crew.threads
+    return Crew(crew.processes, WAITING * crew.threads), crew.threads
 
 
 def _work(

@@ -15,22 +15,16 @@ from functools import partial
 from typing import Any
 
 from stages.context import StageRun
-from stages.tokenize.assemble import (
-    BAD_LINES,
-    Totals,
-    check_bad_lines,
-    refuse_nothing,
-    write_bad_line,
-)
+from stages.tokenize.assemble import Totals, check_bad_lines, refuse_nothing, write_bad_line
 from stages.tokenize.config import TokenizeConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.merge import merge_index, merge_tokens, survey
+from trainyard.corpus.pairs import BAD_LINES, SHARE
 from trainyard.corpus.provenance import Part, join_provenance
 from trainyard.errors import ArtifactError, ConfigError
 
-SHARE = ".share.json"
 FORMAT_VERSION = 1
 SHOWN_RANKS = 8
 

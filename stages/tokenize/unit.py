@@ -62,6 +62,8 @@ class Job:
     """Folder on this machine for a second copy of each, where `work_url` is a remote one."""
     scratch: str
     """Folder on this machine that the run removes at its end, whatever becomes of its workers."""
+    computing: int
+    """Threads of a process that compute at once; the others wait for the store meanwhile."""
 
     @property
     def packs(self) -> list[str]:
@@ -88,6 +90,14 @@ def cached_splitter(config: TokenizeConfig) -> SentenceSplitter | None:
             _tools[key] = SentenceSplitter(*key)
         splitter: SentenceSplitter = _tools[key]
         return splitter
+
+
+def _seats(count: int) -> threading.Semaphore:
+    """Who computes has one; of this process. More threads at it would get in each other's way, and
+    each would need a memory of words of its own at the tokenizer."""
+    with _building:
+        seats: threading.Semaphore = _tools.setdefault(count, threading.Semaphore(count))
+        return seats
 
 
 def tokenize_unit(job: Job) -> int:
@@ -174,15 +184,23 @@ class _Work:
             splitter=self._splitter,
             advice=ADVICE,
         )
-        for block in reader.blocks():
-            with _turn(self._job, block):
-                block = self._encode(block, reader)
-            self._validate(i, block, reader)
-            self._origins.add_block(canonical(source.url), block)
-            self.summary.documents += len(block)
-            self._note_bad(i, reader)
+        blocks = reader.blocks()
+        block = next(blocks, None)  # waits for the store, where its bytes come from one
+        with _seats(self._job.computing):
+            while block is not None:
+                self._add(i, block, reader)
+                block = None  # before there is another
+                block = next(blocks, None)
         self._note_bad(i, reader)
         self.summary.lines.append(reader.lines)
+
+    def _add(self, i: int, block: Block, reader: DocumentReader) -> None:
+        with _turn(self._job, block):
+            block = self._encode(block, reader)
+        self._validate(i, block, reader)
+        self._origins.add_block(canonical(self._job.unit.sources[i].url), block)
+        self.summary.documents += len(block)
+        self._note_bad(i, reader)
 
     def _encode(self, block: Block, reader: DocumentReader) -> Block:
         """Write the tokens of a block; returns it, less what the tokenizer refuses."""

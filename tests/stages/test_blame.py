@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stages.blame.answer import Answer, table
 from stages.blame.config import BlameConfig
 from stages.blame.described import describe
 from stages.blame.run import run
@@ -165,6 +166,7 @@ def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[st
     assert "s3://raw/a/part-1.jsonl" in lines[1]
     assert "id-" in lines[1]
     assert " more; --max-rows 0 shows all" in lines[4]
+    assert table(Answer((), 0, 0)) == "no training sample of the run holds any of it"
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from stages.context import StageRun
+from tests.stages.directly import run_program
 from tests.stages.toy import ToyConfig
 from trainyard.artifacts import claim, store
 from trainyard.artifacts.manifest import Manifest, read_manifest
@@ -24,7 +26,8 @@ TEXT = "one\ntwo\nthree\n"
 
 
 class Toy:
-    """The toy stage as a command, and what it left."""
+    """The toy stage as a command, and what it left. Called, it runs in this process; what is about
+    processes asks for one."""
 
     def __init__(self, root: str, tmp_path: Path) -> None:
         self.input = store.join(root, "in.txt")
@@ -37,18 +40,26 @@ class Toy:
         base = [sys.executable, "-m", "tests.stages.toy"]
         return [*base, "--input", self.input, "--output-dir", self.output, *arguments]
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def environment(self) -> dict[str, str]:
         self.runs += 1
-        environment = {**os.environ, "TRAINYARD_RUN_DIR": str(self.run_dir / str(self.runs))}
+        return {**os.environ, "TRAINYARD_RUN_DIR": str(self.run_dir / str(self.runs))}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self.command(*arguments),
-            env=environment,
+            env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
     def __call__(self, *arguments: str, expect: int = 0) -> str:
+        with mock.patch.dict(os.environ, self.environment()):
+            done = run_program(*self.command(*arguments)[2:])
+        assert done.status == expect, done.err
+        return done.out + done.err
+
+    def process(self, *arguments: str, expect: int = 0) -> str:
         process = self.start(*arguments)
         out, err = process.communicate(timeout=60)
         assert process.returncode == expect, err
@@ -74,7 +85,7 @@ def toy(tmp_path: Path) -> Toy:
 
 def test_a_run_publishes_and_a_second_one_has_nothing_to_do(store_url: str, tmp_path: Path) -> None:
     toy = Toy(store_url, tmp_path)
-    assert "there is no manifest yet" in toy()
+    assert "there is no manifest yet" in toy.process()
     assert store.read_bytes(store.join(toy.output, "upper.txt")) == TEXT.upper().encode()
     assert toy.left("outcome.json")["outcome"] == "ran"
     assert "nothing to do" in toy()
@@ -118,8 +129,8 @@ def test_dry_run_prints_a_document_that_config_reads_back(toy: Toy, tmp_path: Pa
     assert not Path(toy.output).exists()
     path = tmp_path / "toy.toml"
     path.write_text(text)
-    command = [sys.executable, "-m", "tests.stages.toy", "--config", str(path), "--suffix", "!"]
-    subprocess.run(command, check=True, capture_output=True)
+    done = run_program("tests.stages.toy", "--config", str(path), "--suffix", "!")
+    assert done.status == 0, done.err
     assert store.read_bytes(store.join(toy.output, "upper.txt")).startswith(b"ONE!")
 
 
@@ -146,13 +157,13 @@ def test_a_refusal_has_its_exit_status_its_words_and_no_output(
 
 
 def test_a_failure_leaves_word_for_a_caller_behind_a_launcher(toy: Toy) -> None:
-    toy("--fail", "data", expect=1)
+    toy.process("--fail", "data", expect=1)
     left = toy.left("failure.json")
     assert (left["class"], left["exit_status"], left["stage"]) == ("DataError", 1, "toy")
 
 
 def test_debug_shows_the_traceback(toy: Toy) -> None:
-    assert "Traceback" in toy("--fail", "defect", "--debug", expect=70)
+    assert "Traceback" in toy.process("--fail", "defect", "--debug", expect=70)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -225,11 +236,10 @@ def test_an_output_over_an_input_is_refused(tmp_path: Path, nested: str) -> None
     source = {"same": folder, "around": folder / "in.txt", "inside": folder}[nested]
     output = {"same": folder, "around": folder, "inside": folder / "out"}[nested]
     (tmp_path / "link").symlink_to(output.parent)
-    command = [sys.executable, "-m", "tests.stages.toy", "--input", str(source)]
-    command += ["--output-dir", str(tmp_path / "link" / output.name)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "choose another place for the output" in done.stderr
+    into = str(tmp_path / "link" / output.name)
+    done = run_program("tests.stages.toy", "--input", str(source), "--output-dir", into)
+    assert done.status == 2, done.err
+    assert "choose another place for the output" in done.err
     assert [path.name for path in folder.iterdir()] == ["in.txt"]
 
 

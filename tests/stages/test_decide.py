@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from stages.decide import decide
+from stages.decide import decide, refuse_overlap
+from stages.merge.config import MergeConfig
 from stages.tokenize.config import TokenizeConfig
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Manifest, publish, read_slot, retire
 from trainyard.artifacts.output import Output
 from trainyard.errors import ArtifactError, ConfigError
@@ -115,3 +118,47 @@ def test_where_names_are_not_told_any_that_begins_so_is_refused(tmp_path: Path) 
         store.write_bytes(str(tmp_path / name), b"1")
         with pytest.raises(ConfigError, match="would lie over"):
             decide("x", Other(str(tmp_path / name), output), ["stages.decide"], force=False)
+
+
+def test_twenty_thousand_listed_files_are_looked_at_in_no_time(tmp_path: Path) -> None:
+    files = tuple(str(tmp_path / f"in/{i % 7}/{i}.jsonl") for i in range(20_000))
+    inputs = {"input": Input("input", files, files, "digest")}
+    output = Output.prefix(str(tmp_path / "in/out"), ["_text_document.bin"])
+    began = time.process_time()
+    refuse_overlap(output, None, inputs)
+    assert time.process_time() - began < 0.8  # it takes a tenth of a second
+    last = replace(inputs["input"], files=(*files, str(tmp_path / "in/out.work/a")))
+    with pytest.raises(ConfigError, match=r"would lie over the input \(.*in/out.work/a\)"):
+        refuse_overlap(output, None, {"input": last})
+    folder = Input("input", (str(tmp_path / "in/3"),), files, "digest")
+    within = Output.directory(str(tmp_path / "in/3/out"))
+    with pytest.raises(ConfigError, match=r"would lie in the input \(.*in/3\)"):
+        refuse_overlap(within, None, {"input": folder})
+
+
+# --- what is missing --------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_told_by_its_option(tmp_path: Path) -> None:
+    def decide_on(path: str, model: str) -> None:
+        config = TokenizeConfig(
+            input=(path,),
+            output_prefix=str(tmp_path / "out"),
+            tokenizer=TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model),
+        )
+        decide("tokenize", config, ["stages.decide"], force=False)
+
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for name in ("b.jsonl", "*.txt", "empty"):
+        with pytest.raises(ArtifactError, match=r"^--input .*: no file matches; check the path$"):
+            decide_on(str(tmp_path / name), "m.json")
+    message = r"^--tokenizer-model meta/llama: no file .*hub are not looked up: download the files"
+    with pytest.raises(ArtifactError, match=message):
+        decide_on(str(tmp_path / "a.jsonl"), "meta/llama")
+
+
+def test_a_pattern_that_a_stage_makes_is_told_by_the_option_of_its_input(tmp_path: Path) -> None:
+    config = MergeConfig(input=(str(tmp_path / "x*"),), output_prefix=str(tmp_path / "o/out"))
+    with pytest.raises(ArtifactError, match=r"^--input .*x\*.*: no file matches"):
+        decide("merge", config, ["stages.decide"], force=False)

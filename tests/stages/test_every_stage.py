@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.stages.directly import Done, run_program
 from trainyard.config import parse_document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,11 +46,8 @@ def arguments(stage: str, tmp_path: Path) -> list[str]:
     return [*ENOUGH[stage], *more, *([into, str(tmp_path / "out")] if into else [])]
 
 
-def run(stage: str, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    began = time.monotonic()
-    command = [sys.executable, "-m", f"stages.{stage}", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
-    return done, time.monotonic() - began
+def run(stage: str, *words: str) -> Done:
+    return run_program(f"stages.{stage}", *words)
 
 
 def test_the_table_names_every_stage() -> None:
@@ -61,32 +56,30 @@ def test_the_table_names_every_stage() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_wrong_flag_is_refused(stage: str, tmp_path: Path) -> None:
-    done, seconds = run(stage, *arguments(stage, tmp_path), "--no-such-flag", "1")
-    assert done.returncode == 2
-    assert "--no-such-flag" in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert seconds < 5
+    done = run(stage, *arguments(stage, tmp_path), "--no-such-flag", "1")
+    assert done.status == 2
+    assert "--no-such-flag" in done.out + done.err
+    assert "Traceback" not in done.err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("stage", [name for name in STAGES if NOWHERE in ENOUGH[name]])
 def test_a_missing_input_is_named_before_any_work(stage: str, tmp_path: Path) -> None:
-    done, seconds = run(stage, *arguments(stage, tmp_path))
-    assert done.returncode in (1, 2), done.stderr
-    assert NOWHERE in done.stderr
-    assert "Traceback" not in done.stderr
-    assert seconds < 5
+    done = run(stage, *arguments(stage, tmp_path))
+    assert done.status in (1, 2), done.err
+    assert NOWHERE in done.err
+    assert "Traceback" not in done.err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_dry_run_prints_is_read_back(stage: str, tmp_path: Path) -> None:
-    done, _ = run(stage, *arguments(stage, tmp_path), "--dry-run")
-    assert done.returncode == 0, done.stderr
-    parse_document(done.stdout, ".toml", stage)
+    done = run(stage, *arguments(stage, tmp_path), "--dry-run")
+    assert done.status == 0, done.err
+    parse_document(done.out, ".toml", stage)
     document = tmp_path / "options.toml"
-    document.write_text(done.stdout)
-    again, _ = run(stage, "--config", str(document), "--dry-run")
-    assert again.stdout == done.stdout
-    wrong, _ = run(stage, "--config", str(document), "--config", str(tmp_path / "none.toml"))
-    assert wrong.returncode == 2
+    document.write_text(done.out)
+    again = run(stage, "--config", str(document), "--dry-run")
+    assert again.out == done.out
+    wrong = run(stage, "--config", str(document), "--config", str(tmp_path / "none.toml"))
+    assert wrong.status == 2

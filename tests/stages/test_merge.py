@@ -15,7 +15,7 @@ from tests.stages.directly import run_directly
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.corpus.provenance import Provenance, ProvenanceWriter
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError, ConfigError, DataError
 
 FIRST: Any = [[[1, 2, 3]], [], [[4], [5]]]
 SECOND: Any = [[[6, 7]]]
@@ -72,6 +72,15 @@ def test_patterns_prefixes_and_files_name_pairs(store_url: str) -> None:
     assert tokens(whole) == FIRST + SECOND + FIRST
     with pytest.raises(ArtifactError, match="no file matches"):
         merge(whole, store.join(store_url, "parts", "d*"))
+
+
+def test_pairs_without_a_token_are_refused(store_url: str) -> None:
+    put(store.join(store_url, "parts/a"), [[], []])
+    put(store.join(store_url, "parts/b"), [])
+    whole = store.join(store_url, "whole")
+    with pytest.raises(DataError, match=r"--input .*: no token in any of 2 pairs"):
+        merge(whole, store.join(store_url, "parts"))
+    assert not store.exists(whole + ".bin")
 
 
 def test_provenance_is_kept(store_url: str) -> None:

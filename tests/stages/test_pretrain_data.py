@@ -15,6 +15,7 @@ from stages.pretrain.config import PretrainConfig
 from tests.stages.test_pretrain import OPTIONS, arguments
 from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.tokenizers.chats import NAMED, write_folder
+from tests.trainyard.tokenizers.models import train as train_pieces
 from trainyard.config import from_dict
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.errors import ConfigError
@@ -122,6 +123,24 @@ def test_a_pad_that_is_the_bos_too_masks_nothing(zygote: Zygote, tmp_path: Path)
         lines = parse_ledger((tmp_path / f"run{pad}/ledger.jsonl").read_bytes())
         losses.append([(line["lm_loss"], line.get("validation_loss")) for line in lines])
     assert losses == [losses[0]] * 4
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_tokenizer_without_an_end_of_document_is_told_and_one_without_a_pad_trains(
+    zygote: Zygote, tmp_path: Path, end: bool
+) -> None:
+    model = tmp_path / "a.model"
+    model.write_bytes(train_pieces(**({} if end else {"eos_id": -1})))
+    options = {"tokenizer_type": "SentencePieceTokenizer", "tokenizer_model": str(model)}
+    words = ["--mock-data", *arguments("x", tmp_path / "run", **{**SHORT, **options})[2:]]
+    at = words.index("--vocab-size")
+    status, _, log = zygote.run("stages.pretrain", words[:at] + words[at + 2 :])
+    assert "Traceback" not in log
+    if end:
+        assert status == 0, log  # the model has no pad, and needs none
+    else:
+        assert status == 2, log
+        assert f"--tokenizer-model {model} has no piece that ends a sentence" in log
 
 
 def test_an_external_loader_is_for_programs(tokens: str) -> None:

@@ -71,6 +71,19 @@ def test_memory_is_bounded_by_the_largest_document(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("letters", [b"x", b"ACGT"])
+def test_memory_is_bounded_for_one_unbroken_word(
+    shared: Path, tmp_path: Path, letters: bytes
+) -> None:
+    size = 60_000_000
+    chosen = np.random.default_rng(0).integers(0, len(letters), size)
+    word = np.frombuffer(letters, np.uint8)[chosen].tobytes()
+    (tmp_path / "word.jsonl").write_bytes(b'{"text": "' + word + b'"}\n')
+    run = tokenized(tmp_path / "word.jsonl", shared)
+    assert run.peak_bytes < CONSTANT + 8 * size
+
+
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_twenty_million_documents(shared: Path, tmp_path: Path) -> None:
     run = tokenized(write_short(tmp_path / "many.jsonl", MANY), shared)

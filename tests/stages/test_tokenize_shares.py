@@ -55,6 +55,7 @@ def test_joined_shares_are_the_bytes_of_one_run(
     size = ("--world-size", str(world_size))
     for rank in reversed(range(world_size)):
         assert run(corpus, joined, "--rank", str(rank), *size) == 0
+    shares = [manifest(f"{joined}.shares/{r:05d}-of-{world_size:05d}") for r in range(world_size)]
     assert run(corpus, joined, *size) == 0
     assert files(joined) == files(whole)
     listed = store.read_bytes(joined + ".bad_lines.jsonl")
@@ -63,6 +64,9 @@ def test_joined_shares_are_the_bytes_of_one_run(
     one, other = manifest(whole), manifest(joined)
     assert one.output_digest == other.output_digest
     assert one.metrics == other.metrics
+    sizes = [share.metrics["input_bytes"] for share in shares]
+    assert sum(sizes) == one.metrics["input_bytes"]
+    assert world_size == 1 or max(sizes) < sum(sizes)
     assert not Path(joined + ".shares").exists()
     assert run(corpus, joined, "--rank", "0", *size) == 0  # an array task that was tried again
     assert not Path(joined + ".shares").exists()
@@ -93,6 +97,17 @@ def test_a_share_that_is_done_is_not_done_again(
     for _ in range(2):
         assert run(corpus, prefix, "--rank", "1", "--world-size", "2") == 0
     assert "nothing to do" in capsys.readouterr().err
+
+
+def test_a_fan_out_that_was_given_up_goes_with_a_run_of_the_whole(
+    corpus: Path, tmp_path: Path
+) -> None:
+    prefix = str(tmp_path / "out")
+    assert run(corpus, prefix, "--rank", "1", "--world-size", "2") == 0
+    assert Path(prefix + ".shares").exists()
+    assert run(corpus, prefix) == 0
+    assert not Path(prefix + ".shares").exists()
+    assert Path(prefix + "_text_document.bin").exists()
 
 
 def test_missing_shares_are_named_with_the_command_that_makes_them(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import pytest
 
 from stages.tokenize import pack as pack_module
 from stages.tokenize import plan
+from stages.tokenize import run as tokenize_run
 from stages.tokenize import unit as unit_module
 from stages.tokenize.encode import encode_block, sampled
 from stages.tokenize.pack import Pack, Summary
 from stages.tokenize.plan import InputFile, plan_units, share_of, unit_bytes_for
 from tests.stages.tokenize_runs import documents, files, numbered, tokenize, write
+from trainyard.artifacts import store
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.corpus.records import Block
 from trainyard.errors import ArtifactError
@@ -180,3 +184,28 @@ def test_a_document_longer_than_many_units(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(plan, "UNIT_BYTES", 300)
     tokenize(path, tmp_path / "out", workers=2)
     assert documents(tmp_path / "out") == [[[1]], [[7] * 5000], [[2]]]
+
+
+def test_threads_that_wait_for_a_store_take_turns_at_the_tokenizer(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.jsonl", *numbered(300))
+    tokenize(path, tmp_path / "plain")
+    at_once: list[int] = []
+    threads: set[int] = set()
+    real: Any = unit_module.encode_block
+
+    def counted(*args: Any) -> Any:
+        at_once.append(1)
+        assert len(at_once) == 1
+        threads.add(threading.get_ident())
+        time.sleep(0.005)
+        encoded = real(*args)
+        at_once.pop()
+        return encoded
+
+    monkeypatch.setattr(unit_module, "encode_block", counted)
+    monkeypatch.setattr(plan, "UNIT_BYTES", 2000)
+    tokenize(path, store.join(s3_url, "a"), workers=1)
+    assert len(threads) == tokenize_run.WAITING
+    assert files(store.join(s3_url, "a")) == files(tmp_path / "plain")

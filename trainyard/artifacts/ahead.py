@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 from trainyard.artifacts import store
@@ -32,6 +34,27 @@ def blocks(ranges: Iterable[ByteRange], block_bytes: int = BLOCK_BYTES) -> Itera
 def whole(sources: Sequence[store.SourceFile]) -> list[ByteRange]:
     """All bytes of files."""
     return [ByteRange(s.url, 0, s.size_bytes, s.version) for s in sources]
+
+
+def read_whole(url: str) -> Iterator[bytes]:
+    """All bytes of a file, a block at a time.
+
+    Raises ArtifactError for a file that changes meanwhile."""
+    found = store.info(url)
+    return read_ahead(blocks([ByteRange(url, 0, found.size_bytes, found.version)]))
+
+
+def download(url: str, target: Path) -> None:
+    """Copy a file to this machine; it appears there when it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=target.parent, delete=False) as copy:
+        try:
+            for block in read_whole(url):
+                copy.write(block)
+        except BaseException:
+            Path(copy.name).unlink()
+            raise
+    Path(copy.name).replace(target)
 
 
 def read_ahead(ranges: Iterable[ByteRange], num_threads: int = NUM_THREADS) -> Iterator[bytes]:

@@ -15,11 +15,20 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainyard.artifacts import store
+from trainyard.artifacts.ahead import read_whole
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
 from trainyard.artifacts.manifest import Manifest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
 from trainyard.artifacts.store import FileRecord
-from trainyard.artifacts.urls import basename, has_glob, is_local, join, local_path, parent
+from trainyard.artifacts.urls import (
+    basename,
+    has_glob,
+    is_local,
+    is_web,
+    join,
+    local_path,
+    parent,
+)
 from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -69,6 +78,8 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
 
 def _own_manifests(url: str) -> list[tuple[str, str]]:
     """Where the manifest of an artifact at this URL would be, and what its names are added to."""
+    if is_web(url):  # nothing is published there, and many servers refuse what is not there
+        return []
     return [(f"{url}.{MANIFEST}", url), (join(url, MANIFEST), url.rstrip("/") + "/")]
 
 
@@ -198,12 +209,12 @@ def raw_digest(url: str) -> str:
     state = [absolute, found.size_bytes, found.version]
     try:
         cached = json.loads(entry.read_text())
-        if cached["state"] == state:
+        if found.version and cached["state"] == state:
             return str(cached["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     digest = read_digest(url)
-    if _is_settled(url):
+    if found.version and _is_settled(url):
         try:
             _remember(entry, {"state": state, "digest": digest})
         except OSError as error:
@@ -238,6 +249,10 @@ def _is_settled(url: str) -> bool:
 def read_digest(url: str) -> str:
     """The digest of a file's contents, by reading all of it."""
     running = hasher()
+    if not is_local(url):
+        for block in read_whole(url):
+            running.update(block)
+        return str(running.hexdigest())
     with store.open_input(url) as file:
         while piece := file.read(store.CHUNK):
             running.update(piece)

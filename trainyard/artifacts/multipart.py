@@ -16,7 +16,7 @@ from trainyard.artifacts.ahead import ByteRange, blocks, read_ahead
 from trainyard.errors import InfrastructureError
 
 if TYPE_CHECKING:
-    from trainyard.artifacts.remote import RemoteBackend
+    from trainyard.artifacts.s3 import S3Backend
     from trainyard.artifacts.store import SourceFile
 
 log = logging.getLogger(__name__)
@@ -91,11 +91,10 @@ def _split_evenly(part: ByteRange, longest: int) -> list[ByteRange]:
 class MultipartUpload:
     """An object in the making: invisible until `complete`, gone after `abort`."""
 
-    def __init__(self, backend: RemoteBackend, url: str) -> None:
+    def __init__(self, backend: S3Backend, url: str) -> None:
         self._backend = backend
         self._url = url
-        bucket, key, _ = backend.fs.split_path(url)
-        self._target = {"Bucket": bucket, "Key": key}
+        self._target = backend.place(url)
         reply = backend.call("create_multipart_upload", **self._target)
         self._target["UploadId"] = reply["UploadId"]
         self._etags: dict[int, str] = {}
@@ -154,7 +153,7 @@ class MultipartUpload:
                     if not piece.is_copied:
                         held += block
                 if not piece.is_copied:
-                    pending.append(executor.submit(self._upload, number, bytes(held)))
+                    pending.append(executor.submit(self.upload, number, held))
             while pending:
                 pending.popleft().result()
         finally:
@@ -162,21 +161,21 @@ class MultipartUpload:
             executor.shutdown(wait=True, cancel_futures=True)
 
     def _copy(self, number: int, part: ByteRange) -> None:
-        bucket, key, _ = self._backend.fs.split_path(part.url)
         reply = self._backend.call(
             "upload_part_copy",
             **self._target,
             PartNumber=number,
-            CopySource={"Bucket": bucket, "Key": key},
+            CopySource=self._backend.place(part.url),
             CopySourceRange=f"bytes={part.start}-{part.end - 1}",
         )
         self._etags[number] = reply["CopyPartResult"]["ETag"]
 
-    def _upload(self, number: int, data: bytes) -> None:
+    def upload(self, number: int, data: bytes | bytearray) -> None:
+        """Make one part, numbered from 1; from any thread."""
         reply = self._backend.call("upload_part", **self._target, PartNumber=number, Body=data)
         self._etags[number] = reply["ETag"]
 
-    def complete(self) -> None:
+    def complete(self, size_bytes: int) -> None:
         """Make the object appear."""
         parts = [{"PartNumber": n, "ETag": tag} for n, tag in sorted(self._etags.items())]
         try:
@@ -185,7 +184,7 @@ class MultipartUpload:
             )
         except FileNotFoundError:
             # An earlier attempt of this very call may have arrived although its answer was lost.
-            if self._backend.size_and_version(self._url)[0] != self._size:
+            if self._backend.size_and_version(self._url)[0] != size_bytes:
                 raise
 
     def abort(self) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from trainyard.artifacts.urls import basename, canonical, check_relative, join, lies_in, parent
+from trainyard.artifacts.urls import (
+    basename,
+    canonical,
+    canonical_each,
+    check_relative,
+    join,
+    parent,
+)
 from trainyard.errors import ConfigError
 
 MANIFEST = "manifest.json"
@@ -68,13 +75,17 @@ class Output:
         """What outlives a killed run and dies with a finished one."""
         return f"{self.url}.work" if self.is_prefix else join(self.url, WORK)
 
-    def may_write(self, url: str) -> bool:
-        """Whether a run may write, replace or remove what lies there."""
-        if not self.is_prefix:
-            return lies_in(url, self.url)
-        if not self.names:
-            return canonical(url).startswith((canonical(self.url) + ".", canonical(self.url) + "_"))
-        return any(lies_in(url, place) for place in self.places())
+    def first_written(self, urls: Sequence[str]) -> str | None:
+        """The first of some places where a run may write, replace or remove something."""
+        places = self.places() if self.is_prefix else [self.url]
+        exact = frozenset(canonical_each(places))
+        begins = tuple(place.rstrip("/") + "/" for place in exact)
+        if self.is_prefix and not self.names:
+            begins = (canonical(self.url) + ".", canonical(self.url) + "_")
+        for url, place in zip(urls, canonical_each(urls), strict=True):
+            if place in exact or place.startswith(begins):
+                return url
+        return None
 
     def is_matched_by(self, pattern: str) -> bool:
         """Whether a pattern means a file that a run may write."""

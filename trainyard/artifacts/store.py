@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from trainyard.artifacts.urls import (
     basename,
     has_glob,
     is_local,
+    is_web,
     join,
     local_path,
     parent,
@@ -79,9 +78,18 @@ def backend(url: str) -> Backend:
     refuse_secrets(url)
     if is_local(url):
         return LocalBackend()
-    from trainyard.artifacts.remote import RemoteBackend  # fsspec: a quarter of a second
+    protocol = url.partition("://")[0]
+    if protocol in ("s3", "s3a"):
+        from trainyard.artifacts.s3 import S3Backend
 
-    return RemoteBackend(url.partition("://")[0])
+        return S3Backend(protocol)
+    if is_web(url):
+        from trainyard.artifacts.web import WebBackend
+
+        return WebBackend(protocol)
+    from trainyard.artifacts.remote import RemoteBackend
+
+    return RemoteBackend(protocol)
 
 
 @contextmanager
@@ -106,8 +114,7 @@ def operation(name: str, url: str) -> Iterator[Backend]:
     except IsADirectoryError as error:
         raise ArtifactError(f"{url}: this is a folder, not a file") from error
     except PermissionError as error:
-        check = "the permissions of the path" if is_local(url) else CREDENTIALS
-        raise ConfigError(f"{url}: access refused ({error}); check {check}") from error
+        raise ConfigError(f"{url}: access refused ({error}); check {_rights(url)}") from error
     except OSError as error:
         raise InfrastructureError(f"{url}: {name} failed: {error}") from error
     except ValueError as error:
@@ -120,6 +127,12 @@ def operation(name: str, url: str) -> Iterator[Backend]:
         ):
             raise _store_fault(url, name, error) from error
         raise
+
+
+def _rights(url: str) -> str:
+    if is_web(url):
+        return "that everyone may read it, as no password is ever sent, or download it"
+    return "the permissions of the path" if is_local(url) else CREDENTIALS
 
 
 def _store_fault(url: str, name: str, error: Exception) -> TrainyardError:
@@ -142,8 +155,8 @@ def open_input(url: str) -> BinaryIO:
 
 def read_bytes(url: str) -> bytes:
     """The whole contents."""
-    with operation("read", url) as store, store.open_input(url) as file:
-        return file.read()
+    with operation("read", url) as store:
+        return store.read_version(url)[0]
 
 
 def read_range(url: str, start: int, end: int, version: str | None = None) -> bytes:
@@ -223,13 +236,9 @@ def fetch(url: str, folder: Path) -> Path:
         return path
     target = folder / f"{digest_bytes(url.encode())[:16]}-{basename(url)}"
     if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            open_input(url) as source,
-            tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy,
-        ):
-            shutil.copyfileobj(source, copy, CHUNK)
-        Path(copy.name).replace(target)
+        from trainyard.artifacts.ahead import download
+
+        download(url, target)
     return target
 
 

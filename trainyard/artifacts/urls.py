@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -11,6 +13,11 @@ from trainyard.errors import ConfigError
 def is_local(url: str) -> bool:
     """True for a plain path or file://."""
     return "://" not in url or url.startswith("file://")
+
+
+def is_web(url: str) -> bool:
+    """True for http:// and https://."""
+    return url.startswith(("http://", "https://"))
 
 
 def local_path(url: str) -> Path | None:
@@ -43,6 +50,19 @@ def canonical(url: str) -> str:
     """One spelling for one place: absolute, links resolved, no trailing slash."""
     path = local_path(url)
     return str(path.resolve()) if path is not None else url.rstrip("/")
+
+
+def canonical_each(urls: Iterable[str]) -> Iterator[str]:
+    """`canonical` of many places: a folder that holds several of them is looked at once."""
+    folders: dict[str, str] = {}
+    for url in urls:
+        head, slash, name = url.rpartition("/")
+        if "://" in url or not head or name in ("", ".", "..") or os.path.islink(url):
+            yield canonical(url)
+            continue
+        if head not in folders:
+            folders[head] = canonical(head).rstrip("/")
+        yield folders[head] + slash + name
 
 
 def lies_in(url: str, folder: str) -> bool:

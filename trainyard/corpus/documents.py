@@ -19,6 +19,7 @@ from trainyard.corpus.formats import check_inputs, split_name, split_ranges
 from trainyard.corpus.jsonl import json_rows
 from trainyard.corpus.parse import (
     FaultError,
+    begins,
     check_record,
     columns,
     decode,
@@ -143,8 +144,7 @@ class DocumentReader:
         """Raise DataError for the first of these bad lines, or put them all into `bad`."""
         if self.on_bad_line == "stop":
             place = self.place(bad[0].line, bad[0].offset)
-            begins = f"; it begins {bad[0].excerpt}" if bad[0].excerpt else ""
-            raise DataError(f"{place}: {bad[0].reason}{begins}{self._advice}")
+            raise DataError(f"{place}: {bad[0].reason}{begins(bad[0].excerpt)}{self._advice}")
         self.bad += bad
 
     def place(self, line: int, offset: int) -> str:

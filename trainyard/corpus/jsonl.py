@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainyard.corpus.lines import Lines, TornError, line_blocks
-from trainyard.corpus.parse import excerpt, parse_lines
+from trainyard.corpus.parse import begins, excerpt, parse_lines
 from trainyard.corpus.records import BadLine, ByteRange, Rows
 from trainyard.errors import DataError
 
@@ -75,6 +75,6 @@ def _refuse_one_document(url: str, rows: Rows, first: int) -> None:
         refused = "a piece of a JSON document" if ends in (b",", b"[", b"{") else ""
     if refused:
         raise DataError(
-            f"{url}: line {number} (byte {offset}) is {refused}: {SPREAD}; it begins "
-            f"{excerpt(rows.raw[number - first])}"
+            f"{url}: line {number} (byte {offset}) is {refused}: {SPREAD}"
+            f"{begins(excerpt(rows.raw[number - first]))}"
         )

@@ -91,9 +91,10 @@ def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None)
 
 def _check_kind(parts: Sequence[Part], multimodal: bool | None) -> None:
     for part in parts:
-        if multimodal is None and part.is_multimodal != parts[0].is_multimodal:
+        if part.is_multimodal != parts[0].is_multimodal:
             one, other = (p.prefix for p in sorted((part, parts[0]), key=lambda p: p.is_multimodal))
             raise ArtifactError(f"{one} is text alone, {other} is multimodal: they do not mix")
+    for part in parts[:1]:
         if multimodal is True and not part.is_multimodal:
             raise ArtifactError(
                 f"{part.prefix}.idx is of text alone, it has no modes; leave --multimodal away"

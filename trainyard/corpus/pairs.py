@@ -15,7 +15,13 @@ PAIR = (".bin", ".idx")
 DOCS = ".docs"
 """The provenance sidecar of a pair."""
 
-PASSED_OVER = (".failure.json", ".bad_lines.jsonl", ".share.json")
+BAD_LINES = ".bad_lines.jsonl"
+"""The lines that were left out."""
+
+SHARE = ".share.json"
+"""What a share of token files says of itself."""
+
+BESIDE = (".failure.json", BAD_LINES, SHARE)
 """What stages leave beside pairs, besides manifests, claims and unfinished work."""
 
 
@@ -94,4 +100,4 @@ def stem(name: str) -> str:
 
 
 def _is_beside(name: str) -> bool:
-    return name.startswith(".") or is_housekeeping(name) or name.endswith(PASSED_OVER)
+    return name.startswith(".") or is_housekeeping(name) or name.endswith(BESIDE)

@@ -164,11 +164,16 @@ def decode(data: bytes | bytearray) -> str:
 
 
 def excerpt(line: bytes | bytearray | str) -> str:
-    """The beginning of a line, in ASCII."""
+    """The beginning of a line as text, what is no UTF-8 replaced; nothing for an empty one."""
     beginning = line[: 4 * EXCERPT]
     text = beginning if isinstance(beginning, str) else beginning.decode(errors="replace")
     cut = text[:EXCERPT].rstrip("\r\n")
-    return ascii(cut + ("..." if len(text) > EXCERPT else ""))
+    return cut + ("..." if len(text) > EXCERPT else "") if cut else ""
+
+
+def begins(excerpt: str) -> str:
+    """An excerpt at the end of a message, in ASCII and quoted."""
+    return f"; it begins {excerpt!a}" if excerpt else ""
 
 
 def _check_surrogates(text: str) -> None:

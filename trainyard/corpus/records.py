@@ -55,7 +55,7 @@ class BadLine(NamedTuple):
     """Where it begins; as `Document.offset`."""
     reason: str
     excerpt: str
-    """The beginning of it, in ASCII; nothing for a part of a Parquet file."""
+    """The beginning of it; nothing for a part of a Parquet file."""
 
 
 @dataclass(slots=True)

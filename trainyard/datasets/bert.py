@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.cache import IN_MEMORY, Indexer
 from trainyard.datasets.form import Sample
 from trainyard.datasets.mapping import MappingRule
 from trainyard.datasets.masked_config import MaskedConfig
@@ -27,7 +25,7 @@ from trainyard.datasets.masking import (
 )
 from trainyard.datasets.sentences import (
     NOT_ASKED,
-    SentenceSamples,
+    SentenceDataset,
     mask_of,
     padded,
     special_id,
@@ -96,29 +94,8 @@ class BertFormat:
         return MappingRule(self.seq_length - MARKS, self.short_seq_prob, self.seed, shortest)
 
 
-class BERTDataset:
+class BERTDataset(SentenceDataset[BertFormat]):
     """Samples of one token file of sentences, over a range of its documents."""
-
-    def __init__(
-        self,
-        indexed: IndexedDataset,
-        documents: range,
-        num_samples: int | None,
-        form: BertFormat,
-        indexer: Indexer = IN_MEMORY,
-    ) -> None:
-        self.form = form
-        self.samples = SentenceSamples(
-            indexed, documents, num_samples, form.mapping, form.vocab_size, indexer
-        )
-        self._replacement = BertReplacement(form.mask, form.vocab_size)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2): 0, and the number of the sample."""
-        return self.samples.ids(indices)
 
     def __getitem__(self, index: int) -> Sample:
         """text, types, labels, padding_mask int64 (s,), loss_mask float32 (s,); is_random and
@@ -131,7 +108,8 @@ class BERTDataset:
         text, num_first = self._joined(first, second)
         words = find_words(text, form.begins_word, (form.cls, form.sep))
         budget = form.masking.budget(len(text), target)
-        masked = mask_words(text, words, budget, form.masking, random, self._replacement)
+        replacement = BertReplacement(form.mask, form.vocab_size)
+        masked = mask_words(text, words, budget, form.masking, random, replacement)
         labels = np.full(form.seq_length, NOT_ASKED, np.int64)
         labels[masked.places] = masked.labels
         types = mask_of(len(text), form.seq_length)

@@ -98,6 +98,8 @@ class IndexCache:
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.url = url
         self.read_only = read_only
+        self._told = ""
+        """The entry that was last said to be damaged."""
 
     def samples(
         self,
@@ -159,6 +161,7 @@ class IndexCache:
             if found is not None:
                 return found
             made = build()
+            self._told = ""
             return self.keep(key, facts, made)
 
     def find(self, key: str) -> Arrays | None:
@@ -173,7 +176,9 @@ class IndexCache:
             }
         except (ArtifactError, OSError) as error:
             # OSError: of the machine's own folder, in the way or full; those of stores are named.
-            log.warning("%s; this index is made again", error)
+            if key != self._told:  # it is looked for twice before it is made
+                log.warning("%s; this index is made again", error)
+            self._told = key
             return None
 
     def keep(self, key: str, facts: Mapping[str, Any], arrays: Arrays) -> Arrays:

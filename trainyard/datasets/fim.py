@@ -53,6 +53,9 @@ class Texts(Protocol):
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2) source and sample number behind each index."""
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+
 
 class Detokenizer(Protocol):
     """What is asked of a tokenizer."""
@@ -81,6 +84,10 @@ class FIMDataset:
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2) source and sample number behind each index."""
         return self.texts.ids(indices)
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+        self.texts.prefetch(indices)
 
     def __getitem__(self, index: int) -> Sample:
         """What the dataset beneath would give for the rearranged text."""

@@ -39,7 +39,9 @@ class Dataset(Protocol):
     """What the loader and the ledger ask of a dataset.
 
     One that has `__getitems__(indices)` as well, which returns the stacked samples, is asked for
-    whole batches at once."""
+    whole batches at once. One that has `prefetch(indices)` is told of samples before it is asked
+    for them, so that tokens that come from afar can be on their way; it returns at once, or after
+    it has looked up where those tokens are."""
 
     def __len__(self) -> int:
         """Samples."""

@@ -61,6 +61,11 @@ def reader(indexed: TokenSource) -> Read:
     return read
 
 
+def is_mapped(indexed: TokenSource) -> bool:
+    """Whether a read is no more than a look at memory, so that nothing is won by announcing it."""
+    return not isinstance(indexed, IndexedDataset) or indexed.tokens is not None
+
+
 def checked_text(
     text: NDArray[Any], bounds: list[list[int]], form: SampleFormat, refuse: Refuse
 ) -> NDArray[Any]:

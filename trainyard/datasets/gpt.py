@@ -6,12 +6,13 @@ them, several samples in one array; all else is done for the whole batch at once
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.cache import IN_MEMORY, Indexer
 from trainyard.datasets.form import (
     NO_PAD,
@@ -23,7 +24,14 @@ from trainyard.datasets.form import (
     first,
     positions_in_documents,
 )
-from trainyard.datasets.gather import Read, TokenSource, checked_text, reader, segments_of_pieces
+from trainyard.datasets.gather import (
+    Read,
+    TokenSource,
+    checked_text,
+    is_mapped,
+    reader,
+    segments_of_pieces,
+)
 from trainyard.datasets.samples import SampleIndices
 from trainyard.datasets.vocabulary import fault
 from trainyard.errors import DataError
@@ -86,6 +94,11 @@ class GPTDataset:
         )
         return build_samples(text, self.form, segments_of_pieces(bounds, self.form))
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+        if isinstance(self.indexed, IndexedDataset) and not is_mapped(self.indexed):
+            self.indexed.prefetch([piece for index in indices for piece in self._pieces(index)])
+
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the sample's number before shuffling."""
         samples = self.indices.shuffle_index[indices].astype(np.int64)
@@ -104,53 +117,47 @@ class GPTDataset:
         """Write the tokens of samples to the beginnings of `rows`. Returns for each where its
         pieces begin, and where the last one ends; a piece is what one document gives, and may be
         empty."""
-        read, lengths = reader(self.indexed), self.indexed.sequence_lengths
-        return [
-            self._fill_row(index, row, read, lengths)
-            for index, row in zip(indices, rows, strict=True)
-        ]
+        read = reader(self.indexed)
+        return [self._fill_row(index, row, read) for index, row in zip(indices, rows, strict=True)]
 
-    def _fill_row(
-        self, index: int, row: NDArray[Any], read: Read, lengths: NDArray[np.int32]
-    ) -> list[int]:
-        begins, documents = self.indices.sample_index, self.indices.document_index
-        sample = self.indices.shuffle_index.item(index)
-        position, offset = begins.item(sample, 0), begins.item(sample, 1)
-        last, end = begins.item(sample + 1, 0), begins.item(sample + 1, 1)
+    def _fill_row(self, index: int, row: NDArray[Any], read: Read) -> list[int]:
         filled, bounds = 0, [0]
-        while position <= last:
-            document = documents.item(position)
-            stop = end + self.form.extra_token if position == last else lengths.item(document)
-            length = stop - offset
+        for document, offset, length in self._pieces(index):
             piece = read(document, offset, length)
             if len(piece) != length:
                 self._refuse_piece(document, length, len(piece))
             row[filled : filled + length] = piece
             filled += length
             bounds.append(filled)
-            position, offset = position + 1, 0
         return bounds
+
+    def _pieces(self, index: int) -> list[tuple[int, int, int]]:
+        """What a sample is made of: (sequence, offset, length), in order."""
+        begins, documents = self.indices.sample_index, self.indices.document_index
+        sample = self.indices.shuffle_index.item(index)
+        position, offset = begins.item(sample, 0), begins.item(sample, 1)
+        last, end = begins.item(sample + 1, 0), begins.item(sample + 1, 1)
+        end += self.form.extra_token
+        if position == last:
+            return [(documents.item(position), offset, end - offset)]
+        length_of, pieces = self.indexed.sequence_lengths.item, []
+        while position < last:
+            document = documents.item(position)
+            pieces.append((document, offset, length_of(document) - offset))
+            position, offset = position + 1, 0
+        pieces.append((documents.item(last), 0, end))
+        return pieces
 
     def refuse_token(self, index: int, token: int) -> None:
         """Say where a token comes from that no id of the vocabulary is."""
         sample = int(self.indices.shuffle_index[index])
-        for document, offset, length in self._pieces(sample):
+        for document, offset, length in self._pieces(index):
             places = np.flatnonzero(self.indexed.get(document, offset, length) == token)
             if len(places):
                 of = f" (sample {sample})"
                 place = offset + int(places[0])
                 raise fault(self.indexed, document, place, token, self.form.vocab_size, of)
         raise AssertionError((sample, token))
-
-    def _pieces(self, sample: int) -> Iterator[tuple[int, int, int]]:
-        """(sequence, offset, length) of what a sample is made of."""
-        (position, offset), (last, end) = self.indices.sample_index[sample : sample + 2].tolist()
-        while position <= last:
-            document = int(self.indices.document_index[position])
-            stop = end + int(self.form.extra_token)
-            stop = stop if position == last else int(self.indexed.sequence_lengths[document])
-            yield document, offset, stop - offset
-            position, offset = position + 1, 0
 
     def _refuse_piece(self, document: int, asked: int, found: int) -> None:
         raise DataError(
@@ -172,6 +179,7 @@ class BlendedDataset:
         self.dataset_index = dataset_index
         self.dataset_sample_index = dataset_sample_index
         self._dtype = np.result_type(*{dataset.indexed.dtype for dataset in datasets})
+        self._all_mapped = all(is_mapped(dataset.indexed) for dataset in datasets)
 
     def __len__(self) -> int:
         return len(self.dataset_index)
@@ -205,6 +213,12 @@ class BlendedDataset:
         return build_samples(
             checked_text(rows, bounds, form, refuse), form, segments_of_pieces(bounds, form)
         )
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+        if not self._all_mapped:
+            for source, within in map(self._place, indices):
+                source.prefetch([within])
 
     def _place(self, index: int) -> tuple[GPTDataset, int]:
         source = self.datasets[self.dataset_index.item(index)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -77,6 +77,41 @@ class _RankBatches:
             yield group[self.dp_rank].tolist()
 
 
+@runtime_checkable
+class _Told(Protocol):
+    """A dataset that is told of samples before it is asked for them, see `form.Dataset`."""
+
+    def prefetch(self, indices: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ToldOfBatches:
+    """A dataset that is told of a whole batch before it is asked for its first sample: pieces that
+    come from afar are then fetched side by side, in whichever process loads the batch."""
+
+    dataset: Any
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        self.dataset.prefetch(indices)
+        if hasattr(self.dataset, "__getitems__"):
+            return self.dataset.__getitems__(indices)
+        return [self.dataset[index] for index in indices]
+
+
+def _told_ahead(dataset: _Told, batches: Iterable[list[int]]) -> Iterator[list[int]]:
+    """The batches; before each is handed over the dataset is told of the one behind it.
+
+    For a loader without worker processes, which loads nothing while a step is computed."""
+    waiting: list[int] | None = None
+    for batch in batches:
+        dataset.prefetch(batch)
+        if waiting is not None:
+            yield waiting
+        waiting = batch
+    if waiting is not None:
+        yield waiting
+
+
 def collate(samples: list[Sample] | Sample) -> Batch:
     """Stack samples: (b, s) each; those of a dataset that serves whole batches are stacked."""
     if isinstance(samples, dict):
@@ -110,8 +145,12 @@ def build_loader(
 
 def load(dataset: Dataset, data: DataConfig, batches: Iterable[list[int]]) -> Iterator[Batch]:
     """The batches of these sample indices, loaded ahead by --num-workers processes."""
+    served: Any = dataset  # torch asks for its own base class, but needs two methods
+    if isinstance(dataset, _Told):
+        served = _ToldOfBatches(dataset)
+        batches = batches if data.num_workers else _told_ahead(dataset, batches)
     loader: DataLoader[Any] = DataLoader(
-        dataset,  # type: ignore[arg-type]  # torch asks for its own base class, but needs two methods
+        served,
         batch_sampler=batches,
         num_workers=data.num_workers,
         collate_fn=collate,

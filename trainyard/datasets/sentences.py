@@ -4,7 +4,9 @@ The sentences are the sequences of a token file made with --split-sentences. Num
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.arrays import digest_array
 from trainyard.datasets.cache import IN_MEMORY, Arrays, Indexer
+from trainyard.datasets.gather import is_mapped
 from trainyard.datasets.mapping import MappingRule, build_mapping
 from trainyard.errors import ConfigError, DataError
 
@@ -54,9 +57,10 @@ class SentenceSamples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2): 0, and the number of the sample."""
-        return np.stack([np.zeros_like(indices), indices], axis=1)
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+        if not is_mapped(self.indexed):
+            self.indexed.prefetch([(i, 0, None) for k in indices for i in self.sentences(k)])
 
     def sentences(self, index: int) -> range:
         """The sequences of the token file that a sample is made of."""
@@ -80,6 +84,50 @@ class SentenceSamples:
                 f"{self._vocab_size}; were these files made with another tokenizer?"
             )
         return text
+
+
+class SentenceFormat(Protocol):
+    """What gathering sentences needs of the format of their samples."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+
+    @property
+    def mapping(self) -> MappingRule:
+        """How sentences are gathered."""
+
+
+Format = TypeVar("Format", bound=SentenceFormat)
+
+
+class SentenceDataset(Generic[Format]):
+    """The samples of one token file of sentences, over a range of its documents, but for what a
+    sample is: `__getitem__` of the datasets made of this one."""
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        documents: range,
+        num_samples: int | None,
+        form: Format,
+        indexer: Indexer = IN_MEMORY,
+    ) -> None:
+        self.form = form
+        self.samples = SentenceSamples(
+            indexed, documents, num_samples, form.mapping, form.vocab_size, indexer
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, 2): 0, and the number of the sample."""
+        return np.stack([np.zeros_like(indices), indices], axis=1)
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+        self.samples.prefetch(indices)
 
 
 def special_id(tokenizer: object, name: str, purpose: str) -> int:

@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.cache import IN_MEMORY, Indexer
 from trainyard.datasets.form import Sample
 from trainyard.datasets.mapping import MappingRule
 from trainyard.datasets.masked_config import MaskedConfig
 from trainyard.datasets.masking import MaskingRule, find_words, mask_words, sample_generator
 from trainyard.datasets.sentences import (
     NOT_ASKED,
-    SentenceSamples,
+    SentenceDataset,
     mask_of,
     padded,
     special_id,
@@ -97,30 +95,10 @@ class T5Format:
         return MappingRule(self.seq_length - MARKS, self.short_seq_prob, self.seed, 1)
 
 
-class T5Dataset:
+class T5Dataset(SentenceDataset[T5Format]):
     """Samples of one token file of sentences, over a range of its documents.
 
     Items carry the masks of encoder and decoder as rows; `attention_mask` makes the dense ones."""
-
-    def __init__(
-        self,
-        indexed: IndexedDataset,
-        documents: range,
-        num_samples: int | None,
-        form: T5Format,
-        indexer: Indexer = IN_MEMORY,
-    ) -> None:
-        self.form = form
-        self.samples = SentenceSamples(
-            indexed, documents, num_samples, form.mapping, form.vocab_size, indexer
-        )
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2): 0, and the number of the sample."""
-        return self.samples.ids(indices)
 
     def __getitem__(self, index: int) -> Sample:
         """text_enc, enc_mask int64 (s,); text_dec, labels, dec_mask int64 and loss_mask float32

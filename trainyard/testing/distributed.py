@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 120.0
-
-PRELOADED = ["torch", "torch.distributed", "torch.testing"]
-"""What the server has imported before it forks."""
+PRELOADED = ("torch", "torch.distributed", "torch.testing")
+"""What the server imports; whoever else uses it asks for these as well, as it starts but once."""
 
 Target = tuple[str, str, str]
 """File, module and qualified name of a function."""
@@ -57,7 +56,7 @@ def run_distributed(
     Raises what was raised first, with its traceback as a note, and not what it made other ranks
     raise; TimeoutError when the ranks have not finished in time. No process outlives the call."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED])
     with tempfile.TemporaryDirectory(prefix="trainyard-ranks-") as folder:
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
         ranks = [

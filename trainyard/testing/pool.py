@@ -137,7 +137,7 @@ class _Rank:
 
     def __init__(self, number: int, port: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload([*PRELOADED])
         self.number = number
         self.connection, theirs = context.Pipe()
         self.process: ForkServerProcess = context.Process(

@@ -63,7 +63,9 @@ class TokenizerConfig:
     their own; a size given for them must be that one, or for TikTokenizer how many to take."""
     vocab_extra_ids: int = 0
     """Sentinel tokens <extra_id_N> to add (BertWordPiece, SentencePieceTokenizer)."""
-    tokenizer_special_tokens: tuple[str, ...] = also("tiktoken_special_tokens", default=())
+    tokenizer_special_tokens: tuple[str, ...] = also(
+        "tiktoken_special_tokens", "special_tokens", default=()
+    )
     """Special tokens to add (SentencePiece, TikTokenizer), or the tags of MultimodalTokenizer."""
     tokenizer_hf_no_use_fast: bool = False
     """Accepted; there is one Hugging Face tokenizer here, the fast one."""

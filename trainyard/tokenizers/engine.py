@@ -14,8 +14,10 @@ import logging
 import os
 import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
+from itertools import islice
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.tokenizers.base import Flat, as_lists, check_unicode, flatten
-from trainyard.tokenizers.parts import any_long, encode_in_parts
-from trainyard.tokenizers.pieces import CONTROL, PieceModel, refusal_of_pieces, tokenizer_json
+from trainyard.tokenizers.parts import any_long, encode_in_parts, parts
+from trainyard.tokenizers.pieces import (
+    CONTROL,
+    NORMAL,
+    PieceModel,
+    refusal_of_pieces,
+    tokenizer_json,
+)
 from trainyard.tokenizers.probe import probe_texts, refusal, remove_nfc
-from trainyard.tokenizers.seams import find_seam
+from trainyard.tokenizers.seams import Seam, find_row, find_seam
 from trainyard.tokenizers.suspects import Suspects
+from trainyard.tokenizers.unbroken import WINDOW_LETTERS, Unbroken, lengths_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -36,6 +45,11 @@ log = logging.getLogger(__name__)
 
 Reference = Callable[[Sequence[str]], Sequence[Any]]
 """Texts to a list or an array of ids for each."""
+
+DOUBTFUL_LETTERS = 1 << 14
+"""Of a longer text only the suspect parts go to the reference, which is fifty times slower."""
+
+PARTS_AT_ONCE = 64
 
 REBUILD_LETTERS = 1 << 25
 """A worker is good for at least this many characters: building one costs as much as encoding 10
@@ -72,9 +86,12 @@ def gigatoken_for(library: Library) -> Gigatoken | None:
     if nfc:
         data = json.dumps(document).encode()
     texts = probe_texts([token["content"] for token in added])
-    return _build(
+    engine = _build(
         lambda gigatoken: gigatoken.Tokenizer.from_json(data), reference, texts, byte_level, nfc
     )
+    if engine and byte_level:
+        engine.cut_at(seam, find_row(library))
+    return engine
 
 
 def gigatoken_for_pieces(
@@ -88,20 +105,37 @@ def gigatoken_for_pieces(
         return None
     data = tokenizer_json(model)
     texts = probe_texts(model.pieces_of(CONTROL))
-    return _build(
+    engine = _build(
         lambda gigatoken: gigatoken.Tokenizer.from_json(data),
         reference,
         [text for text in texts if not (apart and apart.search(text))],
         byte_level=False,
         nfc=False,
     )
+    if engine and apart is None:
+        bare = tokenizer_json(replace(model, prefix=False))
+        tokens = {i: p.text.encode() for i, p in enumerate(model.pieces) if p.kind == NORMAL}
+        engine.cut_pieces(tokens, lambda: _load_bare(bare))
+    return engine
+
+
+def _load_bare(data: bytes) -> Any:
+    import gigatoken
+
+    return gigatoken.Tokenizer.from_json(data).backend
 
 
 def gigatoken_for_ranks(
-    ranks: Sequence[bytes], special: dict[str, int], scheme: str, reference: Reference
+    ranks: Sequence[bytes],
+    special: dict[str, int],
+    scheme: str,
+    reference: Reference,
+    seam: Seam | None,
+    row: str | None,
 ) -> Gigatoken | None:
     """An engine for tokens in the order of their ranks, which are their ids, and special tokens
-    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut."""
+    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut; `seam`, `row`
+    as in seams.py."""
     lines = b"".join(b"%s %d\n" % (b64encode(token), i) for i, token in enumerate(ranks))
 
     def load(gigatoken: Any) -> Any:
@@ -110,7 +144,10 @@ def gigatoken_for_ranks(
             file.flush()
             return gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
 
-    return _build(load, reference, probe_texts(list(special)), byte_level=True, nfc=False)
+    engine = _build(load, reference, probe_texts(list(special)), byte_level=True, nfc=False)
+    if engine:
+        engine.cut_at(seam, row)
+    return engine
 
 
 def _build(
@@ -152,14 +189,37 @@ class Gigatoken:
         self._make = make
         self._reference = reference
         self._suspects: Suspects | None = None
+        self._seam: Seam | None = None
+        self._unbroken: Unbroken | None = None
+        self._bare: Callable[[], Any] | None = None
+        self._within: Gigatoken | None = None
         self._idle = [_Worker(make())]
 
     def watch(self, *, nfc: bool) -> None:
         """From now on leave suspect texts to the reference."""
         self._suspects = Suspects(self._idle[0].backend.vocab, nfc=nfc)
 
+    def cut_at(self, seam: Seam | None, row: str | None) -> None:
+        """From now on cut long texts at seams, and within rows of these letters."""
+        self._seam = seam
+        if row is not None:
+            self._window(row, self._idle[0].backend.vocab)
+
+    def _window(
+        self, row: str, tokens: Mapping[int, bytes], bare: Callable[[], Any] | None = None
+    ) -> None:
+        lengths = lengths_of(tokens, row)
+        if lengths is not None:
+            self._unbroken, self._bare = Unbroken(row, lengths), bare
+
+    def cut_pieces(self, tokens: Mapping[int, bytes], bare: Callable[[], Any]) -> None:
+        """The same for SentencePiece; `bare` makes what puts no space before a text."""
+        self._window("A-Za-z", tokens, bare)
+
     def encode(self, text: str) -> list[int]:
         """The ids of one text."""
+        if len(text) > DOUBTFUL_LETTERS:
+            return as_lists(self.encode_flat([text]))[0]
         worker = self._take()
         ids = worker.encode(text)
         self._give_back(worker)
@@ -177,13 +237,57 @@ class Gigatoken:
         """The ids of several texts as arrays."""
         if not texts:
             return flatten([])
+        long = [i for i, text in enumerate(texts) if len(text) > WINDOW_LETTERS]
+        cuts = {i: found for i in long if (found := self._cuts(texts[i]))}
+        if not cuts:
+            return self._encode(texts)
+        rows = {i: self._in_windows(texts[i], cuts[i]) for i in cuts}
+        if len(rows) == len(texts) == 1:
+            return rows[0], np.array([0, len(rows[0])], np.int64)
+        flat = self._encode(["" if i in cuts else text for i, text in enumerate(texts)])
+        return replace_rows(flat, list(rows), list(rows.values()))
+
+    def _cuts(self, text: str) -> list[int]:
+        return self._unbroken.cuts(text) if self._unbroken else []
+
+    def _in_windows(self, text: str, cuts: Sequence[int]) -> NDArray[np.uint32]:
+        assert self._unbroken is not None
+        if self._bare and self._within is None:
+            self._within = Gigatoken(self._bare, self._reference)
+        within = self._within or self
+
+        def encode(start: int, end: int) -> NDArray[np.uint32]:
+            return (within if start else self)._encode([text[start:end]])[0]
+
+        return self._unbroken.encode(text, cuts, encode)
+
+    def _encode(self, texts: Sequence[str], *, are_parts: bool = False) -> Flat:
         worker = self._take()
         ids, bounds = worker.encode_flat(list(texts))
         self._give_back(worker)
         suspects = self._suspects.find(texts, ids, bounds) if self._suspects else []
         if not suspects:
             return ids, bounds
-        return replace_rows((ids, bounds), suspects, self._reference([texts[i] for i in suspects]))
+        doubtful = [texts[i] for i in suspects]
+        rows = self._reference(doubtful) if are_parts else self._by_reference(doubtful)
+        return replace_rows((ids, bounds), suspects, rows)
+
+    def _by_reference(self, texts: Sequence[str]) -> list[Any]:
+        """The ids of suspect texts; of a long one only suspect parts are left to the reference."""
+        seam = self._seam
+        if seam is None:
+            return list(self._reference(texts))
+        short = iter(self._reference([t for t in texts if len(t) <= DOUBTFUL_LETTERS]))
+        return [
+            next(short) if len(t) <= DOUBTFUL_LETTERS else self._in_parts(t, seam) for t in texts
+        ]
+
+    def _in_parts(self, text: str, seam: Seam) -> NDArray[np.uint32]:
+        cut = parts(text, seam, DOUBTFUL_LETTERS)
+        rows = []
+        while lot := list(islice(cut, PARTS_AT_ONCE)):
+            rows.append(self._encode(lot, are_parts=True)[0])
+        return np.concatenate(rows)
 
     def _take(self) -> _Worker:
         try:

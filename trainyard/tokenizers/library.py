@@ -74,6 +74,10 @@ class EngineTokenizer:
         # Models of other kinds are none of gigatoken's business, and no word is lost about them.
         if config.use_gigatoken and frame is not None and type(library.model).__name__ == "BPE":
             self._gigatoken = gigatoken_for(library)
+        self._find_named()
+
+    def _find_named(self) -> None:
+        """For kinds that know further special tokens by name."""
 
     @property
     def engine(self) -> str:
@@ -152,19 +156,10 @@ class NamingTokenizer(EngineTokenizer):
 
     bos, eos, unk, cls, sep, mask: their ids, None for one that there is not."""
 
-    def __init__(
-        self,
-        config: TokenizerConfig,
-        library: Library,
-        files: dict[str, bytes],
-        eod: int,
-        pad: int | None,
-        *,
-        around: bool = True,
-    ) -> None:
-        super().__init__(config, library, files, eod, pad, around=around)
+    def _find_named(self) -> None:
+        files = self._files
         settings = [read_settings(files[name], name) for name in SETTINGS if name in files]
-        ids = (find_id(library, named_token(settings, f"{role}_token")) for role in ROLES)
+        ids = (find_id(self.library, named_token(settings, f"{role}_token")) for role in ROLES)
         self.bos, self.eos, self.unk, self.cls, self.sep, self.mask = ids
 
 

@@ -20,11 +20,14 @@ SPACE_SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 cuts them."""
 
 
-def parts(text: str, seam: Seam) -> Iterator[str]:
-    """The text in order; a part is longer than `PART_LETTERS` where there is nowhere to cut it."""
+def parts(text: str, seam: Seam, letters: int | None = None) -> Iterator[str]:
+    """The text in order; a part is longer than `letters`, or `PART_LETTERS`, where there is nowhere
+    to cut it."""
+    letters = PART_LETTERS if letters is None else letters
+    assert letters > 0, "a part without a letter would be cut off without end"
     start = 0
     while start < len(text):
-        found = seam.search(text, start + PART_LETTERS)
+        found = seam.search(text, start + letters)
         end = found.start() if found else len(text)
         yield text[start:end]
         start = end

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
+from multiprocessing import parent_process
 from typing import Any
 
 from trainyard.artifacts import store
@@ -10,6 +13,8 @@ from trainyard.config import ROLE, from_dict, leaves
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.base import DESCRIPTION, FORMAT_VERSION, Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
+
+log = logging.getLogger(__name__)
 
 # Each library is imported when a tokenizer of its kind is built: none is needed for the others.
 
@@ -106,7 +111,18 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """The tokenizer that a configuration describes."""
+    if config.legacy_tokenizer and parent_process() is None:  # once, not by every worker as well
+        _warn_legacy()
     return TOKENIZERS[config.tokenizer_type](config)
+
+
+@cache
+def _warn_legacy() -> None:
+    log.warning(
+        "--legacy-tokenizer changes nothing here: ids are those of Megatron-LM since 0.15. Files "
+        "made before, or with that option there, may differ in the BOS before a text, the end of "
+        "a document and special tokens within a text (docs/corpus.md says which)"
+    )
 
 
 def load_tokenizer(folder_url: str) -> Tokenizer:

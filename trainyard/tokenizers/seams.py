@@ -95,6 +95,26 @@ def find_seam(library: Library) -> Seam | None:
     return letter_seam(contents, " " if prefixed else AFTER_LETTERS)
 
 
+def find_row(library: Library) -> str | None:
+    """ASCII letters, as a class of characters, that keep together: any number of them in a row lies
+    in one word, and any part of that row by itself is one. None where it is not known."""
+    cutters = list(_steps(library.pre_tokenizer, "pretokenizers"))
+    kinds = [step.get("type") for step in cutters]
+    if find_seam(library) is None or "BertPreTokenizer" in kinds:
+        return None
+    patterns = [step["pattern"]["Regex"] for step in cutters if step["type"] == "Split"]
+    if any(step.get("add_prefix_space") for step in cutters) or "A-Za-z" in "".join(patterns):
+        return None
+    contents = [token.content for token in library.get_added_tokens_decoder().values()]
+    return row_of("a-z" if r"\p{Lu}" in "".join(patterns) else "A-Za-z", contents)
+
+
+def row_of(letters: str, tokens: Iterable[str]) -> str | None:
+    """The class of letters unless one of these added tokens may be found in a row of them."""
+    found = any(re.fullmatch(f"[{letters}]*", token) for token in tokens)
+    return None if found else letters
+
+
 def letter_seam(tokens: Iterable[str], followers: str = AFTER_LETTERS) -> Seam | None:
     """The seam of a byte-level BPE with these added tokens, before one of the `followers`."""
     letter = re.compile(f"(?<=[{LETTERS}])[{re.escape(followers)}]")

@@ -12,8 +12,9 @@ worth reading."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 
@@ -37,6 +38,9 @@ LETTERS_FOR_NFC = (
 
 CHUNK = 1 << 20
 """Ids or characters looked at together: a document may be hundreds of megabytes long."""
+
+ASCII = re.compile(r"[\0-\x7f]")
+"""None of these is joined by NFC to what stands before it."""
 
 
 @cache
@@ -91,14 +95,24 @@ class Suspects:
         """Whether the text itself gives reason for doubt."""
         if text.isascii():
             return False
-        if self._nfc and not unicodedata.is_normalized("NFC", text):
+        return any(self._is_doubtful(piece) for piece in _pieces(text) if not piece.isascii())
+
+    def _is_doubtful(self, piece: str) -> bool:
+        if self._nfc and not unicodedata.is_normalized("NFC", piece):
             return True
-        empty = unassigned()
-        for start in range(0, len(text), CHUNK):
-            encoded = text[start : start + CHUNK].encode("utf-32-le")
-            if empty[np.frombuffer(encoded, np.uint32)].any():
-                return True
-        return False
+        points = np.frombuffer(piece.encode("utf-32-le"), np.uint32)
+        return bool(unassigned()[points].any())
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in order, in pieces that NFC looks at by themselves: Python's makes a copy of what
+    it looks at, of four bytes a letter."""
+    start = 0
+    while start < len(text):
+        found = ASCII.search(text, start + CHUNK)
+        end = found.start() if found else len(text)
+        yield text[start:end]
+        start = end
 
 
 def flag_tokens(tokens: Mapping[int, bytes], risky: NDArray[np.bool_]) -> NDArray[np.bool_]:

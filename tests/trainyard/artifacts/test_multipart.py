@@ -14,7 +14,7 @@ from trainyard.artifacts import multipart, store
 from trainyard.artifacts.ahead import ByteRange
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.multipart import MAX_PART, MIN_PART, plan_pieces
-from trainyard.artifacts.remote import RemoteBackend
+from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.store import SourceFile
 from trainyard.errors import ArtifactError, InfrastructureError
 
@@ -63,13 +63,13 @@ def put(url: str, data: bytes) -> SourceFile:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the calls of the store."""
     made: list[str] = []
-    call = RemoteBackend.call
+    call = S3Backend.call
 
-    def noted(self: RemoteBackend, method: str, **arguments: Any) -> Any:
+    def noted(self: S3Backend, method: str, **arguments: Any) -> Any:
         made.append(method)
         return call(self, method, **arguments)
 
-    monkeypatch.setattr(RemoteBackend, "call", noted)
+    monkeypatch.setattr(S3Backend, "call", noted)
     return made
 
 
@@ -100,14 +100,14 @@ def test_the_store_copies_what_it_holds(
 def test_a_store_that_does_not_copy_is_read(
     s3_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = RemoteBackend.call
+    call = S3Backend.call
 
-    def unable(self: RemoteBackend, method: str, **arguments: Any) -> Any:
+    def unable(self: S3Backend, method: str, **arguments: Any) -> Any:
         if method == "upload_part_copy":
             raise InfrastructureError("the store refused upload_part_copy: NotImplemented")
         return call(self, method, **arguments)
 
-    monkeypatch.setattr(RemoteBackend, "call", unable)
+    monkeypatch.setattr(S3Backend, "call", unable)
     sources = [put(store.join(s3_url, name), os.urandom(9 << 20)) for name in "ab"]
     with store.open_output(store.join(s3_url, "all")) as out:
         out.append_files(sources)
@@ -128,15 +128,15 @@ def test_nothing_is_left_of_a_copy_that_fails(s3_url: str, calls: list[str]) -> 
 
 
 def test_an_answer_that_was_lost_counts(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = RemoteBackend.call
+    call = S3Backend.call
 
-    def twice(self: RemoteBackend, method: str, **arguments: Any) -> Any:
+    def twice(self: S3Backend, method: str, **arguments: Any) -> Any:
         if method == "complete_multipart_upload":
             call(self, method, **arguments)
         return call(self, method, **arguments)
 
     source = put(store.join(s3_url, "a"), os.urandom(6 << 20))
-    monkeypatch.setattr(RemoteBackend, "call", twice)
+    monkeypatch.setattr(S3Backend, "call", twice)
     with store.open_output(store.join(s3_url, "all")) as out:
         out.append_files([source])
     assert store.read_bytes(out.url) == store.read_bytes(source.url)

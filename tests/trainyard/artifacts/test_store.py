@@ -109,16 +109,16 @@ def test_an_honest_store_passes_the_probe_and_is_left_clean(store_url: str) -> N
 def test_a_store_that_ignores_conditions_is_refused(
     s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainyard.artifacts.remote import RemoteBackend
+    from trainyard.artifacts.s3 import S3Backend
 
-    conditioned = RemoteBackend.call
+    conditioned = S3Backend.call
 
-    def ignoring(self: RemoteBackend, method: str, **arguments: object) -> object:
+    def ignoring(self: S3Backend, method: str, **arguments: object) -> object:
         arguments.pop("IfNoneMatch", None)
         arguments.pop("IfMatch", None)
         return conditioned(self, method, **arguments)
 
-    monkeypatch.setattr(RemoteBackend, "call", ignoring)
+    monkeypatch.setattr(S3Backend, "call", ignoring)
     with pytest.raises(ConfigError, match="ignores conditional writes"):
         conditional.require_conditions(store.join(s3_url, "elsewhere"))
 
@@ -162,3 +162,12 @@ def test_a_folder_moves_whole(store_url: str) -> None:
         "there/to/manifest.json",
         "there/to/sub/b.bin",
     ]
+
+
+@pytest.mark.usefixtures("s3_url")
+def test_a_bucket_that_is_missing_or_not_named_is_told() -> None:
+    for look in (store.list_files, store.list_folder, store.info, store.read_bytes, store.expand):
+        with pytest.raises(ConfigError, match=r"s3://no-such-bucket-here.*the bucket does not"):
+            look("s3://no-such-bucket-here/a/b")
+        with pytest.raises(ConfigError, match="s3:///a names no bucket; write s3://BUCKET/KEY"):
+            look("s3:///a")

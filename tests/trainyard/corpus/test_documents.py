@@ -20,6 +20,7 @@ from trainyard.corpus.documents import (
     locate,
     split_ranges,
 )
+from trainyard.corpus.parse import begins, excerpt
 from trainyard.errors import DataError
 
 TEXT = ("text",)
@@ -255,8 +256,15 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path, unit_bytes: int) -> N
     assert lines == len(rows)
     assert [doc.line for doc in documents] == [1, len(rows)]
     assert [one.line for one in bad] == list(range(2, len(rows)))
-    assert all(one.excerpt.isascii() and len(one.excerpt) < 300 for one in bad)
+    assert all(one.excerpt == one.excerpt[:60] or one.excerpt[60:] == "..." for one in bad)
     assert sorted(map(len, (one.reason for one in bad)))[-1] < 400
+
+
+def test_the_beginning_of_a_line_is_text_and_quoted_in_messages() -> None:
+    assert excerpt(b"") == excerpt("\r\n") == begins("") == ""
+    assert excerpt(b"a\xff\n") == "a\ufffd"
+    assert excerpt("'\u00e9'" * 30) == "'\u00e9'" * 20 + "..."
+    assert begins("a'\ufffd") == '; it begins "a\'\\ufffd"'
 
 
 def test_the_first_bad_line_is_named_first(tmp_path: Path) -> None:

@@ -181,10 +181,13 @@ def test_types_do_not_mix(tmp_path: Path) -> None:
         survey([small, large], tmp_path)
     with pytest.raises(ArtifactError, match=r"a is text alone, .*c is multimodal"):
         survey([image, small], tmp_path)
+    for meant in (False, True):  # neither option would help
+        with pytest.raises(ArtifactError, match=r"a is text alone, .*c is multimodal"):
+            survey([image, small], tmp_path, multimodal=meant)
     with pytest.raises(ArtifactError, match=r"c\.idx is multimodal; merge it with --multimodal"):
-        survey([small, image], tmp_path, multimodal=False)
+        survey([nothing, image], tmp_path, multimodal=False)
     with pytest.raises(ArtifactError, match=r"a\.idx is of text alone, .*--multimodal away"):
-        survey([image, small], tmp_path, multimodal=True)
+        survey([small, nothing], tmp_path, multimodal=True)
     assert len(survey([nothing, small], tmp_path, multimodal=False)) == 2
     assert len(survey([nothing, image], tmp_path, multimodal=True)) == 2
 

@@ -284,6 +284,33 @@ def test_long_texts_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
             assert engine.encode(words) == expected[0]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "cl100k", "nfc", "prefix"])
+def test_only_suspect_parts_of_a_long_text_are_left_to_the_library(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "DOUBTFUL_LETTERS", 100)
+    monkeypatch.setattr(engine_module, "PARTS_AT_ONCE", 3)
+    reference = library(**TAKEN[name])
+    engine = gigatoken_for(reference)
+    assert engine is not None
+    given: list[str] = []
+    whole = engine._reference
+
+    def encode(texts: Sequence[str]) -> Sequence[Any]:
+        given.extend(texts)
+        return whole(texts)
+
+    monkeypatch.setattr(engine, "_reference", encode)
+    plain = "plain words, a1 and b!\n  more; caf\u00e9 \u4f60\u597d, " * 40
+    odd = ["\u0378", "e\u0301", "\u1100\u1161", "a\u0316\u0301", "\u212b, "]
+    texts = [plain + c + plain + "a" + c for c in odd]
+    texts += [plain, "short", odd[0], "", *HOSTILE, " ".join([plain, *random_texts(20), plain])]
+    assert engine.encode_batch(texts) == ids_of(reference, texts)
+    assert [engine.encode(text) for text in texts[:6]] == ids_of(reference, texts[:6])
+    alone = [text for text in given if plain[:50] in text]
+    assert max(map(len, alone), default=0) < 200  # of texts of 3,600
+
+
 # --- arrays -----------------------------------------------------------------------------------
 
 ROWS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=5), max_size=6)

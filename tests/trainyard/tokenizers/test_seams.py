@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,9 @@ def test_parts_of_the_shared_corpora(shared: Path, kind: str) -> None:
     for name in ("wiki_zh", "multilingual_mix", "code"):
         texts = [text[:20_000] for text in corpus(folder / f"{name}.jsonl", step=97)][:60]
         assert check(reference, texts, 200) > 2 * len(texts)
+
+
+def test_parts_without_letters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "PART_LETTERS", 0)
+    with pytest.raises(AssertionError, match="without end"):
+        next(parts("some text", re.compile("(?<=e)(?= )")))

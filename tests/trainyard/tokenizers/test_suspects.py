@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +34,15 @@ def test_suspects_are_what_nfc_changes_or_nobody_knows() -> None:
     assert not NFC_SUSPECTS.is_suspect("\u0e2a\u0e27\u0e31 \u00e9 \uac00 q\u0307")
     assert unassigned()[0x378]
     assert not unassigned()[0xE000]
+
+
+@given(
+    text=st.text(st.sampled_from("ae \n\u0301\u0316\u212b\u00e9\u1100\u1161\u11a8\uac00\U0001f600"))
+)
+def test_pieces_of_a_text_are_suspect_where_the_whole_is(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainyard.tokenizers.suspects.CHUNK", 2)
+        assert NFC_SUSPECTS.is_suspect(text) == (not unicodedata.is_normalized("NFC", text))
 
 
 def test_tokens_are_flagged_by_the_beginnings_of_characters() -> None:

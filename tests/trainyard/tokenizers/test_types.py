@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,8 +16,9 @@ from tokenizers import Tokenizer as Library
 from tests.trainyard.tokenizers.hostile import HOSTILE
 from tests.trainyard.tokenizers.kinds import build, options
 from trainyard.artifacts import store
-from trainyard.config import digest_relevant
+from trainyard.config import ROLE, digest_relevant, from_dict, leaves
 from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.tokenizers import registry
 from trainyard.tokenizers.base import DESCRIPTION, Tokenizer, as_lists, description
 from trainyard.tokenizers.config import NEEDS, TokenizerConfig
 from trainyard.tokenizers.registry import CARRIED_AS, TOKENIZERS, build_tokenizer, load_tokenizer
@@ -116,6 +118,23 @@ def test_numbers_are_ids_however_they_are_read() -> None:
 
 
 # --- options of HuggingFaceTokenizer ----------------------------------------------------------
+
+
+def test_a_legacy_tokenizer_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    registry._warn_legacy.cache_clear()
+    build_tokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer"))
+    assert not caplog.records
+    for _ in range(2):
+        build_tokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer", legacy_tokenizer=True))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "--legacy-tokenizer changes nothing here" in record.message
+
+
+@pytest.mark.parametrize("name", ["tiktoken_special_tokens", "special_tokens"])
+def test_special_tokens_have_megatrons_other_names(name: str) -> None:
+    options = {"tokenizer_type": "ByteLevelTokenizer", name: ["<a>"]}
+    assert from_dict(TokenizerConfig, options).tokenizer_special_tokens == ("<a>",)
 
 
 def test_special_tokens_around_a_text_can_be_left_out(shared: Path) -> None:
@@ -227,6 +246,47 @@ def test_the_description_has_every_option_that_shapes_ids(tmp_path: Path) -> Non
     assert document == digest_relevant(config)
     assert document["image_tag_type"] == "nvlm"
     assert "use_gigatoken" not in document
+
+
+def test_a_carried_tokenizer_has_every_option_but_those_of_place_and_speed(tmp_path: Path) -> None:
+    """An option with a second name is kept under its first; where files lie is never read."""
+    changed: dict[str, Any] = {
+        "tokenizer_type": "TikTokenizer",
+        "vocab_size": 280,
+        "tokenizer_special_tokens": ["<unk>", "<s>", "</s>", "<x>"],
+        "tokenizer_hf_no_use_fast": True,
+        "tokenizer_hf_no_include_special_tokens": True,
+        "tokenizer_sentencepiece_legacy": True,
+        "tokenizer_sentencepiece_ignore_extra_whitespaces": False,
+        "tiktoken_pattern": "v1",
+        "tiktoken_num_special_tokens": 5,
+        "sft_tokenizer_prompt_format": "identity",
+        "tokenizer_prompt_format": "qwen2p5",
+        "image_tag_type": "nvlm",
+        "force_system_message": True,
+    }
+    kept = [name for name, _, field in leaves(TokenizerConfig) if ROLE not in field.metadata]
+    assert {*changed, "vocab_extra_ids"} == set(kept)  # the last goes with other types alone
+    lines = [b"%s %d" % (b64encode(bytes([i])), i) for i in range(256)]
+    lines += [b"%s %d" % (b64encode(bytes([97, i])), 256 + i) for i in range(24)]
+    (tmp_path / "a.tiktoken").write_bytes(b"\n".join(lines))
+    second = changed.pop("tokenizer_special_tokens")
+    document = changed | {
+        "tiktoken_special_tokens": second,
+        "tokenizer_model": str(tmp_path / "a.tiktoken"),
+        "use_gigatoken": False,
+    }
+    tokenizer = build_tokenizer(from_dict(TokenizerConfig, document))
+    (tmp_path / "again").mkdir()
+    again = carried(tokenizer, tmp_path / "again")
+    expected = changed | {"tokenizer_special_tokens": second, "vocab_extra_ids": 0}
+    assert digest_relevant(again.config) == expected
+    assert again.encode("<x>ab</s>") == tokenizer.encode("<x>ab</s>") == [3, 102, 103, 2]
+    assert again.config.use_gigatoken  # of speed: the default of whoever loads it
+    planted = json.loads((tmp_path / "again" / DESCRIPTION).read_text())
+    planted |= {"tokenizer_model": "/etc/passwd", "chat_template": "/etc/passwd"}
+    (tmp_path / "again" / DESCRIPTION).write_text(json.dumps(planted))
+    assert load_tokenizer(str(tmp_path / "again")).config == again.config
 
 
 def test_a_description_of_version_one_is_read(tmp_path: Path) -> None:

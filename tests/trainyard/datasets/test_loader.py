@@ -1,0 +1,168 @@
+"""Tokens that come from afar are asked for before they are needed, once, and side by side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainyard.corpus.test_indexed import write_pair
+from tests.trainyard.datasets.sentence_files import VOCABULARY, write_sentences
+from trainyard.artifacts import store
+from trainyard.corpus.indexed import CacheOptions, IndexedDataset, Reader
+from trainyard.datasets.bert import BERTDataset, BertFormat
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.fim import FIMDataset
+from trainyard.datasets.fim_config import FimConfig
+from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.gpt import BlendedDataset, GPTDataset
+from trainyard.datasets.loader import build_loader, load
+from trainyard.datasets.sampler import SamplerShape
+
+BLOCK = 256
+SEQ = 63
+"""64 tokens of 2 bytes with the one behind: half a block, so that a sample lies in one or two."""
+
+
+class Requests:
+    """What the store is asked for, in whichever process, and how many at once."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._now = 0
+        self.most = 0
+        self._read = store.read_range
+
+    def __call__(self, url: str, start: int, end: int, version: str | None = None) -> bytes:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        with self._log.open("a") as log:
+            log.write(f"{start}\n")
+        time.sleep(0.02)  # or one is done before the next has begun
+        with self._lock:
+            self._now -= 1
+        return self._read(url, start, end, version)
+
+    @property
+    def made(self) -> list[int]:
+        """Where each one began."""
+        return [int(line) for line in self._log.read_text().split()] if self._log.exists() else []
+
+    def settled(self) -> list[int]:
+        """The same, once nothing is under way any more."""
+        while True:
+            before = self.made
+            time.sleep(0.08)
+            if self._now == 0 and self.made == before:
+                return before
+
+
+@pytest.fixture
+def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Requests:
+    requests = Requests(tmp_path / "requests")
+    monkeypatch.setattr(store, "read_range", requests)
+    return requests
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    documents = [[list(range(n, n + 50))] for n in range(60)]
+    return write_pair(tmp_path / "tokens", documents, np.uint16)
+
+
+def opened(prefix: str, folder: Path, reader: Reader = "ranged") -> IndexedDataset:
+    return IndexedDataset(prefix, reader, CacheOptions(folder, 1 << 20, BLOCK, blocks_ahead=0))
+
+
+def samples(indexed: IndexedDataset) -> GPTDataset:
+    form = SampleFormat(seq_length=SEQ, seed=1, vocab_size=200, eod=199)
+    return GPTDataset(indexed, np.arange(len(indexed), dtype=np.int32), None, form)
+
+
+def blocks_of(dataset: GPTDataset, indices: list[int]) -> set[int]:
+    """Where the blocks begin that hold some samples."""
+    offsets, found = dataset.indexed.index.sequence_offsets, set()
+    for index in indices:
+        for document, offset, length in dataset._pieces(index):
+            first = int(offsets[document]) + 2 * offset
+            found |= {n * BLOCK for n in range(first // BLOCK, -(-(first + 2 * length) // BLOCK))}
+    return found
+
+
+def test_the_blocks_of_a_batch_are_fetched_once_and_side_by_side(
+    tokens: str, tmp_path: Path, requests: Requests
+) -> None:
+    dataset = samples(opened(tokens, tmp_path / "cache"))
+    (batch,) = load(dataset, DataConfig(data_path=("x",), num_workers=0), [[3, 7, 11, 15]])
+    assert sorted(requests.made) == sorted(blocks_of(dataset, [3, 7, 11, 15]))
+    assert requests.most > 1
+    mapped = samples(opened(tokens, tmp_path, "mmap"))
+    (expected,) = load(mapped, DataConfig(data_path=("x",), num_workers=0), [[3, 7, 11, 15]])
+    assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+def test_the_batch_behind_is_on_its_way_while_a_step_is_computed(
+    tokens: str, tmp_path: Path, requests: Requests
+) -> None:
+    dataset = samples(opened(tokens, tmp_path / "cache"))
+    data = DataConfig(data_path=("x",), num_workers=0)
+    batches = build_loader(dataset, data, SamplerShape(len(dataset), 4, 1), 0, 0)
+    for k in range(3):
+        next(batches)
+        expected = blocks_of(dataset, list(range(4 * (k + 2))))
+        assert sorted(requests.settled()) == sorted(expected), k
+
+
+def test_worker_processes_fetch_the_batches_that_they_load(
+    tokens: str, tmp_path: Path, requests: Requests
+) -> None:
+    dataset = samples(opened(tokens, tmp_path / "cache"))
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    batches = list(load(dataset, DataConfig(data_path=("x",), num_workers=1), groups))
+    assert len(batches) == 2
+    assert sorted(requests.made) == sorted(blocks_of(dataset, list(range(8))))
+
+
+def kinds_of(tokens: str, sentences: str, folder: Path, reader: Reader) -> dict[str, Any]:
+    text = samples(opened(tokens, folder, reader))
+    first = np.zeros(8, np.int16)
+    bert = BertFormat(seq_length=64, seed=1, vocab_size=VOCABULARY, cls=1, sep=2, mask=3, pad=5)
+    marks = SimpleNamespace(eod=199, encode=lambda text: [1], decode=lambda ids: "<fim>")
+    names = ("prefix", "middle", "suffix", "pad")
+    fim = FimConfig(fim_data=True, **{f"fim_{name}_token": "<fim>" for name in names})
+    return {
+        "blend": BlendedDataset([text], first, np.arange(8)),
+        "fim": FIMDataset(text, fim, marks),
+        "bert": BERTDataset(opened(sentences, folder, reader), range(40), None, bert),
+    }
+
+
+@pytest.mark.parametrize("kind", ["blend", "fim", "bert"])
+def test_every_kind_of_dataset_is_told(
+    tokens: str, tmp_path: Path, requests: Requests, kind: str
+) -> None:
+    sentences = write_sentences(tmp_path / "sentences", 40).prefix
+    dataset = kinds_of(tokens, sentences, tmp_path / "cache", "ranged")[kind]
+    dataset.prefetch([2, 5])
+    told = requests.settled()
+    assert len(told) > 1
+    assert [len(dataset[index]) > 0 for index in (2, 5)] == [True, True]
+    assert requests.made == told  # nothing was left to fetch
+
+
+@pytest.mark.parametrize("kind", ["blend", "fim", "bert"])
+def test_what_is_mapped_is_not_announced(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sentences = write_sentences(tmp_path / "sentences", 40).prefix
+    dataset = kinds_of(tokens, sentences, tmp_path / "cache", "mmap")[kind]
+    monkeypatch.setattr(IndexedDataset, "prefetch", None)
+    dataset.prefetch([1, 2])

@@ -1,0 +1,100 @@
+"""Direct calls of an S3 store, from any number of threads at once.
+
+They do not go through s3fs: all bytes would pass its one event loop, at twice the processor time,
+its import takes half a second, and stores answer a lost race in different words, of which only the
+HTTP status is common to all."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
+
+CONFIG = {
+    # A store that does not answer is said so within a minute or two, not within five.
+    "connect_timeout": 5,
+    "read_timeout": 20,
+    "retries": {"mode": "standard", "max_attempts": 2},
+}
+CONNECTIONS = 32
+
+LOST_RACE = (412, 409)
+"""Precondition failed; and the conflict that AWS answers while another conditional write is in
+flight."""
+
+ATTEMPTS = 3
+
+
+@lru_cache(maxsize=8)
+def _client(process: int, endpoint: str) -> Any:
+    """One for each process: connections do not survive a fork."""
+    try:
+        from botocore.config import Config
+        from botocore.session import Session
+    except ImportError as error:
+        raise ConfigError(
+            f"s3:// needs a package that is not installed: {error}; trainyard's extra [s3] "
+            "brings it"
+        ) from error
+    # Without TLS every body is signed, which a checksum beside it would only repeat.
+    checksums = {"request_checksum_calculation": "when_required"}
+    more = checksums if endpoint.startswith("http:") else {}
+    config = Config(max_pool_connections=CONNECTIONS, **CONFIG, **more)
+    return Session().create_client("s3", config=config)
+
+
+def call(method: str, **arguments: Any) -> Any:
+    """One call of the client, with the whole of a body under "Data": None for a lost race,
+    FileNotFoundError for an absent key."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    client = _client(os.getpid(), endpoint)
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+        IncompleteReadError,
+    )
+
+    for attempt in range(ATTEMPTS):
+        last = attempt == ATTEMPTS - 1
+        try:
+            reply = getattr(client, method)(**arguments)
+            if "Body" in reply:
+                with reply["Body"] as body:
+                    reply["Data"] = body.read()
+            return reply
+        except ClientError as error:
+            status = int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
+            if last or not (status == 409 or status >= 500):
+                return _refusal(method, arguments, status, error)
+        except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
+            if last:
+                raise InfrastructureError(f"the store cannot be reached: {error}") from error
+    raise AssertionError("unreachable")
+
+
+def _refusal(method: str, arguments: dict[str, Any], status: int, error: Exception) -> None:
+    """None for a lost race; raises for all else."""
+    is_conditional = "IfMatch" in arguments or "IfNoneMatch" in arguments
+    if is_conditional and (status in LOST_RACE or (status == 404 and "IfMatch" in arguments)):
+        return
+    if status == 404:
+        missing = FileNotFoundError(str(error))
+        refuse_missing_bucket(missing, f"s3://{arguments['Bucket']}")
+        raise missing from error
+    if status == 416:
+        raise ArtifactError(f"{arguments['Key']}: shorter than it was") from error
+    if status == 403:
+        raise PermissionError(str(error)) from error
+    raise InfrastructureError(f"the store refused {method}: {error}") from error
+
+
+def refuse_missing_bucket(error: FileNotFoundError, where: str) -> None:
+    """A bucket that is not there is not an empty one."""
+    if "bucket does not exist" in str(error) or "NoSuchBucket" in str(error):
+        raise ConfigError(
+            f"{where}: the bucket does not exist at this endpoint; create it, or check the URL "
+            "and AWS_ENDPOINT_URL"
+        ) from error

@@ -1,0 +1,149 @@
+"""Objects of an S3 store, by direct calls of it.
+
+What is seldom done, and seeking in a file, is left to s3fs, which is loaded then."""
+
+# ruff: noqa: D102 (what the methods do is written in `backend`)
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from trainyard.artifacts import client
+from trainyard.artifacts.backend import Writer
+from trainyard.artifacts.remote import S3, RemoteBackend
+from trainyard.artifacts.upload import S3Writer
+from trainyard.artifacts.urls import join
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
+
+DELETED_AT_ONCE = 1000
+"""S3: what one request may name."""
+
+
+class S3Backend(RemoteBackend):
+    """One of the kinds of store behind `artifacts.store`."""
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """One call of the store: None for a lost race, FileNotFoundError for an absent key."""
+        return client.call(method, **arguments)
+
+    def place(self, url: str) -> dict[str, str]:
+        """Bucket and key, as calls take them."""
+        rest = url.partition("://")[2]
+        if rest.startswith("arn:"):  # the name of an access point has slashes of its own
+            bucket, key, _ = self.fs.split_path(url)
+        else:
+            bucket, _, key = rest.partition("/")
+        if not bucket:
+            raise ConfigError(f"{url} names no bucket; write {self.protocol}://BUCKET/KEY")
+        return {"Bucket": bucket, "Key": key}
+
+    def open_output(self, url: str) -> Writer:
+        return S3Writer(self, url)
+
+    def holds(self, url: str) -> bool:
+        """True for an object that this store could copy by itself."""
+        return url.partition("://")[0] in S3
+
+    def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
+        reply = self.call("get_object", **self.place(url), Range=f"bytes={start}-{end - 1}")
+        if version is not None and reply["ETag"].strip('"') != version.strip('"'):
+            raise ArtifactError(f"{url}: changed while it was being read")
+        return bytes(reply["Data"])
+
+    def _head(self, url: str) -> Any:
+        place = self.place(url)
+        try:
+            return self.call("head_object", **place) if place["Key"] else None
+        except FileNotFoundError:
+            return None
+
+    def size_and_version(self, url: str) -> tuple[int, str]:
+        head = self._head(url)
+        if head is None:
+            return super().size_and_version(url)  # says whether it is the bucket that is missing
+        return int(head["ContentLength"]), str(head["ETag"])
+
+    def is_file(self, url: str) -> bool:
+        return self._head(url) is not None
+
+    def list_files(self, url: str) -> dict[str, int]:
+        return dict(sorted(self._listed(url)))
+
+    def list_folder(self, url: str) -> dict[str, int]:
+        return dict(sorted(self._listed(url, Delimiter="/")))
+
+    def _listed(self, url: str, **how: str) -> Iterator[tuple[str, int]]:
+        """Name relative to the folder, and size."""
+        place = self.place(url)
+        root = place["Key"].rstrip("/")
+        root = root + "/" if root else ""
+        asked = {"Bucket": place["Bucket"], "Prefix": root, **how}
+        while True:
+            reply = self.call("list_objects_v2", **asked)
+            for entry in reply.get("Contents", ()):
+                if not entry["Key"].endswith("/"):  # what stands for a folder in some tools
+                    yield entry["Key"][len(root) :], int(entry["Size"])
+            if not reply["IsTruncated"]:
+                return
+            asked["ContinuationToken"] = reply["NextContinuationToken"]
+
+    def delete(self, url: str) -> None:
+        with suppress(FileNotFoundError):
+            self.call("delete_object", **self.place(url))
+
+    def delete_tree(self, url: str) -> None:
+        keys = [{"Key": self.place(join(url, name))["Key"]} for name in self.list_files(url)]
+        bucket = self.place(url)["Bucket"]
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            some = {"Objects": keys[first : first + DELETED_AT_ONCE], "Quiet": True}
+            reply = self.call("delete_objects", Bucket=bucket, Delete=some)
+            for fault in reply.get("Errors", ()):
+                raise InfrastructureError(f"the store did not delete {fault}")
+
+    # --- conditional writes ---------------------------------------------------------------
+
+    def read_version(self, url: str) -> tuple[bytes, str]:
+        reply = self.call("get_object", **self.place(url))
+        return reply["Data"], str(reply["ETag"])
+
+    def put_if_absent(self, url: str, data: bytes) -> str | None:
+        return self._conditional_put(url, data, IfNoneMatch="*")
+
+    def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
+        # ETags are quoted, and most stores want them back so; Ceph RGW compares the bare digest.
+        # Where the quoted one is refused although nothing changed, the bare one is what counts.
+        replaced = self._conditional_put(url, data, IfMatch=version)
+        if replaced is None and version.startswith('"') and self._version_now(url) == version:
+            return self._conditional_put(url, data, IfMatch=version.strip('"'))
+        return replaced
+
+    def _version_now(self, url: str) -> str | None:
+        try:
+            return self.read_version(url)[1]
+        except FileNotFoundError:
+            return None
+
+    def _conditional_put(self, url: str, data: bytes, **condition: str) -> str | None:
+        reply = self.call("put_object", **self.place(url), Body=data, **condition)
+        if reply is not None:
+            return str(reply["ETag"])
+        # An earlier attempt of this very call may have arrived although its answer was lost.
+        try:
+            current, version = self.read_version(url)
+        except FileNotFoundError:
+            return None
+        return version if current == data else None
+
+    def honours_conditions(self, folder_url: str) -> bool:
+        """Write the same key twice with If-None-Match; an honest store refuses the second."""
+        url = join(folder_url, f".tmp-probe-{uuid.uuid4().hex[:12]}")
+        try:
+            first = self._conditional_put(url, b"1", IfNoneMatch="*")
+            second = self._conditional_put(url, b"2", IfNoneMatch="*")
+            stale = self._conditional_put(url, b"3", IfMatch='"00000000000000000000000000000000"')
+        finally:
+            self.delete(url)
+        return first is not None and second is None and stale is None

@@ -1,0 +1,212 @@
+"""Files behind http:// and https://: read one by one, in ranges, and never written.
+
+A web server tells no folder and takes no conditional write, so patterns, folders and outputs are
+refused in words. The standard library does it: no package is needed."""
+
+# ruff: noqa: D102 (what the methods do is written in `backend`)
+
+from __future__ import annotations
+
+import io
+import time
+from email.message import Message
+from http.client import HTTPException
+from typing import Any, BinaryIO, NoReturn
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from trainyard.artifacts.backend import Writer
+from trainyard.artifacts.remote import RemoteBackend
+from trainyard.artifacts.urls import basename
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
+from trainyard.version import VERSION
+
+BLOCK_BYTES = 8 << 20
+TIMEOUT_SECONDS = 30.0
+ATTEMPTS = 3
+PAUSE_SECONDS = 0.5
+
+SAFE = "%/:?#[]@!$&'()*+,;=~"
+"""What may stand in a URL as it is; the rest is escaped."""
+
+GONE = (404, 410)
+REFUSED = (401, 403, 407)
+NO_HEAD = (405, 501)
+"""What servers answer that know no HEAD."""
+
+PAST_THE_END = 416
+DOWNLOAD = "download it, and give the path of the copy"
+
+
+class WebBackend(RemoteBackend):
+    """One of the kinds of store behind `artifacts.store`."""
+
+    def open_input(self, url: str) -> BinaryIO:
+        size, version = self.size_and_version(url)
+        return io.BufferedReader(_RangedFile(self, url, size, version), BLOCK_BYTES)
+
+    def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
+        asked = {"Range": f"bytes={start}-{end - 1}"}
+        status, headers, data, _ = _ask(url, "GET", asked, end - start)
+        if status == PAST_THE_END:
+            return b""
+        now = _version(headers)
+        if version and now and version != now:
+            raise ArtifactError(f"{url}: changed while it was being read")
+        if status != 206 and start:
+            raise ArtifactError(
+                f"{url}: the server does not hand out parts of a file (it takes no notice of "
+                f"Range), and this one has more than {start} bytes; {DOWNLOAD}"
+            )
+        return data
+
+    def read_version(self, url: str) -> tuple[bytes, str]:
+        _, headers, data, _ = _ask(url, "GET", {}, None)
+        return data, _version(headers)
+
+    def size_and_version(self, url: str) -> tuple[int, str]:
+        headers, final = self._look_at(url)
+        if final.endswith("/"):
+            raise FileNotFoundError(url)
+        told = headers.get("Content-Range", "").rpartition("/")[2] or headers.get("Content-Length")
+        if not (told or "").isdigit():
+            raise ArtifactError(
+                f"{url}: the server does not say how long the file is (no Content-Length); "
+                f"{DOWNLOAD}"
+            )
+        return int(told or 0), _version(headers)
+
+    def _look_at(self, url: str) -> tuple[Message, str]:
+        """Headers, and where the file was found in the end."""
+        status, headers, _, final = _ask(url, "HEAD", {}, 0)
+        if status in NO_HEAD or "Content-Length" not in headers:
+            _, headers, _, final = _ask(url, "GET", {"Range": "bytes=0-0"}, 0)
+        return headers, final
+
+    def is_file(self, url: str) -> bool:
+        try:
+            return not self._look_at(url)[1].endswith("/")
+        except FileNotFoundError:
+            return False
+
+    def list_files(self, url: str) -> dict[str, int]:
+        try:
+            self._look_at(url)
+        except FileNotFoundError:
+            return {}
+        self._no_listing(url)
+
+    def list_folder(self, url: str) -> dict[str, int]:
+        return {}  # what lies beside a file is not known, and nobody relies on it
+
+    def glob(self, url: str) -> list[str]:
+        self._no_listing(url)
+
+    def _no_listing(self, url: str) -> NoReturn:
+        raise ConfigError(
+            f"{url}: a web server does not tell what is in a folder; name every file by its own URL"
+        )
+
+    # --- refused --------------------------------------------------------------------------
+
+    def open_output(self, url: str) -> Writer:
+        self._cannot(url)
+
+    def delete(self, url: str) -> None:
+        self._cannot(url)
+
+    def delete_tree(self, url: str) -> None:
+        self._cannot(url)
+
+    def move_tree(self, source: str, target: str) -> None:
+        self._cannot(source)
+
+
+def _version(headers: Message) -> str:
+    """Nothing where the server does not say what changes with the contents."""
+    return str(headers["ETag"] or headers["Last-Modified"] or "")
+
+
+def _ask(
+    url: str, method: str, headers: dict[str, str], size: int | None
+) -> tuple[int, Message, bytes, str]:
+    """Status, headers, the first `size` bytes of the body (None: all), and where they came from in
+    the end. What may pass is tried again."""
+    name = {"User-Agent": f"trainyard/{VERSION}", "Accept-Encoding": "identity"}
+    request = Request(quote(url, safe=SAFE), headers=name | headers, method=method)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with urlopen(request, timeout=TIMEOUT_SECONDS) as reply:
+                data = reply.read() if size is None else _read(reply, size)
+                return reply.status, reply.headers, data, reply.geturl()
+        except HTTPError as error:
+            error.close()
+            if error.code == PAST_THE_END or (method == "HEAD" and error.code in NO_HEAD):
+                return error.code, error.headers, b"", url
+            if attempt == ATTEMPTS or not (error.code == 429 or error.code >= 500):
+                _refuse(url, error)
+        except (URLError, HTTPException, TimeoutError, ConnectionError) as error:
+            if attempt == ATTEMPTS:
+                reason = getattr(error, "reason", None) or f"{type(error).__name__} {error}"
+                raise InfrastructureError(f"{url}: cannot be read: {reason}") from error
+        time.sleep(PAUSE_SECONDS * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def _read(reply: Any, size: int) -> bytes:
+    """Up to `size` bytes; a reply may come in pieces."""
+    pieces, left = [], size
+    while left and (piece := reply.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    told = reply.headers.get("Content-Length")
+    if left and told is not None and int(told) > size - left:
+        raise ConnectionError(f"the connection broke off {left} bytes before the end")
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _refuse(url: str, error: HTTPError) -> NoReturn:
+    said = f"HTTP status {error.code} {error.reason}".rstrip()
+    if error.code in GONE:
+        raise FileNotFoundError(url) from error
+    if error.code in REFUSED:
+        raise PermissionError(said) from error
+    if error.code >= 500 or error.code == 429:
+        raise InfrastructureError(f"{url}: the server answers with {said}") from error
+    raise ArtifactError(f"{url}: the server answers with {said}") from error
+
+
+class _RangedFile(io.RawIOBase):
+    """A file that can be sought in, of which every read is a request."""
+
+    def __init__(self, backend: WebBackend, url: str, size: int, version: str) -> None:
+        super().__init__()
+        self.name = basename(url)
+        self._backend, self._url, self._size, self._version = backend, url, size, version
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._size, self._at + len(view))
+        if end <= self._at:
+            return 0
+        data = self._backend.read_range(self._url, self._at, end, self._version)
+        if len(data) < end - self._at:
+            raise ArtifactError(
+                f"{self._url}: ends at byte {self._at + len(data)}; it was cut short"
+            )
+        view[: len(data)] = data
+        self._at = end
+        return len(data)
