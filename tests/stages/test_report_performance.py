@@ -20,9 +20,7 @@ def test_what_pretrain_writes_is_shown_with_its_conventions() -> None:
     timings = [StepTiming(step, 250.0, 8000.0, 494.7, 5.0, 2**30) for step in range(1, 9)]
     facts = RunFacts(8, world_size=2, device_name="NVIDIA H200")
     timers = [{"forward-backward": 200.0}, {"forward-backward": 210.0}]
-    document = performance_document(
-        timings, facts, peaks=[10**9], planned_bytes=8e8, timers=timers
-    )
+    document = performance_document(timings, facts, peaks=[10**9], planned_bytes=8e8, timers=timers)
     page = render(card(performance=document))
     for words in ("How fast it trained", "50.0 %", "dense bf16 peak", "forward-backward", "2.0 %"):
         assert words in page, words

@@ -162,9 +162,7 @@ def save_step(
     return records
 
 
-def _cut(
-    tensors: Mapping[str, Held], limit_bytes: int
-) -> dict[Slice, torch.Tensor]:
+def _cut(tensors: Mapping[str, Held], limit_bytes: int) -> dict[Slice, torch.Tensor]:
     """This rank's tensors as the slices that files will hold."""
     parts: dict[Slice, torch.Tensor] = {}
     for name, held in tensors.items():

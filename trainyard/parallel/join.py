@@ -135,10 +135,7 @@ def _explanation(error: Exception, rank: int, world_size: int, how: str) -> str:
             f"{world_size} ranks started? (--distributed-timeout-minutes says how long to wait) "
             f"{_first_line(text)}"
         )
-    return (
-        f"rank {rank} of {world_size} could not join the others {how}at "
-        f"{address}:{port}: {text}"
-    )
+    return f"rank {rank} of {world_size} could not join the others {how}at {address}:{port}: {text}"
 
 
 def _first_line(text: str) -> str:

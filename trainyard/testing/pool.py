@@ -42,6 +42,9 @@ MAX_RANKS = 8
 GRACE_SECONDS = 2.0
 """After the first failure, for the others to say what happened to them."""
 
+NAME = "trainyard rank"
+"""Of the processes, with a number: so that whoever looks for children knows them."""
+
 
 class RankPool:
     """Up to `max_ranks` processes that serve one call after another."""
@@ -141,7 +144,10 @@ class _Rank:
         self.number = number
         self.connection, theirs = context.Pipe()
         self.process: ForkServerProcess = context.Process(
-            target=_serve, args=(number, port, theirs), daemon=True
+            target=_serve,
+            args=(number, port, theirs),
+            name=f"{NAME} {number}",
+            daemon=True,
         )
         self.process.start()
         theirs.close()

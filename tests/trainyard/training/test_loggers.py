@@ -160,13 +160,14 @@ def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
 
 
 def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = LoggingConfig(wandb_project="yard", wandb_save_dir=str(tmp_path))
     sinks = [sink for sink in build_sinks(config, FACTS) if sink.name == "wandb"]
     build_loop(build_trainee(), callbacks=sinks).run()
     assert sinks[0].num_failures == 0
+    wandb.teardown()  # a process of its own writes the file, at the latest when this one ends
     (file,) = tmp_path.rglob("run-*.wandb")
     assert b"lm loss validation" in file.read_bytes()
 
