@@ -355,6 +355,7 @@ GROWING = {"train_samples": 40, "rampup_batch_size": [2, 2, 12], "global_batch_s
 SIZES = [2, 2, 4, 6, 8, 8, 8]  # 2 up to 4 consumed samples, 4 up to 8, 6 up to 12
 
 
+@pytest.mark.slow
 def test_a_growing_batch_is_followed(
     tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

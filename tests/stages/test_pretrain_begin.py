@@ -14,6 +14,8 @@ from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.testing.kill import Zygote
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"eval_iters": 0, "train_iters": 6, "lr_warmup_iters": 2, "lr_decay_style": "linear"}
 STOPPED = 143
 

@@ -22,7 +22,7 @@ from trainyard.artifacts import store
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.testing.tolerances import BF16_LAYOUT
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 MODEL: dict[str, Any] = {
     "num_layers": 4,

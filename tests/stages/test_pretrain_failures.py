@@ -18,7 +18,7 @@ import pytest
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.corpus.indexed import IndexedWriter
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 SHAPE = """
     --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --hidden-dropout 0

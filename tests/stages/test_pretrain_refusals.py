@@ -252,6 +252,7 @@ def process_of_rank(rank: int, save: Path) -> int:
     raise AssertionError(f"no process of rank {rank}")
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("degrees", [{}, TP, PP], ids=["dp2", "tp2", "pp2"])
 def test_the_first_cause_is_told_first_when_a_rank_dies(

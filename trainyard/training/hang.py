@@ -147,6 +147,7 @@ class HangWatch(Callback):
         self._over = threading.Event()
         self._alarmed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hang watch", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="hang listener", daemon=True)
 
     # --- signs of life ------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class HangWatch(Callback):
         self.beat()
         if self._timeout != 0:
             self._thread.start()
-            threading.Thread(target=self._listen, name="hang listener", daemon=True).start()
+            self._listener.start()
 
     def after_step(self, event: StepEvent) -> None:
         """A step is done; it may be saved next, which beats not until it is over."""
@@ -177,6 +178,9 @@ class HangWatch(Callback):
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._listener.is_alive():
+            # A thread that is still inside torch's store when Python ends aborts the process.
+            self._listener.join(self._grace)
 
     def failed(self) -> None:
         """Stop to watch."""

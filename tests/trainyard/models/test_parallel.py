@@ -147,6 +147,7 @@ def stages_of(boundaries: list[int]) -> list[ModelStage]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @every_kind
 @pytest.mark.parametrize(

@@ -184,6 +184,7 @@ def check_compiled(cut: dict[str, bool]) -> None:
         torch.testing.assert_close(eager, traced, **FP32_SUM_ORDER)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_compiler_takes_them_whole(ranks: RankPool, cut: dict[str, bool]) -> None:

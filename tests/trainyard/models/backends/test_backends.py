@@ -63,6 +63,7 @@ def test_heads_do_not_see_each_other(backend: Any, kind: str) -> None:
     torch.testing.assert_close(permuted, out[:, order], **FP32_SUM_ORDER)
 
 
+@pytest.mark.slow
 @each_backend
 @each_sink
 def test_a_compiler_takes_backends_whole(backend: Any, with_sink: bool) -> None:

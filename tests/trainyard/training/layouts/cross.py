@@ -78,9 +78,9 @@ def read_results(file: Path | None) -> dict[str, Measured]:
 
 def table(results: Results, date: str) -> str:
     """Rows by how matrices and sequences are cut, columns by stages; in each cell how many cuts
-    were compared and the worst of them, in fp32."""
+    were compared and the worst of them, in fp32. What was not measured is not in it."""
     cells: dict[tuple[str, str], dict[tuple[int, int], list[Cut]]] = defaultdict(dict)
-    for cut in all_cuts():
+    for cut in _measured(results):
         cells[cut.tensor, cut.context].setdefault((cut.pp, cut.chunks), []).append(cut)
     heads = [f"pp{pp}" + (f" x {chunks}" if chunks > 1 else "") for pp, chunks in COLUMNS]
     lines = [
@@ -101,6 +101,10 @@ def table(results: Results, date: str) -> str:
     return "\n".join([*lines, "", END])
 
 
+def _measured(results: Results) -> list[Cut]:
+    return [cut for cut in all_cuts() if str(cut) in results]
+
+
 def _cell(cuts: list[Cut], results: Results) -> str:
     if not cuts:
         return ""
@@ -117,19 +121,19 @@ def _error(worst: float | None) -> str:
 
 def _summary(results: Results, date: str) -> str:
     def worst(kind: str, bf16: bool) -> str:
-        found = [results[str(cut)].distance for cut in all_cuts() if cut.bf16 is bf16]
+        found = [results[str(cut)].distance for cut in cuts if cut.bf16 is bf16]
         return f"{max(getattr(distance, kind) for distance in found):.0e}"
 
-    cuts, kinds = all_cuts(), ("loss", "grad_norm", "gradient", "state")
+    cuts, kinds = _measured(results), ("loss", "grad_norm", "gradient", "state")
     exceeded = sum(bool(results[str(c)].distance.exceeds(tolerance_of(c))) for c in cuts)
     minutes = sum(results[str(cut)].seconds for cut in cuts) / 60
     verdict = "all within the tolerances" if not exceeded else f"{exceeded} FURTHER OFF"
     fp32, bf16 = ([worst(kind, wanted) for kind in kinds] for wanted in (False, True))
     return (
         f"{date}, torch {torch.__version__.split('+')[0]}, gloo, two cores, {minutes:.0f} minutes: "
-        f"{len(cuts)} cuts, {verdict}. Worst relative difference of losses, gradient norms, a "
-        f"gradient, a tensor of the state after five steps: {', '.join(fp32)} in fp32 and "
-        f"{', '.join(bf16)} in bf16."
+        f"{len(cuts)} of {len(all_cuts())} cuts, {verdict}. Worst relative difference of losses, "
+        "gradient norms, a gradient, a tensor of the state after five steps: "
+        f"{', '.join(fp32)} in fp32 and {', '.join(bf16)} in bf16."
     )
 
 
@@ -147,15 +151,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare every cut with one process.")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     parser.add_argument("--results", type=Path, help="lines of what was measured, to go on from")
+    parser.add_argument("--no-more", action="store_true", help="the table of --results as they are")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results, failed = read_results(options.results), 0
-    for number, cut in enumerate(measure(results), 1):
+    cuts = iter(_measured(results)) if options.no_more else measure(results)
+    for number, cut in enumerate(cuts, 1):
         found = results[str(cut)]
         exceeded = found.distance.exceeds(tolerance_of(cut))
         failed += bool(exceeded)
         print(f"{number}/{len(all_cuts())} {cut}: {'; '.join(exceeded) or 'equal'}", flush=True)
-        if options.results is not None:
+        if options.results is not None and not options.no_more:
             lines = [results[str(c)].line(c) for c in all_cuts() if str(c) in results]
             options.results.write_text("\n".join(lines) + "\n")
     generated = table(results, datetime.now(UTC).date().isoformat())

@@ -24,8 +24,12 @@ def test_the_page_shows_the_cuts_that_there_are() -> None:
     fresh = table({str(cut): NOTHING for cut in all_cuts()}, "2000-01-01")
     page = PAGE.read_text()
     generated = page[page.index(BEGIN) : page.index(END)]
-    assert counts(generated) == counts(fresh), "run the command that the page names"
-    assert f"{len(all_cuts())} cuts, all within the tolerances" in generated
+    shown, there_are = counts(generated), dict(counts(fresh))
+    for row, cells in shown:
+        pairs = zip(cells, there_are[row], strict=True)
+        assert all(n <= most for n, most in pairs), f"{row}: run the command that the page names"
+    total = sum(sum(cells) for _, cells in shown)
+    assert f"{total} of {len(all_cuts())} cuts, all within the tolerances" in generated
 
 
 def test_the_generated_part_alone_is_replaced() -> None:

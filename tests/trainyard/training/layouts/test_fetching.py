@@ -56,6 +56,7 @@ def train_with_late_parameters(cut: Cut, as_compiled: bool) -> Share:
         return train(cut, STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("as_compiled", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
