@@ -18,8 +18,11 @@ LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
 # Tests run side by side, so one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+# Each of these starts up to eight processes, so one at a time.
+LAYOUTS := tests/trainyard/training/layouts
+
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow test-full fuzz bench check lint format ui clean clean-quickstart
+.PHONY: help install quickstart test test-distributed test-slow test-full fuzz bench check lint format ui clean clean-quickstart
 
 help: ## List the targets and variables
 	@echo "trainyard: make TARGET [VARIABLE=value]"
@@ -67,11 +70,15 @@ ui: install ## Prefect's pages for the runs under YARD, on localhost
 test: install ## Unit tests, under two minutes
 	@$(PYTEST) -q -n $(JOBS) --dist loadfile
 
-test-slow: install ## Kill-anywhere and whole-yard suites, minutes
-	@$(PYTEST) -q -m 'slow or kill or yard'
+test-distributed: install ## Training cut over up to eight ranks against one process, minutes
+	@$(PYTEST) -q -m 'not full' --durations=10 $(LAYOUTS)
 
-test-full: install ## What takes longest: whole corpora, huge inputs, ten minutes of fuzzing
-	@$(PYTEST) -q -n $(JOBS) -m full
+test-slow: install ## Kill-anywhere and whole-yard suites, minutes
+	@$(PYTEST) -q -m 'slow or kill or yard' --ignore=$(LAYOUTS)
+
+test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
+	@$(PYTEST) -q -n $(JOBS) -m full --ignore=$(LAYOUTS)
+	@$(PYTEST) -q -m full $(LAYOUTS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200
 
 fuzz: install ## Readers of files on damaged bytes, each of three for FUZZ_SECONDS

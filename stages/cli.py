@@ -4,11 +4,13 @@
 
 Flags come from the stage's configuration class; a document given by --config is overridden by
 flags. The stage's own module is imported only when there is work, so --help and a no-op load
-neither torch nor data."""
+neither torch nor data. A stage that takes Megatron-LM's whole command line says so: its other
+spellings, its flags that mean nothing here, and its --yaml-cfg are then understood."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import signal
 import sys
@@ -55,17 +57,31 @@ class CommonOptions:
     """Print the version and stop."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MegatronOptions:
+    """Options of Megatron-LM's command line, and of guides to it, besides those of the stage."""
+
+    yaml_cfg: str | None = None
+    """Megatron-LM's YAML file of options (path or URL), flat or in sections; flags override it."""
+    world_size: int | None = None
+    """Ranks there are: those of the launcher, or so many to start on this machine."""
+    init_method: str | None = None
+    """tcp://HOST:PORT where ranks meet that a scheduler started; torchrun knows by itself."""
+
+
 def stage_main(
     name: str,
     config_class: type,
     run_module: str,
     *,
     positional: str = "",
+    megatron: bool = False,
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run one stage as a program; returns its exit status.
 
-    `positional` names the option that arguments without a flag in front belong to."""
+    `positional` names the option that arguments without a flag in front belong to; `megatron` says
+    that the command line is one of Megatron-LM's programs."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     our_logging.configure()
@@ -74,9 +90,15 @@ def stage_main(
         return 0
     try:
         lifeline.hold()
-        arguments = _with_first_names(arguments, config_class)
-        config, common = _parse(name, config_class, _with_positional(arguments, positional))
+        remarks: list[str] = []
+        if megatron:
+            arguments, remarks = _in_our_spelling(arguments, config_class)
+        else:
+            arguments = _with_first_names(arguments, config_class)
+        arguments = _with_positional(arguments, positional)
+        config, common = _parse(name, config_class, arguments, megatron, remarks)
         our_logging.configure(common.log_level)
+        _say(name, remarks)
         if common.dry_run:
             print(dump_toml(config), end="")
             return 0
@@ -116,13 +138,52 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _parse(name: str, config_class: type, arguments: list[str]) -> tuple[Any, CommonOptions]:
-    document = _document(config_class, _config_url(arguments))
+def _in_our_spelling(arguments: list[str], config_class: type) -> tuple[list[str], list[str]]:
+    """A command line of Megatron-LM, and what is to be said about it."""
+    if {"--help", "-h"} & set(arguments):
+        return ["--help"], []
+    from trainyard.megatron.command import understand
+
+    options = (*dataclasses.fields(CommonOptions), *dataclasses.fields(MegatronOptions))
+    more = [field.name.replace("_", "-") for field in options]
+    understood = understand(arguments, config_class, os.environ, more)
+    os.environ.update(understood.environment)
+    return understood.arguments, understood.remarks
+
+
+def _say(name: str, remarks: list[str]) -> None:
+    """Once, not on every rank."""
+    if os.environ.get("RANK", "0") == "0" and not _is_a_rank_of_ours():
+        for remark in remarks:
+            logging.getLogger(f"stages.{name}").info("%s", remark)
+
+
+def _is_a_rank_of_ours() -> bool:
+    """Whether this process is a rank that a parent of the same command started."""
+    return "TRAINYARD_RANKS" in os.environ
+
+
+def _parse(
+    name: str, config_class: type, arguments: list[str], megatron: bool, remarks: list[str]
+) -> tuple[Any, CommonOptions]:
+    document = _document(config_class, _url_of("--config", arguments))
+    yaml_cfg = _url_of("--yaml-cfg", arguments) if megatron else None
+    where = "--config"
+    if yaml_cfg is not None:
+        if document:
+            raise ConfigError("--config and --yaml-cfg each hold the options of a run; give one")
+        where = f"--yaml-cfg {yaml_cfg}"
+        document, more = _yaml_document(config_class, yaml_cfg, where, arguments)
+        remarks += more
     common = Annotated[CommonOptions, tyro.conf.FlagCreatePairsOff]
-    both = dataclasses.make_dataclass("Options", [("stage", config_class), ("common", common)])
-    default = both(
-        partial_config(config_class, document, "--config", tyro.MISSING), CommonOptions()
-    )
+    parts = [("stage", config_class), ("common", common)]
+    given: list[Any] = [partial_config(config_class, document, where, tyro.MISSING)]
+    given.append(CommonOptions())
+    if megatron:
+        parts.append(("megatron", MegatronOptions))
+        given.append(MegatronOptions())
+    both = dataclasses.make_dataclass("Options", parts)
+    default = both(*given)
     parsed: Any = tyro.cli(
         both,
         prog=f"python -m stages.{name}",
@@ -140,26 +201,43 @@ def _description(config_class: type) -> str:
     return (config_class.__doc__ or "").strip()
 
 
-def _config_url(arguments: list[str]) -> str | None:
-    given = [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
-    given += [b for a, b in pairwise(arguments) if a == "--config"]
+def _url_of(option: str, arguments: list[str]) -> str | None:
+    given = [a.partition("=")[2] for a in arguments if a.startswith(option + "=")]
+    given += [b for a, b in pairwise(arguments) if a == option]
     if len(given) > 1:
-        raise ConfigError(f"--config is given {len(given)} times; put all options in one document")
+        raise ConfigError(f"{option} is given {len(given)} times; put all options in one document")
     return given[0] if given else None
 
 
 def _document(config_class: type, url: str | None) -> dict[str, Any]:
     if url is None:
         return {}
-    from trainyard.artifacts import store  # not for --help
-    from trainyard.artifacts.urls import basename
-
-    try:
-        text = store.read_bytes(url).decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {url}: not a text file: {error}") from error
-    except TrainyardError as error:
-        raise ConfigError(f"--config: {error}") from error
-    document = parse_document(text, Path(basename(url)).suffix, f"--config {url}")
+    text = _text_of("--config", url)
+    document = parse_document(text, Path(url).suffix, f"--config {url}")
     check_keys(config_class, document, f"--config {url}")
     return document
+
+
+def _yaml_document(
+    config_class: type, url: str, where: str, arguments: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    from trainyard.megatron.options import split_options
+    from trainyard.megatron.yaml_cfg import read_yaml_cfg
+
+    given = {option.name: " ".join(option.values) for option in split_options(arguments)[1]}
+    document, remarks = read_yaml_cfg(
+        _text_of("--yaml-cfg", url), config_class, os.environ, where, given
+    )
+    check_keys(config_class, document, where)
+    return document, [*remarks, f"{where}: flags of the command line go over the file"]
+
+
+def _text_of(option: str, url: str) -> str:
+    from trainyard.artifacts import store  # not for --help
+
+    try:
+        return store.read_bytes(url).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option} {url}: not a text file: {error}") from error
+    except TrainyardError as error:
+        raise ConfigError(f"{option}: {error}") from error

@@ -27,6 +27,9 @@ from trainyard.progress import Progress
 
 log = logging.getLogger(__name__)
 
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Signals that ask a run to stop; SIGUSR1 is what schedulers send ahead of a time limit."""
+
 
 class WorkFolder:
     """Units of finished work, kept over kills for as long as inputs, options and code
@@ -189,7 +192,8 @@ class StageRun:
         return Progress(total, unit, desc or self.name, start=start)
 
     def defer_signals(self) -> None:
-        """The first SIGTERM or SIGINT only sets `stop_requested`; a second one stops at once."""
+        """The first SIGTERM, SIGINT or SIGUSR1 only sets `stop_requested`; a second one stops at
+        once."""
         self._deferred = True
 
     @property

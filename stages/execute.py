@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages import ranks
-from stages.context import StageRun
+from stages.context import STOPPING, StageRun
 from stages.decide import Decision, MadeInShares, decide
 from stages.failure import clear_reports, report_outcome
 from trainyard.artifacts import store
@@ -62,6 +62,8 @@ def execute(job: Job) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     if ranks.is_delegated():
         return ranks.run_delegated(job.name, job.config, job.run_module)
+    if hasattr(job.config, "check_ranks"):  # before inputs are looked at and ranks are started
+        job.config.check_ranks(ranks.num_ranks(job.config))
     if ranks.is_follower(job.config):
         return ranks.follow(job.name, job.config, job.run_module)
     with ranks.leading(job.config) as leader:
@@ -199,5 +201,5 @@ def _remove_strays(job: Job, run: StageRun, manifest: Manifest) -> None:
 
 
 def _handle_signals(run: StageRun) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         signal.signal(number, run.on_signal)

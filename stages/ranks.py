@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import lifeline
-from stages.context import StageRun
+from stages.context import STOPPING, StageRun
 from stages.lifeline import LIFELINE
 from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Slot
@@ -33,8 +33,10 @@ from trainyard.errors import (
     ConfigError,
     DataError,
     InfrastructureError,
+    RerunElsewhere,
     Stopped,
     TrainyardError,
+    ValidationFailed,
 )
 
 log = logging.getLogger(__name__)
@@ -44,21 +46,47 @@ HANDOVER = "TRAINYARD_RANKS"
 
 SHAPING = ("numpy", "tokenizers", "torch")
 BY_STATUS: dict[int, type[TrainyardError]] = {
-    kind.exit_status: kind for kind in (DataError, ConfigError, InfrastructureError)
+    kind.exit_status: kind
+    for kind in (DataError, ConfigError, InfrastructureError, RerunElsewhere, ValidationFailed)
 }
 DECISION_SECONDS = 1800
+CAUSE_SECONDS = 2.0
+JOIN_MINUTES = 10.0
+"""How long ranks wait for each other where a configuration does not say."""
 
 
 def run_here_or_spawn(
     config: Any, run: StageRun, run_module: str, arguments: list[str]
 ) -> dict[str, Any]:
     """The stage's own work, in this process or in the ranks it asks for; returns its metrics."""
-    count = int(getattr(config, "nproc_per_node", 1))
+    count = num_ranks(config)
     if count > 1 and "RANK" not in os.environ:
         return _spawn(run, arguments, count)
-    metrics: dict[str, Any] = importlib.import_module(run_module).run(config, run)
+    with _first_cause_first(count):
+        metrics: dict[str, Any] = importlib.import_module(run_module).run(config, run)
     run.libraries = _libraries()
     return metrics
+
+
+@contextmanager
+def _first_cause_first(count: int) -> Iterator[None]:
+    """A lost connection is what ranks see of another one's end, often before anybody else does.
+
+    They wait with their own words for whoever watches over all, who knows the cause and ends
+    them."""
+    try:
+        yield
+    except InfrastructureError:
+        if count > 1:
+            time.sleep(CAUSE_SECONDS)
+        raise
+
+
+def num_ranks(config: Any) -> int:
+    """Ranks that a launcher started, or that are to be started here."""
+    if "RANK" in os.environ and _has_ranks(config):
+        return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(getattr(config, "nproc_per_node", 1))
 
 
 def _libraries() -> dict[str, str]:
@@ -132,7 +160,7 @@ def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]]) -> None:
 
 def _raise_if_stopped(run: StageRun, codes: list[int]) -> None:
     """After a signal: a rank that failed counts, one that was stopped is well; all may be done."""
-    stopped = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    stopped = [128 + number for number in STOPPING]
     for rank, code in enumerate(codes):
         if code not in (0, *stopped):
             _raise_for(rank, code)
@@ -142,11 +170,21 @@ def _raise_if_stopped(run: StageRun, codes: list[int]) -> None:
 
 def _suspicion(code: int) -> int:
     """Order of failures seen at once: a rank that ends makes others lose their connection to it."""
-    order = [DataError.exit_status, ConfigError.exit_status, InfrastructureError.exit_status]
-    return -1 if code < 0 else order.index(code) if code in order else len(order)
+    if code < 0 and code != -signal.SIGABRT:  # as NCCL's watchdog ends ranks that wait in vain
+        return -1
+    causes = [status for status in BY_STATUS if status != InfrastructureError.exit_status]
+    if code in causes:
+        return causes.index(code)
+    # A lost connection is what others see of any failure, a defect included.
+    return len(causes) + (code in (InfrastructureError.exit_status, -signal.SIGABRT))
 
 
 def _raise_for(rank: int, code: int) -> None:
+    if code == -signal.SIGABRT:
+        raise InfrastructureError(
+            f"rank {rank} aborted; if NCCL's watchdog did it, the rank waited for others that were "
+            "gone or hung (--distributed-timeout-minutes), and the lines above say for which"
+        )
     if code < 0:
         raise InfrastructureError(
             f"rank {rank} was killed by {signal.Signals(-code).name}; if it was SIGKILL the "
@@ -229,10 +267,11 @@ def run_delegated(name: str, config: Any, run_module: str) -> int:
 
 
 def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         signal.signal(number, run.on_signal)
     try:
-        metrics = importlib.import_module(run_module).run(config, run)
+        with _first_cause_first(num_ranks(config)):
+            metrics = importlib.import_module(run_module).run(config, run)
     finally:
         run.close()
     if result is not None:
@@ -260,7 +299,7 @@ class Leader:
 
     def __init__(self, config: Any) -> None:
         several = _has_ranks(config) and int(os.environ.get("WORLD_SIZE", "1")) > 1
-        self._store = _decision_store(is_master=True) if several else None
+        self._store = _decision_store(config, is_master=True) if several else None
 
     def announce(self, run: StageRun | None) -> None:
         """What the followers are to run; None for nothing."""
@@ -285,7 +324,7 @@ def leading(config: Any) -> Iterator[Leader]:
 
 def follow(name: str, config: Any, run_module: str) -> int:
     """Wait for rank 0's decision and do this rank's share of it."""
-    decision = json.loads(_decision_store(is_master=False).get("decision"))
+    decision = json.loads(_decision_store(config, is_master=False).get("decision"))
     if decision.get("failed"):
         raise InfrastructureError("rank 0 failed before any work was begun; its message says why")
     if decision["run"] is None:
@@ -294,22 +333,34 @@ def follow(name: str, config: Any, run_module: str) -> int:
     return 0
 
 
-def _decision_store(is_master: bool) -> Any:
+def _decision_store(config: Any, is_master: bool) -> Any:
+    """Where rank 0 leaves its decision; all ranks are there when this returns on it.
+
+    Raises InfrastructureError when they do not find each other."""
     from datetime import timedelta
 
     import torch.distributed
+
+    from trainyard.parallel.join import check_address, join_failure
 
     dist: Any = torch.distributed  # its stubs hide the stores
 
     # torchrun's agent serves this address itself; elsewhere rank 0 does.
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    server = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        int(os.environ["WORLD_SIZE"]),
-        is_master and not agent_serves,
-        timedelta(seconds=DECISION_SECONDS),
-        multi_tenant=True,
-    )
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    minutes = float(getattr(config, "distributed_timeout_minutes", JOIN_MINUTES))
+    check_address()
+    try:
+        server = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            world_size,
+            is_master and not agent_serves,
+            timedelta(minutes=minutes),
+            multi_tenant=True,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise join_failure(error, rank, world_size) from error
+    server.set_timeout(timedelta(seconds=DECISION_SECONDS))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"trainyard/{attempt}", server)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.vectors import GOLDEN
+from trainyard.testing.pool import RankPool
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,6 +42,13 @@ def shared() -> Path:
 def golden() -> Path:
     """The folder of vectors made by Megatron-LM."""
     return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Processes that stay and run what tests hand them, as ranks over gloo."""
+    with RankPool() as pool:
+        yield pool
 
 
 @pytest.fixture(autouse=True)

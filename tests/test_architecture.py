@@ -39,11 +39,22 @@ HEAVY = ["torch", "faiss", "prefect", "tokenizers", "numpy", "transformers", "fs
 DISTRIBUTIONS = {"tomli_w": "tomli-w", "yaml": "pyyaml"}
 """Where a module and what installs it have different names."""
 
+KERNELS = {
+    "amp_C",  # of apex
+    "flash_attn",
+    "flash_attn_interface",
+    "transformer_engine",
+    "transformer_engine_torch",
+}
+"""Used where they are found and required nowhere, as they are built for the machine they run on:
+no version of them could be pinned for all. What each speeds up: docs/training.md."""
+
 SHARED_EXTRAS = ("documents", "tokenizers")
 """Extras that those of stages are made of."""
 
 ELSEWHERE = [
     ("stages.ranks", "torch"),  # only when a stage that needs torch runs as several ranks
+    ("stages.ranks", "trainyard.parallel.join"),  # likewise
     ("trainyard.artifacts.client", "botocore"),  # the extra `s3`
 ]
 """Imports inside functions that a stage reaches only with another extra installed."""
@@ -253,6 +264,7 @@ def import_graph() -> grimp.ImportGraph:
 def test_the_extra_of_a_stage_is_what_its_code_imports(stage: str) -> None:
     reached = import_graph().find_upstream_modules(f"stages.{stage}", as_package=True)
     roots = {name.partition(".")[0] for name in reached} - sys.stdlib_module_names - set(PACKAGES)
+    roots -= KERNELS
     used = {DISTRIBUTIONS.get(root, root) for root in roots}
     extra = names(project()["optional-dependencies"][stage.replace("_", "-")])
     silent = {"numpy"} if "torch" in used else set()  # torch complains at every start without it

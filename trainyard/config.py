@@ -101,8 +101,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def digest_relevant(config: Any) -> dict[str, Any]:
-    """The part of the flat document that decides what a stage makes."""
+    """The part of the flat document that decides what a stage makes.
+
+    A stage that describes what elsewhere is only execution names such keys in `DESCRIBES`."""
     relevant = {name for name, _, field in leaves(type(config)) if ROLE not in field.metadata}
+    relevant.update(getattr(type(config), "DESCRIBES", ()))
     return {key: value for key, value in to_dict(config).items() if key in relevant}
 
 

@@ -38,6 +38,21 @@ class InfrastructureError(TrainyardError):
     exit_status = 3
 
 
+class RerunElsewhere(InfrastructureError):  # noqa: N818  # says what to do
+    """A step gave an impossible result twice: the same command on other hardware tells why.
+
+    Megatron-LM's exit status for it: 16."""
+
+    exit_status = 16
+
+
+class ValidationFailed(InfrastructureError):  # noqa: N818  # what it is called upstream
+    """A step gave an impossible result, and what is to blame is known. Exit status 17, as
+    Megatron-LM's."""
+
+    exit_status = 17
+
+
 class ClaimHeldError(InfrastructureError):
     """Another run is writing the same output."""
 

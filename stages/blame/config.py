@@ -61,8 +61,16 @@ class BlameConfig:
     """Seed of the order of samples; with --load, the run's, otherwise 1234."""
     train_iters: int | None = None
     """Steps of the whole run; with --load, the run's."""
+    train_samples: int | None = None
+    """Samples of the whole run, in place of --train-iters; with --load, the run's."""
     global_batch_size: int | None = None
     """Samples of a step; with --load, the run's."""
+    rampup_batch_size: tuple[int, ...] = ()
+    """How that grew at first, START INCREMENT SAMPLES; with --load, the run's."""
+    step_batch_size_schedule: str | None = None
+    """... or changed, TOKENS:SIZE ...; with --load, the run's."""
+    decrease_batch_size_if_needed: bool = False
+    """Whether a batch was lowered to what ranks fill; with --load, as in the run."""
     micro_batch_size: int | None = None
     """Samples that a rank works on at once; with --load, the run's."""
     data_parallel_size: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stages.blame.config import BlameConfig
@@ -17,15 +17,26 @@ from trainyard.checkpoint.steps import CONFIG, STATE, find_steps, locate_step, s
 from trainyard.config import differing, digest_relevant, from_dict, to_dict
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.training.batch_size import BatchSchedule
+from trainyard.training.config import TrainingConfig
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import parse_ledger
+from trainyard.training.length import RunLength, length_of
 from trainyard.training.spans import Span, spans_of_step
 
 FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""
 
-NUMBERS = ("seq_length", "seed", "train_iters", "global_batch_size", "micro_batch_size")
-DEFAULTS = {"seed": 1234, "data_parallel_size": 1}
+NEEDED = ("seq_length", "micro_batch_size")
+LENGTHS = ("train_iters", "train_samples")
+SIZES = (
+    "global_batch_size",
+    "rampup_batch_size",
+    "step_batch_size_schedule",
+    "decrease_batch_size_if_needed",
+)
+"""What decides how many samples a step has."""
+
 INPUT = re.compile(r"(data|train|valid|test)_(\d+)(?: \(weight (.+)\))?")
 """Name of an input of `pretrain` that is a prefix of token files; `DataConfig.inputs` gives it."""
 
@@ -36,10 +47,7 @@ class RunDescription:
 
     data: DataConfig
     seq_length: int
-    seed: int
-    train_iters: int
-    global_batch_size: int
-    micro_batch_size: int
+    training: TrainingConfig
     data_parallel_size: int | None
     """Of the steps that are in none of `spans`; None when it is not known."""
     spans: tuple[Span, ...]
@@ -47,25 +55,64 @@ class RunDescription:
     ledger: Mapping[int, str]
     """Digest of the samples of each step that is known to be done."""
 
+    @property
+    def length(self) -> RunLength:
+        """Of the run as it began."""
+        ranks = self.spans[0].data_parallel_size if self.spans else self.data_parallel_size or 1
+        return length_of(self.training, ranks, self.seq_length)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.length.steps
+
+    def schedule(self, ranks: int, micro_batch_size: int) -> BatchSchedule:
+        """How many samples steps have on so many data-parallel ranks."""
+        training = replace(self.training, micro_batch_size=micro_batch_size)
+        return length_of(training, ranks, self.seq_length).schedule
+
 
 def describe(config: BlameConfig) -> RunDescription:
     """The run of --load, or of the options."""
     if config.load is not None:
         return _of_checkpoint(config, config.load)
-    numbers = {name: _number(config, name) for name in (*NUMBERS, "data_parallel_size")}
+    if config.train_samples is None:
+        _number(config, "train_iters")
+    if config.step_batch_size_schedule is None:
+        _number(config, "global_batch_size")
+    for name in NEEDED:
+        _number(config, name)
     if not config.data.names_data():
         raise ConfigError("--data-path or --load is required: what the run was trained on")
-    return RunDescription(data=config.data, ledger={}, spans=(), **numbers)
+    given = {name: getattr(config, name) for name in (*NEEDED, *LENGTHS, *SIZES, "seed")}
+    return RunDescription(
+        data=config.data,
+        seq_length=given.pop("seq_length"),
+        training=_training(given),
+        data_parallel_size=_ranks(config) or 1,
+        spans=(),
+        ledger={},
+    )
 
 
-def _number(config: BlameConfig, name: str) -> int:
+def _number(config: BlameConfig, name: str) -> None:
     value: int | None = getattr(config, name)
-    value = DEFAULTS.get(name) if value is None else value
-    if value is None or (value < 1 and name != "seed"):
+    if value is None or value < 1:
         flag = "--" + name.replace("_", "-")
         given = "without --load the options of the run are needed" if value is None else "too small"
         raise ConfigError(f"{flag} is {'missing' if value is None else value}: {given}")
-    return value
+
+
+def _ranks(config: BlameConfig) -> int | None:
+    ranks = config.data_parallel_size
+    if ranks is not None and ranks < 1:
+        raise ConfigError(f"--data-parallel-size {ranks}: too small")
+    return ranks
+
+
+def _training(options: Mapping[str, Any]) -> TrainingConfig:
+    given = {name: value for name, value in options.items() if value is not None}
+    return from_dict(TrainingConfig, given, "the options of the run")
 
 
 # --- from a checkpoint ------------------------------------------------------------------------
@@ -77,19 +124,17 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
     run_manifest = _run_manifest(root)
     made_of, state = _document(url, CONFIG), _document(url, STATE)
     run = {**made_of["run"], "global_batch_size": state["global_batch_size"]}
-    numbers = {name: _agreed(config, name, run) for name in NUMBERS}
+    agreed = {name: _agreed(config, name, run) for name in (*NEEDED, *LENGTHS, *SIZES, "seed")}
     data = _data(config, run, run_manifest)
     if config.check_data:
         _check_inputs(data, made_of["inputs"])
-    ranks = config.data_parallel_size
-    if ranks is not None and ranks < 1:
-        raise ConfigError(f"--data-parallel-size {ranks}: too small")
     return RunDescription(
         data=data,
-        ledger=_ledger(root, url),
-        data_parallel_size=ranks,
+        seq_length=agreed.pop("seq_length"),
+        training=_training(agreed),
+        data_parallel_size=_ranks(config),
         spans=_spans(root, url),
-        **numbers,
+        ledger=_ledger(root, url),
     )
 
 
@@ -108,9 +153,9 @@ def _run_manifest(root: str) -> Manifest | None:
     return found[0] if found is not None and found[0].stage == "pretrain" else None
 
 
-def _agreed(config: BlameConfig, name: str, run: Mapping[str, Any]) -> int:
-    given, value = getattr(config, name), int(run[name])
-    if given not in (None, value):
+def _agreed(config: BlameConfig, name: str, run: Mapping[str, Any]) -> Any:
+    given, value = getattr(config, name), run.get(name)
+    if given not in (None, False, ()) and to_dict(config)[name] != value:
         raise ConfigError(
             f"--{name.replace('_', '-')} {given}: the run of --load has {value}; leave it out"
         )

@@ -1,5 +1,6 @@
 """Where the samples of each step went: micro-batch, rank and row depend on the number of ranks,
-which may change while a run is unfinished, and is not always known."""
+which may change while a run is unfinished, and is not always known; how many samples a step has may
+change as the run goes on."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from stages.blame.described import RunDescription
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving import Place, Serving
 from trainyard.errors import ConfigError
+from trainyard.training.batch_size import BatchSchedule
 from trainyard.training.spans import Span
 
 log = logging.getLogger(__name__)
@@ -24,7 +26,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps, both ends included, that were taken on one number of ranks."""
+    """Steps, both ends included, that were taken on one number of ranks, of equally many
+    samples."""
 
     first_step: int
     last_step: int
@@ -47,7 +50,7 @@ class Placement:
     def __init__(self, run: RunDescription, num_samples: int) -> None:
         self._run = run
         self._num_samples = num_samples
-        self._segments = [self._segment(*bounds) for bounds in _whole(run.spans, run.train_iters)]
+        self._segments = list(self._all_segments())
         self._unknown: set[int] = set()
 
     def segment(self, step: int) -> Segment:
@@ -64,7 +67,7 @@ class Placement:
     def step(self, number: int) -> list[tuple[Place, int]]:
         """The samples of a step and their places."""
         serving, samples = self.segment(number).serving, self.samples(number).tolist()
-        first = (number - 1) * serving.global_batch_size
+        first = serving.begin(number)
         return [(self._known(serving.place(first + k)), sample) for k, sample in enumerate(samples)]
 
     def samples(self, number: int) -> Ints:
@@ -82,7 +85,7 @@ class Placement:
         found: dict[int, list[Place]] = {sample: [] for sample in samples}
         wanted = np.array(samples, np.int64)
         for segment in self._telling():
-            served = segment.serving.places(wanted, segment.last_step, segment.first_step)
+            served = segment.serving.places(wanted, segment.last_step)
             for sample, places in served.items():
                 found[sample] += map(self._known, places)
         return found
@@ -91,7 +94,7 @@ class Placement:
         """(n,) the number of places at which each sample is served."""
         counts = np.zeros(len(samples), np.int64)
         for segment in self._telling():
-            counts += segment.serving.counts(samples, segment.last_step, segment.first_step)
+            counts += segment.serving.counts(samples, segment.last_step)
         return counts
 
     def warn(self) -> None:
@@ -121,17 +124,18 @@ class Placement:
                 *(segment.first_step, segment.last_step, FLAG),
             )
 
-    def _segment(self, first: int, last: int, span: Span | None) -> Segment:
-        run = self._run
-        ranks = run.data_parallel_size if span is None else span.data_parallel_size
-        micro = run.micro_batch_size if span is None else span.micro_batch_size
-        serving = Serving(
-            SamplerShape(self._num_samples, micro, ranks or 1),
-            run.global_batch_size,
-            run.data.dataloader_type,
-            run.data.data_sharding,
-        )
-        return Segment(first, last, serving, ranks is not None, span is not None)
+    def _all_segments(self) -> Iterator[Segment]:
+        run, consumed = self._run, 0
+        for first, last, span in _whole(run.spans, run.steps):
+            ranks = run.data_parallel_size if span is None else span.data_parallel_size
+            micro = run.training.micro_batch_size if span is None else span.micro_batch_size
+            shape = SamplerShape(self._num_samples, micro, ranks or 1)
+            for begin, end, size in _alike(run.schedule(shape.dp, micro), consumed, first, last):
+                serving = Serving(
+                    shape, size, run.data.dataloader_type, run.data.data_sharding, begin, consumed
+                )
+                yield Segment(begin, end, serving, ranks is not None, span is not None)
+                consumed = serving.begin(end + 1)
 
 
 def _whole(spans: Sequence[Span], last_step: int) -> Iterator[tuple[int, int, Span | None]]:
@@ -144,3 +148,18 @@ def _whole(spans: Sequence[Span], last_step: int) -> Iterator[tuple[int, int, Sp
         step = span.last_step + 1
     if step <= last_step:
         yield step, last_step, None
+
+
+def _alike(
+    schedule: BatchSchedule, consumed: int, first: int, last: int
+) -> Iterator[tuple[int, int, int]]:
+    """(first step, last step, samples of each) of steps in a row that take equally many, where the
+    first begins after so many samples."""
+    while first <= last:
+        size = schedule.at(consumed).global_batch_size
+        change = next((s.begin for s in schedule.stages if s.begin > consumed), None)
+        count = last - first + 1
+        if change is not None:
+            count = min(count, -(-(change - consumed) // size))
+        yield first, first + count - 1, size
+        first, consumed = first + count, consumed + count * size

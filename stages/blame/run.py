@@ -63,12 +63,12 @@ class _Question:
         return self._answer(rows, len(rows), checked)
 
     def _of_step(self, step: int) -> list[tuple[Place | None, int]]:
-        if step > self.run.train_iters:
-            raise ConfigError(f"--step {step}: the run has {self.run.train_iters} (--train-iters)")
+        if step > self.run.steps:
+            raise ConfigError(f"--step {step}: the run has {self.run.steps}")
         wanted = [self.config.micro_batch, self.config.rank, self.config.row]
         segment = self.placement.segment(step)
-        shape = segment.serving.shape
-        sizes = [self.run.global_batch_size // shape.per_step, shape.dp, shape.micro_batch_size]
+        shape, size = segment.serving.shape, segment.serving.global_batch_size
+        sizes = [size // shape.per_step, shape.dp, shape.micro_batch_size]
         for name, value, size in zip(("micro-batch", "rank", "row"), wanted, sizes, strict=True):
             if value is None:
                 continue
@@ -144,10 +144,10 @@ class _Question:
 
 
 def _training_data(run: RunDescription) -> GPTDataset | BlendedDataset:
-    form = SampleFormat(run.seq_length, run.seed, vocab_size=ANY, eod=ANY)
+    form = SampleFormat(run.seq_length, run.training.seed, vocab_size=ANY, eod=ANY)
     cache = run.data.data_cache_path
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
-    sizes = (run.train_iters * run.global_batch_size, 0, 0)
+    sizes = (run.length.samples, 0, 0)
     dataset = build_datasets(run.data, form, sizes, indexer).train
     assert dataset is not None
     return dataset

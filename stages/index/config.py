@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.artifacts.output import Output
-from trainyard.config import location
+from trainyard.config import also, location
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
 from trainyard.training.config import TrainingConfig
@@ -21,8 +21,14 @@ class IndexConfig:
     """Tokens of a sample."""
     global_batch_size: int
     """Samples of an optimizer step over all ranks."""
-    train_iters: int
-    """Optimizer steps of the whole run."""
+    train_iters: int | None = also("train_steps", default=None)
+    """Optimizer steps of the whole run; this or --train-samples."""
+    train_samples: int | None = None
+    """Samples of the whole run; this or --train-iters."""
+    rampup_batch_size: tuple[int, ...] = ()
+    """START INCREMENT SAMPLES, as pretrain is given them."""
+    step_batch_size_schedule: str | None = None
+    """TOKENS:SIZE ..., as pretrain is given them."""
     eval_interval: int = 1000
     """Steps between two measurements of the validation loss."""
     eval_iters: int = 100
@@ -51,6 +57,9 @@ class IndexConfig:
             micro_batch_size=1,
             global_batch_size=self.global_batch_size,
             train_iters=self.train_iters,
+            train_samples=self.train_samples,
+            rampup_batch_size=self.rampup_batch_size,
+            step_batch_size_schedule=self.step_batch_size_schedule,
             eval_interval=self.eval_interval,
             eval_iters=self.eval_iters,
             eval_at_start=self.eval_at_start,

@@ -14,6 +14,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import Arrays, IndexCache, write_entry
 from trainyard.datasets.form import SampleFormat
+from trainyard.training.length import length_of
 from trainyard.training.samples import num_samples
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ ANY = 0
 def run(config: IndexConfig, stage: StageRun) -> dict[str, Any]:
     """Build what the run will ask for; returns its sizes."""
     form = SampleFormat(config.seq_length, config.seed, vocab_size=ANY, eod=ANY)
-    sizes = num_samples(config.training(), config.global_batch_size)
+    training = config.training()
+    sizes = num_samples(training, length_of(training, 1, config.seq_length))
     entries = OutputEntries(stage)
     built = build_datasets(config.data, form, (*sizes, 0), entries)
     return {

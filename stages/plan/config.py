@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from trainyard.artifacts.output import Output
 from trainyard.config import execution, location
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
-from trainyard.models.memory import Layout, RecomputeGranularity
+from trainyard.models.memory import Layout
 from trainyard.models.moe_config import MoEConfig
+from trainyard.parallel.pipeline.partition import Partition, partition
+from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
 
 SIZES = (
     "vocab_size",
@@ -29,6 +32,8 @@ class PlanConfig:
     """Count parameters, FLOPs and theoretical memory of a training run without building
     anything."""
 
+    DESCRIBES: ClassVar[tuple[str, ...]] = ("recompute_granularity", "recompute_activations")
+
     model: GPTConfig
     moe: MoEConfig = field(default_factory=MoEConfig)
     vocab_size: int
@@ -43,6 +48,23 @@ class PlanConfig:
     """Stages that the layers are spread over."""
     num_layers_per_virtual_pipeline_stage: int | None = None
     """Layers of a chunk under the interleaved pipeline schedule; unset: the plain schedule."""
+    num_virtual_stages_per_pipeline_rank: int | None = None
+    """The same, by the number of chunks."""
+    decoder_first_pipeline_num_layers: int | None = None
+    """Layers of the first pipeline rank; the others share the rest evenly."""
+    decoder_last_pipeline_num_layers: int | None = None
+    """Layers of the last pipeline rank; the others share the rest evenly."""
+    account_for_embedding_in_pipeline_split: bool = False
+    """Count the embedding as a layer when layers are shared out."""
+    account_for_loss_in_pipeline_split: bool = False
+    """Count the output layer and loss as a layer when layers are shared out."""
+    pipeline_model_parallel_layout: str | None = None
+    """Every stage spelt out: E embedding, t layer, L loss, | next stage, x*3 repeats."""
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = None
+    """Micro-batches that a chunk takes in a row under the interleaved schedule; unset: the fewest
+    that fit."""
+    show_schedule: bool = False
+    """Draw the pipeline schedule: printed, and as schedule.svg with --output-dir."""
     expert_model_parallel_size: int = 1
     """Devices that experts are spread over."""
     expert_tensor_parallel_size: int | None = None
@@ -53,14 +75,12 @@ class PlanConfig:
     """Devices in all: tensor x pipeline x data-parallel size."""
     sequence_parallel: bool = False
     """Split norms and dropout along the sequence over the tensor-parallel devices."""
-    recompute_granularity: RecomputeGranularity = "none"
-    """Activations to compute again in the backward pass."""
     use_distributed_optimizer: bool = False
     """Share optimizer state out over the replicas (ZeRO-1)."""
     json: bool = execution(False)
     """Print one JSON document in place of the report."""
     output_dir: str | None = location(None)
-    """Folder or URL for plan.json; unset: print only."""
+    """Folder or URL for plan.json and schedule.svg; unset: print only."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit each other."""
@@ -73,6 +93,17 @@ class PlanConfig:
                 f"--global-batch-size ({self.global_batch}) must be divisible by "
                 f"--micro-batch-size ({self.micro_batch_size}) x data-parallel size "
                 f"({self.replicas})"
+            )
+        if self.num_chunks > 1:
+            choose_group_size(
+                self.pipeline_model_parallel_size,
+                self.num_microbatches,
+                self.microbatch_group_size_per_virtual_pipeline_stage,
+            )
+        elif self.microbatch_group_size_per_virtual_pipeline_stage is not None:
+            raise ConfigError(
+                f"{GROUP} is about the interleaved schedule; give "
+                "--num-virtual-stages-per-pipeline-rank too, or leave it out"
             )
         self.layout().check(self.model, self.moe)
 
@@ -108,19 +139,36 @@ class PlanConfig:
         """Rows of the embedding."""
         return self.model.padded_vocab_size(self.vocab_size, self.tensor_model_parallel_size)
 
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of a step on each replica."""
+        return self.global_batch // (self.micro_batch_size * self.replicas)
+
+    def partition(self) -> Partition:
+        """The layers of each pipeline rank and chunk."""
+        return partition(self, self.model.num_layers)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of each pipeline rank."""
+        return len(self.partition()[0])
+
     def layout(self) -> Layout:
         """The same as the memory formulas take it."""
+        ranks = [sum(len(stage.layers) for stage in rank) for rank in self.partition()]
         return Layout(
             micro_batch_size=self.micro_batch_size,
-            num_microbatches=self.global_batch // (self.micro_batch_size * self.replicas),
+            num_microbatches=self.num_microbatches,
             tp=self.tensor_model_parallel_size,
             pp=self.pipeline_model_parallel_size,
             dp=self.replicas,
             ep=self.expert_model_parallel_size,
             expert_tp=self.expert_tensor_parallel_size,
             layers_per_virtual_stage=self.num_layers_per_virtual_pipeline_stage,
+            virtual_stages=self.num_chunks,
+            first_rank_layers=ranks[0] if len(set(ranks)) > 1 else None,
             sequence_parallel=self.sequence_parallel,
-            recompute=self.recompute_granularity,
+            recompute=self.model.recompute,
             distributed_optimizer=self.use_distributed_optimizer,
         )
 
@@ -129,5 +177,5 @@ class PlanConfig:
         return {}
 
     def output(self) -> Output | None:
-        """The folder of plan.json, if one is wanted."""
+        """The folder of plan.json and schedule.svg, if one is wanted."""
         return None if self.output_dir is None else Output.directory(self.output_dir)

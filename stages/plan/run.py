@@ -7,6 +7,7 @@ from typing import Any
 
 from stages.context import StageRun
 from stages.plan.config import PlanConfig
+from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_picture
 from trainyard.models.flops import flops_per_iteration, flops_per_token
 from trainyard.models.memory import (
     GRADIENT_BYTES,
@@ -33,6 +34,8 @@ def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
     print(json.dumps(document, indent=1) if config.json else report(config))
     if stage.output is not None:
         stage.write_json("plan.json", document)
+        if config.show_schedule:
+            stage.write_text("schedule.svg", pipeline_picture(config))
     return {"num_parameters": document["parameters"]["exact"]}
 
 
@@ -51,7 +54,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     memory["total"] = sum(value for value in memory.values() if value is not None)
     full = layout.recompute == "full"
     recomputed = full_recompute_bytes(model, vocab, layout) if full else None
-    return {
+    document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "parameters": {
             "exact": exact_parameters(config),
@@ -75,6 +78,9 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "activations_with_full_recompute_bytes": recomputed,
         "checkpoint_bytes": exact_parameters(config) * CHECKPOINT_BYTES,
     }
+    if config.show_schedule:
+        document["pipeline"] = pipeline_document(config)
+    return document
 
 
 def exact_parameters(config: PlanConfig) -> int:
@@ -106,6 +112,7 @@ def report(config: PlanConfig) -> str:
             memory_line(document["memory_bytes"]),
             "",
             *our_lines(document),
+            *(["", *pipeline_lines(config)] if config.show_schedule else []),
         ]
     )
 

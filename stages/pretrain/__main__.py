@@ -1,4 +1,4 @@
 from stages.cli import stage_main
 from stages.pretrain.config import PretrainConfig
 
-raise SystemExit(stage_main("pretrain", PretrainConfig, "stages.pretrain.run"))
+raise SystemExit(stage_main("pretrain", PretrainConfig, "stages.pretrain.run", megatron=True))

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainyard.artifacts.output import Output
-from trainyard.config import location
-from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.optim.config import OptimizerConfig
-from trainyard.parallel.config import ParallelConfig
-from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.training.config import TrainingConfig
+from trainyard.training.pretrain_config import PretrainConfig as LibraryConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainConfig:
-    """Train a GPT on token files, data parallel over the ranks, in fp32.
+class PretrainConfig(LibraryConfig):
+    """Train a GPT on token files, over any mix of tensor, sequence, pipeline, context and data
+    parallelism.
 
     Run again with the same options and data it continues from its last checkpoint in --save."""
 
-    model: GPTConfig
-    tokenizer: TokenizerConfig
-    data: DataConfig
-    optimizer: OptimizerConfig
-    training: TrainingConfig
-    parallel: ParallelConfig
-    save: str = location()
-    """Folder of the run: its checkpoints, ledger and manifest."""
-    load: str | None = location(None)
-    """Checkpoint of another run to go on from: a run folder (its last step) or a step folder."""
-    finetune: bool = False
-    """Take only the weights from --load: step, optimizer and data begin anew."""
-
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot be meant."""
-        if self.finetune and self.load is None:
-            raise ConfigError("--finetune takes weights from --load, which is not given")
+        """Refuse what only a program that calls the library can mean."""
+        LibraryConfig.__post_init__(self)  # super() and slots do not meet
         if self.data.dataloader_type == "external":
             raise ConfigError(
                 "--dataloader-type external: only a program that brings a loader along can use it, "
@@ -50,21 +30,13 @@ class PretrainConfig:
         """Ranks that the command line starts."""
         return self.parallel.nproc_per_node
 
-    def foreign_load(self) -> str | None:
-        """The checkpoint of another run; --load that names --save only asks for what is done
-        anyway."""
-        same = self.load is not None and self.load.rstrip("/") == self.save.rstrip("/")
-        return None if same else self.load
+    @property
+    def distributed_timeout_minutes(self) -> float:
+        """How long ranks wait for each other."""
+        return self.parallel.distributed_timeout_minutes
 
-    def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Each prefix of token files, the tokenizer, the checkpoint to go on from."""
-        load = self.foreign_load()
-        return {
-            **self.data.inputs(),
-            "tokenizer": self.tokenizer.inputs(),
-            "load": (load,) if load else (),
-        }
+    def check_ranks(self, world_size: int) -> None:
+        """Refuse what so many ranks cannot share."""
+        from stages.pretrain.checks import check_ranks  # not for --help
 
-    def output(self) -> Output:
-        """The run folder."""
-        return Output.directory(self.save)
+        check_ranks(self, world_size)

@@ -4,27 +4,57 @@ end."""
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Mapping
+from typing import Any
 
 from stages.context import StageRun
+from stages.failure import report_failure
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
+from trainyard.errors import InfrastructureError
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.metrics import FILE as TIMINGS
 from trainyard.training.resume import (
     FoundSteps,
     announce,
     find_own_steps,
-    records_of_step,
+    finished_steps,
     refuse_strangers,
     remove_all_but,
     set_aside,
-    whole_ledger,
 )
 
 log = logging.getLogger(__name__)
 
 SUPERSEDED = "superseded"
 """Work unit: the steps that a finished run of the same options left, when they are made anew."""
+
+
+class StageHost:
+    """A stage as the training sees it; on every rank."""
+
+    def __init__(self, stage: StageRun) -> None:
+        self._stage = stage
+        self.name, self.lineage = stage.name, stage.lineage
+        self.input_digests = {name: found.digest for name, found in stage.inputs.items()}
+
+    @property
+    def stop_requested(self) -> bool:
+        """A signal came."""
+        return self._stage.stop_requested
+
+    def defer_signals(self) -> None:
+        """The first one only asks to stop."""
+        self._stage.defer_signals()
+
+    def keeper(self) -> RunKeeper:
+        """On rank 0."""
+        return RunKeeper(self._stage)
+
+    def end_process(self, error: InfrastructureError) -> None:
+        """At once: destructors would wait for ranks that do not come."""
+        os._exit(report_failure(self.name, error, debug=False))
 
 
 class RunKeeper:
@@ -74,15 +104,24 @@ class RunKeeper:
         with self._stage.work.open(f"timings-{step:07d}.jsonl") as file:
             file.write("".join(line + "\n" for line in lines).encode())
 
+    def remembered(self, key: str) -> dict[str, Any] | None:
+        """What an earlier attempt at this run left under a name."""
+        return self._stage.work.published(key)
+
+    def remember(self, key: str, document: Mapping[str, Any]) -> None:
+        """Leave something for the next attempt."""
+        self._stage.work.publish(key, document)
+
+    def write_volatile(self, name: str, document: Any) -> None:
+        """A document that is listed, and no part of what the run makes."""
+        self._stage.write_json(name, document, volatile=True)
+
     def finish(self) -> bytes:
         """List every step that stays, write the whole ledger and the timings; returns the
         ledger."""
-        found = find_own_steps(self._url, self._stage.lineage)
-        remove_all_but(self._url, found.staying)
-        for step in found.staying:
-            for record in records_of_step(self._url, step):
-                self._stage.record(record)
-        ledger = whole_ledger(self._url, found.staying)
+        records, ledger = finished_steps(self._url, self._stage.lineage)
+        for record in records:
+            self._stage.record(record)
         self._stage.write_bytes(LEDGER, ledger)
         self._stage.write_bytes(TIMINGS, self._timings(), volatile=True)
         return ledger

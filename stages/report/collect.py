@@ -38,6 +38,7 @@ TRAINED = ("pretrain", "reshard")
 
 LEDGER = "ledger.jsonl"
 TIMINGS = "timings.jsonl"
+PERFORMANCE = "performance.json"
 
 
 def gather(config: ReportConfig) -> Card:
@@ -64,6 +65,7 @@ def gather(config: ReportConfig) -> Card:
         options=options_of(checkpoint.config),
         environment=environment(trained),
         measured=measured(trained),
+        performance=_volatile(keys["checkpoint"], ancestry, PERFORMANCE),
         num_parameters=num_parameters(keys["checkpoint"], checkpoint),
         plan=_document(keys.get("plan"), "plan.json"),
         evaluation=_document(keys.get("evaluation"), "results.json"),

@@ -106,6 +106,8 @@ class Card:
     environment: tuple[tuple[str, str], ...] = ()
     measured: dict[str, float] = field(default_factory=dict)
     """Step time, throughput and memory of the training."""
+    performance: dict[str, Any] | None = None
+    """performance.json of the training, where it was written."""
     num_parameters: int | None = None
     plan: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None

@@ -10,6 +10,7 @@ from stages.report.charts import Series, finite, line_chart
 from stages.report.facts import Card, Sample, Step
 from stages.report.formats import ARROW, DOT, NARROW
 from stages.report.markup import Markup, el, join
+from stages.report.performance import performance
 from stages.report.style import STYLE
 from stages.report.tables import section
 from trainyard.version import VERSION
@@ -38,6 +39,7 @@ def render(card: Card) -> str:
         origin(card),
         samples(card),
         tables.measures(card),
+        performance(card),
         tables.time_by_stage(card),
         tables.what_was_run(card),
         footer(card),

@@ -12,7 +12,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.foreign.hf import architecture
+from trainyard.checkpoint.foreign.hf_config import architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
 from trainyard.checkpoint.gpt import gpt_config
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint

@@ -349,6 +349,40 @@ def test_where_the_ranks_are_not_known_the_place_is_not(
     assert {row["sample"] for row in told} == {10, 11}
 
 
+# --- runs whose batches grow --------------------------------------------------------------------
+
+GROWING = {"train_samples": 40, "rampup_batch_size": [2, 2, 12], "global_batch_size": 8}
+SIZES = [2, 2, 4, 6, 8, 8, 8]  # 2 up to 4 consumed samples, 4 up to 8, 6 up to 12
+
+
+@pytest.mark.slow
+def test_a_growing_batch_is_followed(
+    tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = arguments("x", tmp_path / "run", global_batch_size=8, dataloader_type="cyclic")
+    at = words.index("--train-iters")
+    words[at : at + 2] = ["--train-samples", "40", "--rampup-batch-size", "2", "2", "12"]
+    words[1:2] = blend(tokens)
+    with Zygote("stages.pretrain.run") as zygote:
+        status, _, log = zygote.run("stages.pretrain", words)
+        assert status == 0, log
+    load = str(tmp_path / "run")
+    same = {**RUN, **GROWING, "dataloader_type": "cyclic", "data_path": blend(tokens)}
+    del same["train_iters"]
+    for step, size in enumerate(SIZES, 1):
+        found = ask(capsys, load=load, step=step)
+        assert found["checked_steps"] == 1
+        places = {(row["micro_batch"], row["rank"], row["row"]) for row in found["rows"]}
+        assert places == {(m, 0, r) for m in range(size // 2) for r in range(2)}
+        assert ask(capsys, step=step, **same)["rows"] == found["rows"]
+        row = found["rows"][0]
+        assert row in ask(capsys, load=load, sample=row["sample"])["rows"]
+    with pytest.raises(ConfigError, match="--step 8: the run has 7"):
+        blame_of(load=load, step=8)
+    with pytest.raises(ConfigError, match=r"--rampup-batch-size .*: the run of --load has"):
+        blame_of(load=load, step=1, rampup_batch_size=[2, 2, 16])
+
+
 def test_spans_that_are_none_are_refused(recorded: Callable[..., str]) -> None:
     with pytest.raises(ArtifactError, match="spans that are none"):
         blame_of(load=recorded((1, 5, 2), (4, 8, 1)), step=1)

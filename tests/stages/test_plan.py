@@ -14,7 +14,7 @@ import pytest
 from stages.plan.config import PlanConfig
 from stages.plan.run import plan, report, run
 from tests.stages.directly import run_directly
-from trainyard.config import from_dict
+from trainyard.config import digest_relevant, from_dict
 from trainyard.errors import ConfigError
 
 GPT_345M: dict[str, Any] = {
@@ -143,6 +143,95 @@ def test_the_document_is_written_where_asked(tmp_path: Path) -> None:
     document = json.loads((out / "plan.json").read_text())
     assert document == plan(configure())
     assert metrics == {"num_parameters": document["parameters"]["exact"]}
+
+
+# --- the pipeline -----------------------------------------------------------------------------
+
+PIPELINE: dict[str, Any] = {
+    "pipeline_model_parallel_size": 4,
+    "global_batch_size": 32,
+    "show_schedule": True,
+}
+
+
+def test_the_schedule_is_drawn_with_the_cost_of_every_stage() -> None:
+    text = report(configure(**PIPELINE))
+    assert "Pipeline schedule: 1F1B, 4 ranks, 8 micro-batches" in text
+    assert "rank 3 |......0--0======1--1=====" in text  # longer: the output layer is there
+    assert "stages of equal cost would idle 27.3%" in text
+    assert "rank 0: embedding, layers 0-5; idle 49.0%, activations of up to 4 micro-" in text
+    assert "rank 3: layers 18-23, output; idle 19.1%" in text
+
+
+def test_the_schedule_is_left_out_unless_asked_for() -> None:
+    quiet = configure(**PIPELINE | {"show_schedule": False})
+    assert "Pipeline" not in report(quiet)
+    assert "pipeline" not in plan(quiet)
+
+
+def test_a_layout_that_makes_room_for_the_output_layer_idles_less() -> None:
+    even = plan(configure(**PIPELINE))["pipeline"]
+    better = plan(configure(**PIPELINE, pipeline_model_parallel_layout="Et*7|t*7|t*7|t*3L"))
+    assert better["pipeline"]["bubble"] < even["bubble"] - 0.1
+    assert better["pipeline"]["step_duration"] < even["step_duration"]
+    assert [len(rank["stages"][0]["layers"]) for rank in better["pipeline"]["ranks"]] == [
+        7,
+        7,
+        7,
+        3,
+    ]
+
+
+def test_the_first_of_uneven_ranks_counts_for_memory() -> None:
+    even = plan(configure(pipeline_model_parallel_size=4))
+    heavy = plan(configure(pipeline_model_parallel_size=4, decoder_first_pipeline_num_layers=9))
+    light = plan(configure(pipeline_model_parallel_size=4, decoder_first_pipeline_num_layers=3))
+    for part in ("parameters", "activations"):
+        sizes = [plan_["memory_bytes"][part] for plan_ in (light, even, heavy)]
+        assert sizes == sorted(sizes)
+        assert sizes[0] < sizes[2]
+    assert heavy["parameters"]["other_shards"] < even["parameters"]["other_shards"]
+
+
+def test_interleaving_is_the_same_by_layers_or_by_number() -> None:
+    by_layers = plan(configure(**PIPELINE, num_layers_per_virtual_pipeline_stage=3))
+    by_number = plan(configure(**PIPELINE, num_virtual_stages_per_pipeline_rank=2))
+    assert by_layers == by_number
+    pipeline = by_number["pipeline"]
+    assert pipeline["virtual_stages"] == 2
+    assert pipeline["microbatch_group_size"] == 4
+    assert pipeline["ranks"][1]["stages"][1]["layers"] == [15, 16, 17]
+    assert [rank["peak_in_flight"] for rank in pipeline["ranks"]] == [11, 9, 7, 5]
+
+
+def test_the_picture_is_written_beside_the_document(tmp_path: Path) -> None:
+    run_directly(PlanConfig, run, **GPT_345M, **PIPELINE, output_dir=str(tmp_path))
+    assert (tmp_path / "schedule.svg").read_text().startswith("<svg ")
+    assert "pipeline" in json.loads((tmp_path / "plan.json").read_text())
+
+
+def test_a_plan_with_other_recomputation_is_another_plan() -> None:
+    full = configure(recompute_granularity="full")
+    assert digest_relevant(full) != digest_relevant(configure())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"microbatch_group_size_per_virtual_pipeline_stage": 4}, "about the interleaved schedule"),
+        (
+            {
+                "num_virtual_stages_per_pipeline_rank": 2,
+                "microbatch_group_size_per_virtual_pipeline_stage": 3,
+            },
+            "stage 3: .* choose 4 or 8",
+        ),
+        ({"pipeline_model_parallel_layout": "Et*12|tL"}, "has 13 transformer layers"),
+    ],
+)
+def test_a_pipeline_that_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        configure(**PIPELINE, **changes)
 
 
 @pytest.mark.parametrize(

@@ -9,40 +9,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stages.pretrain.config import PretrainConfig
-from stages.pretrain.origin import check_samples_left
+from tests.stages.pretrain_runs import OPTIONS, arguments, manifest
 from tests.trainyard.datasets.test_gpt import write_pair
-from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.config import from_dict, leaves
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote
 from trainyard.training.ledger import parse_ledger
+from trainyard.training.length import length_of
+from trainyard.training.origin import check_samples_left
 from trainyard.training.spans import spans_of_step
 from trainyard.training.state import TrainState
-
-OPTIONS = {
-    "num_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "seq_length": 16,
-    "tokenizer_type": "NullTokenizer",
-    "vocab_size": 1001,
-    "micro_batch_size": 2,
-    "global_batch_size": 4,
-    "train_iters": 8,
-    "save_interval": 3,
-    "eval_interval": 4,
-    "eval_iters": 1,
-    "lr": 0.01,
-    "split": "90,10,0",
-    "num_threads": 1,
-}
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +41,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     for ending in (".bin", ".idx"):
         os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
     return prefix
-
-
-def arguments(tokens: str, save: Path, **options: Any) -> list[str]:
-    flags = ["--data-path", tokens, "--save", str(save)]
-    for name, value in {**OPTIONS, **options}.items():
-        flag = "--" + name.replace("_", "-")
-        flags += [flag] if value is True else [flag, str(value)]
-    return flags
-
-
-def manifest(folder: Path) -> Manifest:
-    found = read_manifest(str(folder / "manifest.json"))
-    assert found is not None, f"{folder} has no manifest"
-    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +182,7 @@ def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
         ({"split": "1,0,0"}, (2,), "the valid split"),
         ({"vocab_size": 500}, (1,), "outside the vocabulary of 500"),
         ({"finetune": True}, (2,), "--finetune"),
-        ({"tensor_model_parallel_size": 2}, (2,), "not yet"),
+        ({"tensor_model_parallel_size": 2}, (2,), "1 rank cannot be shared out"),
         ({"device": "cuda"}, (2,), "--device cuda"),
     ],
 )
@@ -253,9 +223,10 @@ def test_a_checkpoint_beyond_the_data_of_this_run_is_refused(tokens: str) -> Non
     document = {**OPTIONS, "data_path": [tokens], "save": "x", "train_iters": 14}
     config = from_dict(PretrainConfig, document)
     state = TrainState(step=11, consumed_train_samples=704)
-    check_samples_left(config, state, global_batch_size=2, num_samples=710)
+    length = length_of(replace(config.training, global_batch_size=2), 1, 16)
+    check_samples_left(config, state, length, num_samples=710)
     with pytest.raises(ConfigError, match="end at 710, but the data of this run holds 700"):
-        check_samples_left(config, state, global_batch_size=2, num_samples=700)
+        check_samples_left(config, state, length, num_samples=700)
 
 
 def test_every_flag_has_one_owner() -> None:

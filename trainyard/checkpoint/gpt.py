@@ -34,6 +34,12 @@ def gpt_config(checkpoint: Checkpoint) -> tuple[GPTConfig, int]:
     """The configuration of the model in a checkpoint, and its padded vocabulary size."""
     url = join(checkpoint.url, CONFIG)
     document = checkpoint.config
+    other = document.get("provided", {}).get("model_provider")
+    if other is not None:
+        raise ArtifactError(
+            f"{checkpoint.url} holds a model that a program brought along ({other}), not a GPT; "
+            "open_checkpoint reads its tensors by name"
+        )
     padded = document.get("padded_vocab_size")
     if not isinstance(document.get("model"), dict) or type(padded) is not int:
         raise ArtifactError(f"{url}: has no 'model' table and 'padded_vocab_size'; not a GPT")

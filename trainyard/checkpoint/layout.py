@@ -40,6 +40,19 @@ class ShardedTensor:
         return ShardedTensor(name, tensor, tuple(tensor.shape), (0,) * tensor.dim())
 
 
+Held = torch.Tensor | ShardedTensor | Sequence[ShardedTensor]
+"""What a rank holds of a tensor: all of it, a slice, or several."""
+
+
+def slices_held(name: str, held: Held) -> list[ShardedTensor]:
+    """The slices of the tensor called `name` that a rank holds."""
+    if isinstance(held, torch.Tensor):
+        return [ShardedTensor.whole(name, held)]
+    slices = [held] if isinstance(held, ShardedTensor) else list(held)
+    assert all(part.name == name for part in slices), f"{name}: passed with {slices}"
+    return slices
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A box of a global tensor, to be written as one tensor of a file."""

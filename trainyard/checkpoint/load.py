@@ -6,7 +6,7 @@ bytes that the answer needs. Nothing found at a path is an error, never random w
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.index import Entry, Piece, check_version, parse_index
-from trainyard.checkpoint.layout import ShardedTensor
+from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
 from trainyard.checkpoint.steps import (
     CONFIG,
     INDEX,
@@ -200,31 +200,39 @@ def open_checkpoint(url: str, option: str = "--load") -> Checkpoint:
 
 
 def restore(
-    checkpoint: Checkpoint, targets: Mapping[str, torch.Tensor | ShardedTensor], prefix: str
+    checkpoint: Checkpoint,
+    targets: Mapping[str, Held],
+    prefix: str,
+    elsewhere: Collection[str] = (),
 ) -> None:
     """Fill tensors by global name from all that the checkpoint holds under `prefix`, in place.
 
+    elsewhere: names that other ranks fill.
     Raises ArtifactError, before anything is changed, that lists what is missing, unexpected or of
     another shape."""
-    shards = {
-        name: target if isinstance(target, ShardedTensor) else ShardedTensor.whole(name, target)
-        for name, target in targets.items()
-    }
-    _refuse_differences(checkpoint, shards, prefix)
+    shards = {name: slices_held(name, held) for name, held in targets.items()}
+    _refuse_differences(checkpoint, shards, prefix, elsewhere)
     with torch.no_grad():
-        for name, shard in sorted(shards.items()):
-            shard.tensor.copy_(checkpoint.read_slice(name, shard.offset, tuple(shard.tensor.shape)))
+        for name, held in sorted(shards.items()):
+            for shard in held:
+                extent = tuple(shard.tensor.shape)
+                shard.tensor.copy_(checkpoint.read_slice(name, shard.offset, extent))
 
 
 def _refuse_differences(
-    checkpoint: Checkpoint, shards: Mapping[str, ShardedTensor], prefix: str
+    checkpoint: Checkpoint,
+    shards: Mapping[str, Sequence[ShardedTensor]],
+    prefix: str,
+    elsewhere: Collection[str],
 ) -> None:
     held = checkpoint.names(prefix)
     missing = sorted(set(shards) - set(held))
-    unexpected = sorted(set(held) - set(shards))
+    unexpected = sorted(set(held) - set(shards) - set(elsewhere))
     differing = []
     for name in sorted(set(shards) & set(held)):
-        spec, wanted = checkpoint.spec(name), shards[name]
+        if not shards[name]:
+            continue
+        spec, wanted = checkpoint.spec(name), shards[name][0]
         if spec.shape != tuple(wanted.global_shape):
             differing.append(f"{name} is {list(spec.shape)}, wanted {list(wanted.global_shape)}")
         elif DTYPES[spec.dtype].is_floating_point != wanted.tensor.dtype.is_floating_point:

@@ -29,11 +29,12 @@ from trainyard.checkpoint.index import FORMAT_VERSION, encode_index, fault
 from trainyard.checkpoint.layout import (
     KINDS,
     SHARD_SIZE_BYTES,
+    Held,
     PlannedFile,
-    ShardedTensor,
     Slice,
     entries_of,
     plan_files,
+    slices_held,
     split_large,
 )
 from trainyard.checkpoint.steps import INDEX, STATE, step_folder
@@ -95,7 +96,7 @@ def _error_of(rank: int, kind: str, message: str) -> Exception:
 def save_step(
     root_url: str,
     step: int,
-    tensors: Mapping[str, torch.Tensor | ShardedTensor],
+    tensors: Mapping[str, Held],
     *,
     state: Mapping[str, Any],
     documents: Mapping[str, Mapping[str, Any]],
@@ -111,7 +112,8 @@ def save_step(
     """Write and publish one step of a run; every rank of `group` calls it.
 
     tensors: by global name, beginning with "model.", "optimizer." or "rng."; a plain tensor is held
-        alike by every rank that passes it and is written once, a ShardedTensor is a slice.
+        alike by every rank that passes it and is written once; a ShardedTensor is a slice, and a
+        rank may hold several of one tensor.
     state, documents, files: those of rank 0 are written; run: what its manifest says of the run,
         outside every digest.
     Returns, on rank 0, the records of all files relative to `root_url`, the step's own manifest
@@ -160,20 +162,17 @@ def save_step(
     return records
 
 
-def _cut(
-    tensors: Mapping[str, torch.Tensor | ShardedTensor], limit_bytes: int
-) -> dict[Slice, torch.Tensor]:
+def _cut(tensors: Mapping[str, Held], limit_bytes: int) -> dict[Slice, torch.Tensor]:
     """This rank's tensors as the slices that files will hold."""
     parts: dict[Slice, torch.Tensor] = {}
-    for name, value in tensors.items():
-        shard = value if isinstance(value, ShardedTensor) else ShardedTensor.whole(name, value)
-        assert shard.name == name, f"{shard.name} was passed as {name}"
-        for part in split_large(Slice.of(shard), limit_bytes):
-            if part.shape == tuple(shard.tensor.shape):
-                parts[part] = shard.tensor
-            else:
-                first = part.offset[0] - shard.offset[0]
-                parts[part] = shard.tensor.narrow(0, first, part.shape[0])
+    for name, held in tensors.items():
+        for shard in slices_held(name, held):
+            for part in split_large(Slice.of(shard), limit_bytes):
+                if part.shape == tuple(shard.tensor.shape):
+                    parts[part] = shard.tensor
+                else:
+                    first = part.offset[0] - shard.offset[0]
+                    parts[part] = shard.tensor.narrow(0, first, part.shape[0])
     return parts
 
 

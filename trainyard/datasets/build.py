@@ -25,6 +25,7 @@ from trainyard.datasets.listing import expand
 from trainyard.datasets.mock import MockTokens
 from trainyard.datasets.paths import Source, has_weights
 from trainyard.datasets.samples import count_tokens
+from trainyard.datasets.vocabulary import check_tokens
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class _Builder:
         self._form = form
         self._indexer = indexer
         self._opened: dict[str, TokenSource] = {}
+        self._num_sources = 1
 
     def split(self, split: str, size: int | None) -> Built:
         """All data of a split; a size of None is one epoch."""
@@ -155,6 +157,7 @@ class _Builder:
 
     def _sources(self, split: str) -> list[Source]:
         sources = self._data.sources(split)
+        self._num_sources = max(1, len(sources))
         if not sources:
             raise ConfigError(
                 f"--{split}-data-path is not given, but {split} samples are wanted; "
@@ -165,12 +168,17 @@ class _Builder:
     def _dataset(self, split: str, size: int | None, source: Source) -> GPTDataset:
         file = self._opened.get(source.prefix)
         if file is None:
-            file = self._opened[source.prefix] = open_tokens(source.prefix, self._data)
+            file = open_tokens(source.prefix, self._data)
+            check_tokens(file, self._form.vocab_size, self._num_sources)
+            self._opened[source.prefix] = file
         return self._over(file, split, size)
 
     def _mock(self, split: str, size: int | None) -> GPTDataset:
-        file = self._opened.setdefault("", MockTokens(self._form.vocab_size, self._form.eod))
-        return self._over(file, split, size)
+        form, wanted = self._form, self._data.dataset_size
+        tokens = None if wanted is None else wanted * form.seq_length + int(form.extra_token)
+        if "" not in self._opened:
+            self._opened[""] = MockTokens(form.vocab_size, form.eod, tokens_of_a_third=tokens)
+        return self._over(self._opened[""], split, size)
 
     def _over(self, file: TokenSource, split: str, size: int | None) -> GPTDataset:
         documents = split_documents(len(file), self._data.fractions(split))

@@ -33,6 +33,9 @@ class DataConfig:
     "test": [...]}."""
     mock_data: bool = False
     """Train on made-up documents that count upwards; no files are read."""
+    dataset_size: int | None = None
+    """With --mock-data: training samples that are made up; a longer run takes them again, in
+    another order. Unset: some tens of millions of tokens."""
     split: str = "969, 30, 1"
     """Relative parts of the documents for training, validation and testing."""
     multiple_validation_sets: bool = False
@@ -86,6 +89,7 @@ class DataConfig:
         for flag, paths in self._paths().items():
             parse_blend(paths, flag)
         self._check_validation()
+        self._check_dataset_size()
         if self.mid_level_dataset_surplus < 0:
             raise ConfigError(
                 "--mid-level-dataset-surplus must be at least 0, "
@@ -118,6 +122,17 @@ class DataConfig:
                 "--data-path is required: the prefix of a .bin/.idx pair (or --train-data-path, "
                 "--data-args-path, --per-split-data-args-path, --mock-data)"
             )
+
+    def _check_dataset_size(self) -> None:
+        if self.dataset_size is None:
+            return
+        if not self.mock_data:
+            raise ConfigError(
+                "--dataset-size makes samples up with --mock-data; token files have the size that "
+                "they have, and --train-samples says how many samples a run takes"
+            )
+        if self.dataset_size < 1:
+            raise ConfigError(f"--dataset-size must be at least 1, got {self.dataset_size}")
 
     def _check_validation(self) -> None:
         for flag, asked in (

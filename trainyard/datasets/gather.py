@@ -70,7 +70,8 @@ def checked_text(
     text: NDArray[Any], bounds: list[list[int]], form: SampleFormat, refuse: Refuse
 ) -> NDArray[Any]:
     """The gathered rows checked, and filled up with the pad id."""
-    partial = [row for row, pieces in enumerate(bounds) if pieces[-1] < form.text_length]
+    length = form.text_length
+    partial = [row for row, pieces in enumerate(bounds) if pieces[-1] < length]
     for row in partial:
         text[row, bounds[row][-1] :] = 0
     unsigned = text.view(UNSIGNED[text.itemsize])  # a negative id is a huge one

@@ -33,6 +33,7 @@ from trainyard.datasets.gather import (
     segments_of_pieces,
 )
 from trainyard.datasets.samples import SampleIndices
+from trainyard.datasets.vocabulary import fault
 from trainyard.errors import DataError
 
 __all__ = [
@@ -150,13 +151,13 @@ class GPTDataset:
     def refuse_token(self, index: int, token: int) -> None:
         """Say where a token comes from that no id of the vocabulary is."""
         sample = int(self.indices.shuffle_index[index])
-        (begin, _), (last, _) = self.indices.sample_index[sample : sample + 2].tolist()
-        documents = self.indices.document_index[begin : last + 1].tolist()
-        raise DataError(
-            f"{self.indexed.prefix}: token {token} in one of the sequences {documents[:8]} is "
-            f"outside the vocabulary of {self.form.vocab_size}; were these files made with another "
-            "tokenizer?"
-        )
+        for document, offset, length in self._pieces(index):
+            places = np.flatnonzero(self.indexed.get(document, offset, length) == token)
+            if len(places):
+                of = f" (sample {sample})"
+                place = offset + int(places[0])
+                raise fault(self.indexed, document, place, token, self.form.vocab_size, of)
+        raise AssertionError((sample, token))
 
     def _refuse_piece(self, document: int, asked: int, found: int) -> None:
         raise DataError(

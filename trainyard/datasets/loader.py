@@ -125,7 +125,7 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
     """A signal to the whole process group must not end a worker while the trainer still saves.
 
     Workers end when the loader does, or when they find their parent gone."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 

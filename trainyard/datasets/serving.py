@@ -36,12 +36,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The order in which a run of constant batch size serves its samples."""
+    """The order in which a run serves its samples, at steps that take equally many."""
 
     shape: SamplerShape
     global_batch_size: int
     dataloader_type: str = "single"
     data_sharding: bool = True
+    first_step: int = 1
+    """The first of these steps."""
+    first_place: int = 0
+    """What earlier steps took."""
 
     def __post_init__(self) -> None:
         """Refuse batches that micro-batches do not fill."""
@@ -72,18 +76,22 @@ class Serving:
 
     def step(self, number: int) -> Ints:
         """(global batch size,) the samples of a step, which count from 1."""
-        return self.samples((number - 1) * self.global_batch_size, self.global_batch_size)
+        return self.samples(self.begin(number), self.global_batch_size)
+
+    def begin(self, number: int) -> int:
+        """The place at which a step begins."""
+        return self.first_place + (number - self.first_step) * self.global_batch_size
 
     def place(self, t: int) -> Place:
         """What place `t` of all that is served is in a run."""
-        step, within = divmod(t, self.global_batch_size)
+        step, within = divmod(t - self.first_place, self.global_batch_size)
         micro_batch, within = divmod(within, self.shape.per_step)
         rank, row = divmod(within, self.shape.micro_batch_size)
-        return Place(step + 1, micro_batch, rank, row)
+        return Place(self.first_step + step, micro_batch, rank, row)
 
-    def places(self, samples: Ints, last_step: int, first_step: int = 1) -> dict[int, list[Place]]:
-        """Every place at which each sample is served in these steps."""
-        first, count = self._places_of(first_step, last_step)
+    def places(self, samples: Ints, last_step: int) -> dict[int, list[Place]]:
+        """Every place at which each sample is served up to this step."""
+        first, count = self._places_to(last_step)
         found: dict[int, list[Place]] = {sample: [] for sample in samples.tolist()}
         if self.dataloader_type == "single":
             end = first + len(self.samples(first, count))
@@ -96,19 +104,18 @@ class Serving:
             found[sample].append(self.place(t))
         return found
 
-    def counts(self, samples: Ints, last_step: int, first_step: int = 1) -> Ints:
-        """(n,) the number of places at which each sample is served in these steps."""
-        first, count = self._places_of(first_step, last_step)
+    def counts(self, samples: Ints, last_step: int) -> Ints:
+        """(n,) the number of places at which each sample is served up to this step."""
+        first, count = self._places_to(last_step)
         if self.dataloader_type == "single":
             end = first + len(self.samples(first, count))
             return ((first <= samples) & (samples < end)).astype(np.int64)
         served = _served(self, first, count)
         return np.bincount(served, minlength=self.shape.num_samples)[samples]
 
-    def _places_of(self, first_step: int, last_step: int) -> tuple[int, int]:
-        """The first place of some steps, and how many they have."""
-        size = self.global_batch_size
-        return (first_step - 1) * size, (last_step - first_step + 1) * size
+    def _places_to(self, last_step: int) -> tuple[int, int]:
+        """The first place of the steps, and how many they have up to this one."""
+        return self.first_place, self.begin(last_step + 1) - self.first_place
 
 
 @lru_cache(maxsize=4)
@@ -117,6 +124,7 @@ def _served(serving: Serving, first: int, count: int) -> Ints:
     return serving.samples(first, count)
 
 
+@lru_cache(maxsize=1)  # steps of many sizes begin in the same epoch
 def torch_permutation(epoch: int, n: int) -> Ints:
     """torch.randperm(n) by a generator seeded with `epoch`: Fisher-Yates from the front, drawing
     32 bits of mt19937 modulo what is left."""

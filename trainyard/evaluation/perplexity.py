@@ -58,8 +58,7 @@ def total_loss(
     """Sum of the losses of all targets in nats; `on_targets` hears how many more were scored.
 
     The sum is kept in fp64: a million targets in fp32 would lose digits."""
-    device = model.embedding.word_embeddings.weight.device
-    data = torch.tensor(tokens, dtype=torch.int64, device=device)
+    data = torch.tensor(tokens, dtype=torch.int64, device=model.device)
     cut = windows(len(tokens), length, stride)
     total = 0.0
     for first in range(0, len(cut), batch_size):

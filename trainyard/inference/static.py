@@ -58,7 +58,7 @@ def generate(
     first_request: number of the first prompt in a longer list, which decides its random numbers.
     clock: on an accelerator, one that waits for the device. The model should be in eval mode."""
     check_lengths(model, prompts, max_new_tokens)
-    device = model.embedding.word_embeddings.weight.device
+    device = model.device
     lengths = [len(prompt) for prompt in prompts]
     cache = _new_cache(model, len(prompts), max(lengths) + max_new_tokens)
     generators = request_generators(first_request, len(prompts), sampling.seed)
@@ -98,10 +98,7 @@ def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tok
 
 
 def _new_cache(model: GPTModel, batch_size: int, capacity: int) -> StaticKVCache:
-    weight = model.embedding.word_embeddings.weight
-    return StaticKVCache(
-        model.config, batch_size, capacity, dtype=weight.dtype, device=weight.device
-    )
+    return StaticKVCache(model.config, batch_size, capacity, dtype=model.dtype, device=model.device)
 
 
 def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -1,19 +1,28 @@
-"""Causal self-attention with grouped queries, and what it asks of a cache of keys and values.
+"""Self-attention with grouped queries, and what it asks of a cache of keys and values.
 
 s new tokens, t tokens seen, b batch, h hidden, n query heads, g key and value heads, d head
-channels."""
+channels; n and g are those of this tensor-parallel rank."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from trainyard.errors import ConfigError
+from trainyard.models.backends.context import ContextAttention, check_context
+from trainyard.models.backends.select import asked_of, backend_table
 from trainyard.models.config import GPTConfig
-from trainyard.models.linear import Linear
-from trainyard.models.rope import apply_rotary
+from trainyard.models.masks import CAUSAL, AttentionMask
+from trainyard.models.norm import build_norm
+from trainyard.models.recompute import recomputed
+from trainyard.models.rope import Rotary, apply_rotary
+from trainyard.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.sharding import even_shard, mark_shard
 
 
 class KVCache(Protocol):
@@ -29,49 +38,55 @@ class KVCache(Protocol):
         """Store k and v, (b, g, s, d), and return all that is held, (b, g, t, d)."""
 
 
-def document_mask(bounds: Tensor) -> Tensor:
-    """Causal attention that stops at documents: what `--reset-attention-mask` asks for.
-
-    bounds: (b, s + 1), the place at which each document of a row begins, and s in every entry
-    behind the last: `cu_seqlens` of packed sequences. Returns (b, 1, s, s), True where allowed."""
-    begun = torch.zeros(bounds.shape, dtype=torch.int32, device=bounds.device)
-    begun.scatter_(1, bounds.long(), 1)
-    document = begun[:, :-1].cumsum(dim=1)
-    same = document.unsqueeze(2) == document.unsqueeze(1)
-    return same.tril().unsqueeze(1)
-
-
 class SelfAttention(nn.Module):
     """linear_qkv, scaled dot-product attention, linear_proj.
 
-    Rows of linear_qkv lie per query group: its n/g query heads, then its key, then its value."""
+    Rows of linear_qkv lie per query group: its n/g query heads, then its key, then its value. So
+    tensor parallelism cuts them between groups."""
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: GPTConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
         super().__init__()
         self.layer = layer
-        self.groups = config.query_groups
-        self.queries_per_group = config.num_attention_heads // config.query_groups
+        self.parallel = parallel
+        self.groups = _share(config.query_groups, "--num-query-groups", parallel)
+        heads = _share(config.num_attention_heads, "--num-attention-heads", parallel)
+        self.queries_per_group = heads // self.groups
         self.head_dim = config.head_dim
-        self.dropout = config.attention_dropout
+        self.recompute_core = config.recomputes("core_attn")
         qkv_size = config.query_size + 2 * config.kv_size
-        self.linear_qkv = Linear(config.hidden_size, qkv_size, bias=config.qkv_bias)
-        self.linear_proj = Linear(config.query_size, config.hidden_size, bias=config.linear_bias)
+        self.linear_qkv = ColumnParallelLinear(
+            config.hidden_size, qkv_size, bias=config.qkv_bias, parallel=parallel
+        )
+        self.q_layernorm: nn.Module | None = None
+        self.k_layernorm: nn.Module | None = None
+        if config.qk_layernorm:
+            self.q_layernorm = build_norm(config, parallel, size=config.head_dim)
+            self.k_layernorm = build_norm(config, parallel, size=config.head_dim)
+        self.core_attention = CoreAttention(config, layer, parallel)
+        self.linear_proj = RowParallelLinear(
+            config.query_size, config.hidden_size, bias=config.linear_bias, parallel=parallel
+        )
 
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        kv_cache: KVCache | None,
+        rotary: Rotary | None = None,
+        mask: AttentionMask = CAUSAL,
+        kv_cache: KVCache | None = None,
     ) -> Tensor:
-        """x: (s, b, h). mask: (b, 1, s, t) or None for plain causal. Returns (s, b, h)."""
+        """x: (s, b, h), (s / tp, b, h) under sequence parallelism. mask: of the whole sequence
+        where ranks share it. Returns the like of x."""
         q, k, v = self._split_heads(self.linear_qkv(x))
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            q, k = self.q_layernorm(q), self.k_layernorm(k)
         if rotary is not None:
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
         q, k, v = (heads.permute(1, 2, 0, 3) for heads in (q, k, v))  # (b, n or g, s, d)
         if kv_cache is not None:
+            mask = self._mask_of_cache(mask, kv_cache, q.shape[2])
             k, v = kv_cache.extend(self.layer, k, v)
-        out: Tensor = self.linear_proj(self._attend(q, k, v, mask))
+        context = self._attend(q, k, v, mask).permute(2, 0, 1, 3).flatten(2)  # (s, b, n d)
+        out: Tensor = self.linear_proj(context)
         return out
 
     def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,20 +96,74 @@ class SelfAttention(nn.Module):
         q, k, v = torch.split(qkv, [per_group, 1, 1], dim=3)
         return q.reshape(s, b, -1, self.head_dim), k.squeeze(3), v.squeeze(3)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        context = functional.scaled_dot_product_attention(
+    def _mask_of_cache(self, mask: AttentionMask, kv_cache: KVCache, num_new: int) -> AttentionMask:
+        """Rows of a cache differ in length, which a window has to know."""
+        if self.core_attention.window is None or mask.dense is None:
+            return mask
+        return replace(mask, positions=kv_cache.positions(num_new))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        core = self.core_attention
+        if self.recompute_core and self.training and torch.is_grad_enabled():
+            out: Tensor = recomputed(core, q, k, v, mask, draws=core.dropout > 0)
+        else:
+            out = core(q, k, v, mask)
+        return out
+
+
+class CoreAttention(nn.Module):
+    """Softmax attention between projections, by the backend that fits, over all ranks that share
+    the sequence."""
+
+    def __init__(self, config: GPTConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
+        super().__init__()
+        self.parallel = parallel
+        self.dropout = config.attention_dropout
+        self.scale = 1.0 / math.sqrt(config.head_dim)
+        self.window = config.attention_window(layer)
+        self.softmax_type = config.softmax_type
+        heads = _share(config.num_attention_heads, "--num-attention-heads", parallel)
+        check_context(parallel.cp_comm_type, parallel.cp_size, heads, self.window)
+        self.softmax_offset: nn.Parameter | None = None
+        if config.softmax_type == "learnable":
+            self.softmax_offset = nn.Parameter(torch.empty(heads))
+            if parallel.tp is not None:
+                shape = (config.num_attention_heads,)
+                shard = even_shard(shape, 0, parallel.tp_size, parallel.tp_rank)
+                mark_shard(self.softmax_offset, shard)
+        self.backends = backend_table(asked_of(config, layer, parallel))
+        if parallel.cp is not None:
+            self.backends = {
+                key: replace(selected, backend=ContextAttention.around(selected, parallel))
+                for key, selected in self.backends.items()
+            }
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        """q: (b, n, s, d); k, v: (b, g, t, d). Returns (b, n, s, d)."""
+        backend = self.backends[q.device.type, q.dtype, mask.bounds is not None].get()
+        return backend.attend(
             q,
             k,
             v,
-            attn_mask=mask,
+            mask.with_window(self.window),
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None,
-            enable_gqa=self.queries_per_group > 1,
+            scale=self.scale,
+            sink=self._sink(q),
         )
-        return context.permute(2, 0, 1, 3).flatten(2)  # (s, b, n d)
+
+    def _sink(self, q: Tensor) -> Tensor | None:
+        """(n) score of a key that is not there: of value 0 and, off by one, of score 0."""
+        if self.softmax_type == "off-by-one":
+            return q.new_zeros(q.shape[1])
+        return self.softmax_offset
 
 
-def causal_mask(positions: Tensor, num_seen: int) -> Tensor:
-    """(b, 1, s, t) True where key j <= the position of the query. positions: (b, s)."""
-    keys = torch.arange(num_seen, device=positions.device)
-    return (keys <= positions.unsqueeze(-1)).unsqueeze(1)
+def _share(count: int, option: str, parallel: ModelParallel) -> int:
+    """Heads of this rank."""
+    share, rest = divmod(count, parallel.tp_size)
+    if rest:
+        raise ConfigError(
+            f"{option} ({count}) must be divisible by --tensor-model-parallel-size "
+            f"({parallel.tp_size})"
+        )
+    return share

@@ -1,58 +1,129 @@
-"""One layer, and the stack of them with the norm at its end."""
+"""One layer, and the layers of a stage with the norm at the model's end.
+
+s sequence (this rank's part of it), b batch, h hidden."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-from torch.nn import functional
+from collections.abc import Sequence
 
-from trainyard.models.attention import KVCache, SelfAttention
+import torch
+from torch import Tensor, nn
+
+from trainyard.models.attention import SelfAttention
 from trainyard.models.config import GPTConfig
+from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
 from trainyard.models.norm import build_norm
+from trainyard.models.offload import ActivationOffload
+from trainyard.models.recompute import forgetting_norm, layer_groups, recomputed
+from trainyard.models.stage import WHOLE, ModelStage
+from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.random import DropoutPlace, cut_free_dropout
+
+Step = tuple[nn.Module, DropoutPlace | None]
+"""A layer and where its dropout stands."""
+
+AFTER_ATTENTION, AFTER_MLP = 0, 1
+"""Uses of dropout in a layer."""
 
 
 class TransformerLayer(nn.Module):
     """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), dropout on each branch."""
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: GPTConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
         super().__init__()
         self.dropout = config.hidden_dropout
-        self.input_layernorm = build_norm(config)
-        self.self_attention = SelfAttention(config, layer)
-        self.pre_mlp_layernorm = build_norm(config)
-        self.mlp = MLP(config)
+        self.recompute_norms = config.recomputes("layernorm")
+        self.recompute_mlp = config.recomputes("mlp")
+        self.input_layernorm = build_norm(config, parallel)
+        self.self_attention = SelfAttention(config, layer, parallel)
+        self.pre_mlp_layernorm = build_norm(config, parallel)
+        self.mlp = MLP(config, parallel)
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None = None,
-        mask: Tensor | None = None,
-        kv_cache: KVCache | None = None,
-    ) -> Tensor:
-        """x: (s, b, h). Returns (s, b, h)."""
-        branch = self.self_attention(self.input_layernorm(x), rotary, mask, kv_cache)
-        x = x + functional.dropout(branch, self.dropout, self.training)
-        branch = self.mlp(self.pre_mlp_layernorm(x))
-        return x + functional.dropout(branch, self.dropout, self.training)
+    def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
+        """x: (s, b, h). place: for dropout; None: nothing is dropped. Returns (s, b, h)."""
+        x = x + self._dropped(self._attention(x, inputs), place, AFTER_ATTENTION)
+        return x + self._dropped(self._mlp(x), place, AFTER_MLP)
+
+    def _attention(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        def attend(normalised: Tensor) -> Tensor:
+            out: Tensor = self.self_attention(
+                normalised, inputs.rotary, inputs.mask, inputs.kv_cache
+            )
+            return out
+
+        if self._forgets_norms():
+            return forgetting_norm(self.input_layernorm, attend, x)
+        return attend(self.input_layernorm(x))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        if self.recompute_mlp and self.training:
+            return recomputed(self._norm_and_mlp, x, draws=False)
+        if self._forgets_norms():
+            return forgetting_norm(self.pre_mlp_layernorm, self.mlp, x)
+        return self._norm_and_mlp(x)
+
+    def _norm_and_mlp(self, x: Tensor) -> Tensor:
+        out: Tensor = self.mlp(self.pre_mlp_layernorm(x))
+        return out
+
+    def _forgets_norms(self) -> bool:
+        """A compiler decides for itself to compute norms again."""
+        return self.recompute_norms and self.training and not torch.compiler.is_compiling()
+
+    def _dropped(self, branch: Tensor, place: DropoutPlace | None, use: int) -> Tensor:
+        if place is None:
+            return branch
+        return cut_free_dropout(branch, self.dropout, place, use)
 
 
 class TransformerBlock(nn.Module):
-    """The layers in order and the final norm."""
+    """The layers of a stage in order, under their numbers in the whole model, and the final norm
+    where the model ends."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(
+        self, config: GPTConfig, parallel: ModelParallel = ALONE, stage: ModelStage = WHOLE
+    ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(TransformerLayer(config, i) for i in range(config.num_layers))
-        self.final_layernorm = build_norm(config)
+        self.config = config
+        self.numbers = stage.layer_numbers(config.num_layers)
+        self.layers = nn.ModuleDict(
+            {str(number): TransformerLayer(config, number, parallel) for number in self.numbers}
+        )
+        self.final_layernorm = build_norm(config, parallel) if stage.has_output else None
 
     def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None = None,
-        mask: Tensor | None = None,
-        kv_cache: KVCache | None = None,
+        self, x: Tensor, inputs: LayerInputs, places: DropoutPlaces | None = None
     ) -> Tensor:
-        """x: (s, b, h). Returns (s, b, h), normalised."""
-        for layer in self.layers:
-            x = layer(x, rotary, mask, kv_cache)
-        normalised: Tensor = self.final_layernorm(x)
-        return normalised
+        """x: (s, b, h). places: for dropout; None: nothing is dropped. Returns (s, b, h),
+        normalised where the model ends."""
+        steps = [
+            (layer, None if places is None else places.of_layer(number))
+            for number, layer in zip(self.numbers, self.layers.values(), strict=True)
+        ]
+        if self.training and torch.is_grad_enabled():
+            x = self._trained(x, inputs, steps)
+        else:
+            x = _run(steps, x, inputs)
+        return x if self.final_layernorm is None else self.final_layernorm(x)
+
+    def _trained(self, x: Tensor, inputs: LayerInputs, steps: Sequence[Step]) -> Tensor:
+        """Forward with a backward to follow: what is not kept, and what is kept elsewhere."""
+        config, left = self.config, self.config.cpu_offloading_num_layers
+        offload = ActivationOffload(x.device) if left else None
+        for group, again in layer_groups(config, steps):
+            if again:
+                x = recomputed(_run, group, x, inputs, draws=config.attention_dropout > 0)
+            elif offload is not None and left:
+                left -= 1
+                with offload.around_layer(group[0][0], inputs.tensors()):
+                    x = _run(group, x, inputs)
+            else:
+                x = _run(group, x, inputs)
+        return x
+
+
+def _run(steps: Sequence[Step], x: Tensor, inputs: LayerInputs) -> Tensor:
+    for layer, place in steps:
+        x = layer(x, inputs, place)
+    return x

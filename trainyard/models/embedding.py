@@ -7,10 +7,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard.models.config import GPTConfig
+from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.random import of_sequence_part
+from trainyard.parallel.sharding import mark_partial_grad
+from trainyard.parallel.vocab import VocabParallelEmbedding
 
 
 class Table(nn.Module):
-    """Rows looked up by number; left unfilled, see linear.py."""
+    """Rows looked up by number, whole on every rank."""
 
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__()
@@ -22,19 +26,25 @@ class Table(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Word embedding, plus position embedding if learned, then dropout."""
+    """Word embedding, plus position embedding if learned. Dropout follows in the model."""
 
-    def __init__(self, config: GPTConfig, vocab_size: int) -> None:
+    def __init__(self, config: GPTConfig, vocab_size: int, parallel: ModelParallel = ALONE) -> None:
         super().__init__()
-        self.dropout = config.hidden_dropout
-        self.word_embeddings = Table(vocab_size, config.hidden_size)
+        self.parallel = parallel
+        self.word_embeddings = VocabParallelEmbedding(
+            vocab_size, config.hidden_size, parallel=parallel
+        )
         self.position_embeddings: Table | None = None
         if config.position_embedding_type == "learned_absolute":
             self.position_embeddings = Table(config.positions, config.hidden_size)
+            if parallel.sequence_parallel:
+                mark_partial_grad(self.position_embeddings.weight)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """tokens: (b, s), positions: (b, s) or (1, s). Returns (s, b, h)."""
+        """tokens: (b, s), positions: (b, s) or (1, s). Returns (s, b, h), its part of s under
+        sequence parallelism."""
         x: Tensor = self.word_embeddings(tokens.t())
         if self.position_embeddings is not None:
-            x = x + self.position_embeddings(positions.t())
-        return functional.dropout(x, self.dropout, self.training)
+            places = of_sequence_part(positions.t(), self.parallel)
+            x = x + self.position_embeddings(places)
+        return x

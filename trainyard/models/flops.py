@@ -1,13 +1,16 @@
 """Floating-point operations of training, by the convention behind Megatron-LM's TFLOP/s/GPU.
 
 Matrix products of the model, the output layer included, at 2 a multiply-add, times 3 for forward
-and backward; causal attention at half of s x s. Embedding lookup, norms, optimizer and
-recomputation do not count. Standard library only."""
+and backward; causal attention at half of s x s, a window not taken off. Embedding lookup, norms,
+optimizer and recomputation do not count. Standard library only."""
 
 from __future__ import annotations
 
 from trainyard.models.config import GPTConfig
 from trainyard.models.moe_config import DENSE, MoEConfig
+
+CONVENTION = "model FLOPs: 6 per matrix weight and token, causal attention at half, no recompute"
+"""One line for whoever prints a figure."""
 
 
 def flops_per_iteration(
@@ -34,5 +37,5 @@ def matmul_weights_per_token(
     ffn = config.ffn_size
     if moe.enabled:
         ffn = (moe.moe_ffn_hidden_size or config.ffn_size) * moe.moe_router_topk
-    mlp = h * ffn * (3 if config.swiglu else 2)
+    mlp = h * ffn * (3 if config.gated else 2)
     return config.num_layers * (attention + mlp) + h * padded_vocab_size

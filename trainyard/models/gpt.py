@@ -1,21 +1,36 @@
-"""GPT: tokens in, logits or per-token losses out.
+"""GPT: tokens in, logits or per-token losses out; or the part of it that a pipeline stage holds.
 
 Parameter names are Megatron-LM core's (`decoder.layers.0.self_attention.linear_qkv.weight`),
-numbered from the first layer of the whole model. Inside, tensors are (s, b, h); at the door, (b,
-s)."""
+numbered from the first layer of the whole model, whatever part is here. Inside, tensors are (s, b,
+h); at the door, (b, s). s is this rank's part of the sequence under context parallelism."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainyard.models.attention import KVCache
 from trainyard.models.block import TransformerBlock
 from trainyard.models.config import GPTConfig
 from trainyard.models.embedding import Embedding
-from trainyard.models.linear import Linear
-from trainyard.models.rope import rotary_angles
+from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
+from trainyard.models.masks import CAUSAL, AttentionMask, as_mask
+from trainyard.models.rope import Rotary, build_rotary
+from trainyard.models.stage import WHOLE, ModelStage
+from trainyard.models.tied import mark_copy, mark_shared
+from trainyard.parallel.context import local_positions
+from trainyard.parallel.linear import ColumnParallelLinear
+from trainyard.parallel.mappings import gather_from_tp
+from trainyard.parallel.matmul import column_linear
+from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.random import cut_free_dropout, of_sequence_part
+from trainyard.parallel.vocab import vocab_parallel_cross_entropy
+
+DROPOUT_SEED = "dropout_seed"
+"""Key of a batch: () int64 on the device of the model, another for every micro-batch of the run,
+the same on all ranks that share it."""
 
 
 class GPTModel(nn.Module):
@@ -23,22 +38,41 @@ class GPTModel(nn.Module):
 
     Its parameters are not filled when it is built: `init_parameters` or a checkpoint does that."""
 
-    def __init__(self, config: GPTConfig, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: GPTConfig,
+        vocab_size: int,
+        parallel: ModelParallel = ALONE,
+        stage: ModelStage = WHOLE,
+    ) -> None:
         super().__init__()
-        self.config = config
-        self.vocab_size = vocab_size
-        self.embedding = Embedding(config, vocab_size)
-        self.decoder = TransformerBlock(config)
-        self.output_layer: Linear | None = None
-        if config.untie_embeddings_and_output_weights:
-            self.output_layer = Linear(config.hidden_size, vocab_size, bias=False)
+        self.config, self.vocab_size = config, vocab_size
+        self.parallel, self.stage = parallel, stage
+        self.embedding = Embedding(config, vocab_size, parallel) if stage.has_embedding else None
+        self.decoder = TransformerBlock(config, parallel, stage)
+        self.output_layer: ColumnParallelLinear | None = None
+        tied = not config.untie_embeddings_and_output_weights
+        if stage.has_output and not (tied and stage.has_embedding):
+            self.output_layer = ColumnParallelLinear(
+                config.hidden_size, vocab_size, bias=False, parallel=parallel
+            )
+        if tied and stage.has_embedding != stage.has_output:
+            self._mark_tied()
+
+    def _mark_tied(self) -> None:
+        if self.output_layer is not None:
+            mark_copy(self.output_layer.weight)
+        elif self.embedding is not None:
+            mark_shared(self.embedding.word_embeddings.weight)
+
+    # --- the whole model ------------------------------------------------------------------
 
     def forward(
         self,
         tokens: Tensor,
         position_ids: Tensor | None = None,
         kv_cache: KVCache | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask | Tensor | None = None,
     ) -> Tensor:
         """Logits (b, s, V) of the token after each of `tokens`, (b, s) int64."""
         hidden = self.hidden_states(tokens, position_ids, kv_cache, attention_mask)
@@ -49,42 +83,144 @@ class GPTModel(nn.Module):
         tokens: Tensor,
         labels: Tensor,
         position_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask | Tensor | None = None,
+        dropout_seed: Tensor | None = None,
     ) -> Tensor:
         """Cross entropy of each label in nats, (b, s) fp32, not masked and not averaged."""
-        logits = self.logits(self.hidden_states(tokens, position_ids, None, attention_mask))
-        flat = logits.view(-1, self.vocab_size).float()
-        losses = functional.cross_entropy(flat, labels.t().reshape(-1), reduction="none")
-        return losses.view(logits.shape[:2]).t()
+        hidden = self._run(None, tokens, position_ids, as_mask(attention_mask), None, dropout_seed)
+        return self.losses(hidden, labels)
 
     def hidden_states(
         self,
         tokens: Tensor,
         position_ids: Tensor | None = None,
         kv_cache: KVCache | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask | Tensor | None = None,
     ) -> Tensor:
         """What the output layer sees, (s, b, h), after the final norm.
 
-        position_ids: (b, s); unset: 0, 1, ... after what the cache holds. attention_mask:
-        (b, 1, s, s), True where a token may look; unset: causal. A cache brings its own mask and is
-        not advanced here, so that its owner decides how many of the tokens count."""
+        position_ids: (b, s); unset: 0, 1, ... after what the cache holds. attention_mask: a mask,
+        or (b, 1, s, s) True where a token may look; unset: causal. A cache brings its own mask and
+        is not advanced here, so that its owner decides how many of the tokens count."""
         num_new = tokens.shape[1]
         if kv_cache is not None:
             attention_mask = kv_cache.mask(num_new)
             position_ids = kv_cache.positions(num_new) if position_ids is None else position_ids
-        if position_ids is None:
-            position_ids = torch.arange(num_new, device=tokens.device).unsqueeze(0)
-        x = self.embedding(tokens, position_ids)
-        hidden: Tensor = self.decoder(x, self._rotary(position_ids), attention_mask, kv_cache)
-        return hidden
+        return self._run(None, tokens, position_ids, as_mask(attention_mask), kv_cache, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: (..., h). Returns (..., V)."""
-        output = self.embedding.word_embeddings if self.output_layer is None else self.output_layer
-        return functional.linear(hidden, output.weight)
+        """hidden: (..., h). Returns (..., V), whole on every rank."""
+        return gather_from_tp(self._own_logits(hidden), self.parallel.tp)
 
-    def _rotary(self, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
-        if self.config.position_embedding_type != "rope":
+    # --- a part of it ---------------------------------------------------------------------
+
+    def forward_stage(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
+        """What this stage makes of a micro-batch: (s, b, h) for the next one, or per-token losses
+        (b, s) fp32 on the last.
+
+        hidden: what the stage before made; None on the first. batch: tokens and labels, (b, s);
+        position_ids (b, s) where they are not the places in the sequence; cu_seqlens (b, w) where
+        attention stops at documents; `dropout_seed` for training with dropout."""
+        bounds = batch.get("cu_seqlens")
+        mask = CAUSAL if bounds is None else AttentionMask(bounds=bounds)
+        out = self._run(
+            hidden,
+            batch["tokens"] if self.stage.has_embedding else None,
+            batch.get("position_ids"),
+            mask,
+            None,
+            batch.get(DROPOUT_SEED),
+        )
+        return self.losses(out, batch["labels"]) if self.stage.has_output else out
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def hidden_dtype(self) -> torch.dtype:
+        """Of what goes from stage to stage."""
+        return torch.float32 if self.config.fp32_residual_connection else self.dtype
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def _run(
+        self,
+        hidden: Tensor | None,
+        tokens: Tensor | None,
+        position_ids: Tensor | None,
+        mask: AttentionMask,
+        kv_cache: KVCache | None,
+        seed: Tensor | None,
+    ) -> Tensor:
+        source = tokens if tokens is not None else hidden
+        assert source is not None, "a stage without the embedding needs the hidden states"
+        places = self._places(source, is_hidden=tokens is None)
+        if position_ids is None:
+            position_ids = places.unsqueeze(0)
+        dropout = self._dropout_places(seed, places)
+        if self.embedding is not None:
+            assert tokens is not None
+            hidden = self._embedded(tokens, position_ids, dropout)
+        assert hidden is not None
+        inputs = LayerInputs(self._rotary(position_ids), mask, kv_cache)
+        out: Tensor = self.decoder(hidden, inputs, dropout)
+        return out
+
+    def _places(self, source: Tensor, *, is_hidden: bool) -> Tensor:
+        """(s) places in the whole sequence of the tokens that attention sees here."""
+        parallel = self.parallel
+        s = source.shape[0] if is_hidden else source.shape[1]
+        if is_hidden and parallel.sequence_parallel:
+            s *= parallel.tp_size
+        if parallel.cp is None:
+            return torch.arange(s, device=source.device)
+        return local_positions(
+            s * parallel.cp_size, parallel.cp_size, parallel.cp_rank, source.device
+        )
+
+    def _embedded(
+        self, tokens: Tensor, position_ids: Tensor, dropout: DropoutPlaces | None
+    ) -> Tensor:
+        assert self.embedding is not None
+        x: Tensor = self.embedding(tokens, position_ids)
+        if self.config.fp32_residual_connection:
+            x = x.float()
+        if dropout is None:
+            return x
+        return cut_free_dropout(x, self.config.hidden_dropout, dropout.of_embedding(), 0)
+
+    def _dropout_places(self, seed: Tensor | None, places: Tensor) -> DropoutPlaces | None:
+        if not self.training or not self.config.hidden_dropout:
             return None
-        return rotary_angles(position_ids, self.config.rotary_dim, self.config.rotary_base)
+        if seed is None:
+            alone = self.parallel.tp is None and self.parallel.cp is None
+            assert alone, f"ranks that share a sequence need one {DROPOUT_SEED}"
+            seed = torch.randint(2**62, (), device=places.device)
+        held = of_sequence_part(places, self.parallel)
+        return DropoutPlaces(seed, held, self.config.num_layers)
+
+    def _rotary(self, position_ids: Tensor) -> Rotary | None:
+        if not self.config.rotary:
+            return None
+        return build_rotary(self.config, position_ids, self.dtype)
+
+    def _own_logits(self, hidden: Tensor) -> Tensor:
+        """Of this rank's part of the vocabulary."""
+        if self.output_layer is not None:
+            out: Tensor = self.output_layer(hidden)
+            return out
+        assert self.embedding is not None
+        return column_linear(hidden, self.embedding.word_embeddings.weight, None, self.parallel)
+
+    def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of each label in nats, (b, s) fp32. hidden: (s, b, h) after the final norm;
+        labels: (b, s)."""
+        logits = self._own_logits(hidden)
+        return vocab_parallel_cross_entropy(logits, labels.t(), self.parallel).t()

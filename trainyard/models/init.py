@@ -1,50 +1,149 @@
 """The first values of a model's parameters.
 
-Each tensor is drawn whole, in fp32 on the CPU, from a generator made of the seed and its name. The
-values therefore do not depend on the order of drawing, the device, or how the tensor will be cut
-later."""
+Each tensor is drawn in fp32 on the CPU from a generator made of the seed and its name, as a whole
+and then cut: block of rows by block of rows, of which a rank keeps its part. The values depend
+neither on the order of drawing nor on the device nor on how the model is cut; a rank never holds
+more than its part and one block. Rows of the vocabulary come one after the other, so that a real
+token's row does not depend on how many rows of padding follow, which tensor parallelism changes.
+
+Weights are N(0, std), those that add to the residual stream N(0, std / sqrt(2 L)) (GPT-2), or
+uniform by Xavier's rule; biases are 0 and norms 1."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
+from trainyard.models.tied import copy_of
+from trainyard.parallel.sharding import Piece, Shard, shard_of
 
 OUTPUT_PROJECTIONS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
+TABLES = ("word_embeddings.weight", "position_embeddings.weight")
+
+BLOCK_NUMBERS = 1 << 22
+"""Numbers drawn at once."""
+STRIDE = 16
+"""torch draws normal numbers on the CPU 16 at a time; whole strides do not see what follows."""
 
 
 def init_parameters(model: GPTModel, seed: int) -> None:
-    """Fill every parameter of `model`, in place."""
+    """Fill every parameter of `model`, or of the part of it that is here, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(draw_parameter(name, parameter.shape, model.config, seed))
+            _fill(parameter, copy_of(parameter) or name, model.config, seed)
+
+
+def init_module(module: nn.Module, config: GPTConfig, seed: int) -> None:
+    """Fill every parameter of a model of another kind by the rules of GPT's: biases 0, other
+    vectors 1, matrices N(0, --init-method-std), drawn by name so that no cut of it matters."""
+    with torch.no_grad():
+        for own_name, parameter in module.named_parameters():
+            name = copy_of(parameter) or own_name
+            if parameter.ndim == 1 and _constant(name, config) is None:
+                parameter.fill_(1.0)
+            else:
+                _fill(parameter, name, config, seed)
 
 
 def draw_parameter(name: str, shape: torch.Size, config: GPTConfig, seed: int) -> Tensor:
-    """The whole first value of the parameter called `name`, fp32 on the CPU.
+    """The whole first value of the parameter called `name`, fp32 on the CPU."""
+    whole = torch.empty(shape, device="cpu", dtype=torch.float32)
+    _fill(whole, name, config, seed)
+    return whole
 
-    Weights are N(0, std), those that add to the residual stream N(0, std / sqrt(2 L)); biases are 0
-    and norms 1."""
+
+def _fill(target: Tensor, name: str, config: GPTConfig, seed: int) -> None:
+    constant = _constant(name, config)
+    if constant is not None:
+        target.fill_(constant)
+        return
+    shard = shard_of(target) or _whole(tuple(target.shape))
+    for start, block in _blocks(name, shard.shape, config, seed):
+        _take(target, shard, start, block)
+
+
+def _constant(name: str, config: GPTConfig) -> float | None:
     if name.endswith(".bias"):
-        return torch.zeros(shape, device="cpu", dtype=torch.float32)
+        return 0.0
     if name.endswith("layernorm.weight"):
-        return torch.ones(shape, device="cpu", dtype=torch.float32)
-    values = torch.empty(shape, device="cpu", dtype=torch.float32)
-    return nn.init.normal_(
-        values, 0.0, weight_std(name, config), generator=named_generator(name, seed)
-    )
+        return 0.0 if config.apply_layernorm_1p else 1.0
+    return None
+
+
+def _blocks(
+    name: str, shape: tuple[int, ...], config: GPTConfig, seed: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The whole tensor from its first row on, in blocks of rows, each with its first row's number.
+
+    Drawn up to a whole stride, whose surplus is thrown away: the last real row then has the same
+    values whatever follows it."""
+    generator = named_generator(name, seed)
+    row = math.prod(shape[1:])
+    rows_at_once = max(BLOCK_NUMBERS // row // STRIDE, 1) * STRIDE
+    for start in range(0, shape[0], rows_at_once):
+        rows = min(rows_at_once, shape[0] - start)
+        numbers = -(-rows * row // STRIDE) * STRIDE
+        block = torch.empty(numbers, device="cpu", dtype=torch.float32)
+        _draw(block, name, shape, config, generator)
+        yield start, block[: rows * row].view(rows, *shape[1:])
+
+
+def _draw(
+    block: Tensor,
+    name: str,
+    shape: tuple[int, ...],
+    config: GPTConfig,
+    generator: torch.Generator,
+) -> None:
+    bound = xavier_bound(name, shape, config)
+    if bound is None:
+        nn.init.normal_(block, 0.0, weight_std(name, config), generator=generator)
+    else:
+        nn.init.uniform_(block, -bound, bound, generator=generator)
+
+
+def _take(target: Tensor, shard: Shard, start: int, block: Tensor) -> None:
+    """Copy what a shard has of the rows from `start` on."""
+    end = start + block.shape[0]
+    for piece in shard.pieces:
+        if shard.dim != 0:
+            source = block.narrow(shard.dim, piece.whole, piece.length)
+            target[start:end].narrow(shard.dim, piece.local, piece.length).copy_(source)
+            continue
+        first, last = max(start, piece.whole), min(end, piece.whole + piece.length)
+        if first < last:
+            local = piece.local + first - piece.whole
+            target[local : local + last - first].copy_(block[first - start : last - start])
+
+
+def _whole(shape: tuple[int, ...]) -> Shard:
+    return Shard(shape, 0, (Piece(0, 0, shape[0]),))
 
 
 def weight_std(name: str, config: GPTConfig) -> float:
     """Standard deviation of the weight called `name`."""
     if name.endswith(OUTPUT_PROJECTIONS):
         return config.init_method_std / math.sqrt(2.0 * config.num_layers)
+    if name.endswith(TABLES) and config.embedding_init_method_std is not None:
+        return config.embedding_init_method_std
     return config.init_method_std
+
+
+def xavier_bound(name: str, shape: tuple[int, ...], config: GPTConfig) -> float | None:
+    """Bound of a uniform draw under --init-method-xavier-uniform; None where it does not apply.
+
+    It does to the matrices of layers. The vocabulary's stay normal: their bound would follow the
+    padding."""
+    in_layer = ".layers." in name and len(shape) == 2
+    if not config.init_method_xavier_uniform or not in_layer:
+        return None
+    return math.sqrt(6.0 / (shape[0] + shape[1]))
 
 
 def named_generator(name: str, seed: int) -> torch.Generator:

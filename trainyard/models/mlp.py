@@ -1,33 +1,68 @@
-"""The feed-forward half of a layer: GELU, or gated with SiLU (SwiGLU, arXiv:2002.05202)."""
+"""The feed-forward half of a layer: a table of activations between two matrices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard.models.config import GPTConfig
-from trainyard.models.linear import Linear
+from trainyard.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from trainyard.parallel.model import ALONE, ModelParallel
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x), exactly (arXiv:1606.08415)."""
+    return functional.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU in the tanh form of GPT-2, which fused bias and GELU kernels compute."""
+    return functional.gelu(x, approximate="tanh")
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2 (Primer, arXiv:2109.08668)."""
+    return functional.relu(x).square()
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate) x up of [gate; up] (arXiv:2002.05202)."""
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def quick_geglu(x: Tensor) -> Tensor:
+    """gate x sigmoid(1.702 gate) x up of [gate; up]."""
+    gate, up = x.chunk(2, dim=-1)
+    return gate * torch.sigmoid(1.702 * gate) * up
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "squared_relu": squared_relu,
+    "swiglu": swiglu,
+    "quick_geglu": quick_geglu,
+}
 
 
 class MLP(nn.Module):
-    """linear_fc1, activation, linear_fc2; gated: the rows of linear_fc1 are [gate; up].
+    """linear_fc1, activation, linear_fc2; gated: the rows of linear_fc1 are [gate; up]."""
 
-    GELU is the tanh form, as in GPT-2 and in Megatron-LM's fused bias and GELU."""
-
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, parallel: ModelParallel = ALONE) -> None:
         super().__init__()
-        self.gated = config.swiglu
-        width = config.ffn_size * (2 if self.gated else 1)
-        self.linear_fc1 = Linear(config.hidden_size, width, bias=config.linear_bias)
-        self.linear_fc2 = Linear(config.ffn_size, config.hidden_size, bias=config.linear_bias)
+        h, ffn, parts = config.hidden_size, config.ffn_size, 2 if config.gated else 1
+        bias = config.linear_bias
+        self.linear_fc1 = ColumnParallelLinear(
+            h, parts * ffn, bias=bias, parallel=parallel, parts=parts
+        )
+        self.activation = ACTIVATIONS[config.activation]
+        self.linear_fc2 = RowParallelLinear(ffn, h, bias=bias, parallel=parallel)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (s, b, h). Returns (s, b, h)."""
-        x = self.linear_fc1(x)
-        if self.gated:
-            gate, up = x.chunk(2, dim=-1)
-            x = functional.silu(gate) * up
-        else:
-            x = functional.gelu(x, approximate="tanh")
-        out: Tensor = self.linear_fc2(x)
+        """x: (s, b, h), its part of s under sequence parallelism. Returns the same shape."""
+        out: Tensor = self.linear_fc2(self.activation(self.linear_fc1(x)))
         return out

@@ -1,4 +1,7 @@
-"""Normalisation over the hidden dimension: a table of the two kinds."""
+"""Normalisation over the last dimension: a table of the two kinds.
+
+The dtype of a normalised tensor is that of the weights, so that a residual stream in fp32 enters
+the matrices in their own precision. Statistics are in fp32."""
 
 from __future__ import annotations
 
@@ -7,38 +10,64 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard.models.config import GPTConfig
+from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.sharding import mark_partial_grad
 
 
 class LayerNorm(nn.Module):
     """Mean and variance over the last dimension, then scale and shift (arXiv:1607.06450)."""
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, centred: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden_size))
-        self.bias = nn.Parameter(torch.empty(hidden_size))
+        self.weight = nn.Parameter(torch.empty(size))
+        self.bias = nn.Parameter(torch.empty(size))
         self.eps = eps
+        self.centred = centred
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., h). Returns the same shape and dtype; statistics are in fp32."""
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter."""
+        weight, bias = _scale(self.weight, self.centred, x), self.bias.to(x.dtype)
+        out = functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
+        return out.to(self.weight.dtype)
 
 
 class RMSNorm(nn.Module):
     """Root mean square over the last dimension, then scale (arXiv:1910.07467)."""
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, centred: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden_size))
+        self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
+        self.centred = centred
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., h). Returns the same shape and dtype; statistics are in fp32."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter."""
+        weight = _scale(self.weight, self.centred, x)
+        out = functional.rms_norm(x, self.weight.shape, weight, self.eps)
+        return out.to(self.weight.dtype)
 
 
 NORMS: dict[str, type[LayerNorm | RMSNorm]] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
-def build_norm(config: GPTConfig) -> LayerNorm | RMSNorm:
-    """The normalisation that `--normalization` names."""
-    return NORMS[config.normalization](config.hidden_size, config.norm_epsilon)
+def build_norm(
+    config: GPTConfig, parallel: ModelParallel = ALONE, *, size: int | None = None
+) -> LayerNorm | RMSNorm:
+    """The normalisation that `--normalization` names, over the residual stream, or over the
+    channels of a head if `size` is given.
+
+    A rank sees its part of the sequence under sequence parallelism, and its own heads always; what
+    it computes of the gradient is then a summand."""
+    norm = NORMS[config.normalization](
+        size or config.hidden_size, config.norm_epsilon, centred=config.apply_layernorm_1p
+    )
+    if parallel.sequence_parallel or (size is not None and parallel.tp_size > 1):
+        for parameter in norm.parameters():
+            mark_partial_grad(parameter)
+    return norm
+
+
+def _scale(weight: Tensor, centred: bool, x: Tensor) -> Tensor:
+    """The factor of each channel in x's dtype; a centred weight is its distance from 1."""
+    weight = weight.to(x.dtype)
+    return weight + 1 if centred else weight

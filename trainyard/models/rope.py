@@ -1,32 +1,115 @@
-"""Rotary position embedding (arXiv:2104.09864) in the rotate-halves form of Megatron-LM and Llama.
+"""Rotary position embedding (arXiv:2104.09864), with the scalings for sequences longer than trained
+for: linear, Llama 3.1's, YaRN (arXiv:2309.00071).
 
-s sequence, b batch, n heads, d head channels, r rotating channels (r <= d)."""
+Computed once in a forward pass for all layers. s sequence, b batch, n heads, d head channels, r
+rotating channels (r <= d)."""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from trainyard.models.config import GPTConfig
 
-def rotary_angles(positions: Tensor, rotary_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine at each position.
-
-    positions: (b, s) or (1, s) integers. Returns two fp32 tensors (s, b, 1, r) to broadcast over
-    heads; the second half of r repeats the first."""
-    exponents = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32)
-    frequencies = 1.0 / base ** (exponents / rotary_dim)  # (r/2)
-    angles = positions.t().float().unsqueeze(-1) * frequencies  # (s, b, r/2)
-    angles = torch.cat((angles, angles), dim=-1).unsqueeze(2)
-    return angles.cos(), angles.sin()
+LLAMA3_ORIGINAL_LENGTH = 8192
+LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
+"""Wavelengths longer than the original length / low are stretched, shorter than / high are not."""
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first r channels of every head, pair (i, i + r/2) by its angle.
+class Rotary(NamedTuple):
+    """What rotates a tensor: `apply_rotary(x, *rotary)`."""
+
+    cos: Tensor
+    """(s, b or 1, 1, r)"""
+    sin: Tensor
+    """(s, b or 1, 1, r)"""
+    interleaved: bool = False
+    """Neighbouring channels rotate together, not channel i with i + r/2."""
+
+
+def build_rotary(config: GPTConfig, positions: Tensor, dtype: torch.dtype) -> Rotary:
+    """The rotation at each of `positions`, (b, s) or (1, s) integers, in the dtype of the heads."""
+    frequencies = rotary_frequencies(config, positions.device)
+    turned = positions.t().float()
+    if config.rotary_seq_len_interpolation_factor is not None:
+        turned = turned * (1.0 / config.rotary_seq_len_interpolation_factor)
+    angles = turned.unsqueeze(-1) * frequencies  # (s, b, r/2)
+    if config.rotary_interleaved:
+        angles = angles.repeat_interleave(2, dim=-1)
+    else:
+        angles = torch.cat((angles, angles), dim=-1)
+    cos, sin = angles.unsqueeze(2).cos(), angles.unsqueeze(2).sin()
+    if config.position_embedding_type == "yarn":
+        gain = yarn_gain(config)
+        cos, sin = cos * gain, sin * gain
+    return Rotary(cos.to(dtype), sin.to(dtype), config.rotary_interleaved)
+
+
+def rotary_frequencies(config: GPTConfig, device: torch.device) -> Tensor:
+    """Radians by which each pair of channels turns from one position to the next, (r/2) fp32."""
+    dim = config.rotary_dim
+    exponents = torch.arange(0, dim, 2, device=device, dtype=torch.float32)
+    frequencies = 1.0 / config.rotary_base ** (exponents / dim)
+    if config.use_rope_scaling:
+        return _llama3_scaled(frequencies, config.rope_scaling_factor)
+    if config.position_embedding_type == "yarn":
+        return _yarn_scaled(frequencies, config)
+    return frequencies
+
+
+def _llama3_scaled(frequencies: Tensor, factor: float) -> Tensor:
+    """Long wavelengths by the factor, short ones not, those between by a share of it."""
+    turns = LLAMA3_ORIGINAL_LENGTH * frequencies / (2 * math.pi)  # over the original length
+    low, high = LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / factor + kept * frequencies
+
+
+def _yarn_scaled(frequencies: Tensor, config: GPTConfig) -> Tensor:
+    """The share of stretching rises linearly from one bounding channel to the other."""
+    low = _yarn_channel(config, config.yarn_beta_fast)
+    high = _yarn_channel(config, config.yarn_beta_slow)
+    if config.yarn_correction_range_round_to_int:
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, config.rotary_dim - 1.0)
+    channels = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
+    span = high - low if high != low else 0.001
+    stretched = ((channels - low) / span).clamp(0.0, 1.0)
+    factor = config.yarn_rotary_scaling_factor
+    return frequencies / factor * stretched + frequencies * (1 - stretched)
+
+
+def _yarn_channel(config: GPTConfig, turns: float) -> float:
+    """The pair of channels that turns so often over the original length."""
+    length = config.yarn_original_max_position_embeddings
+    numerator = config.rotary_dim * math.log(length / (turns * 2 * math.pi))
+    return numerator / (2 * math.log(config.rotary_base))
+
+
+def yarn_gain(config: GPTConfig) -> float:
+    """Factor on queries and keys: attention grows with the logarithm of the stretch."""
+    growth = 0.1 * math.log(max(config.yarn_rotary_scaling_factor, 1.0))
+    return (config.yarn_mscale * growth + 1.0) / (config.yarn_mscale_all_dim * growth + 1.0)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Rotate the first r channels of every head, pair by pair, by the angle of the pair.
 
     x: (s, b, n, d); cos, sin: (s, b or 1, 1, r). Returns (s, b, n, d) in x's dtype."""
     rotary_dim = cos.shape[-1]
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     rotating, passing = x[..., :rotary_dim], x[..., rotary_dim:]
-    first, second = rotating.chunk(2, dim=-1)
-    rotated = rotating * cos + torch.cat((-second, first), dim=-1) * sin
+    rotated = rotating * cos + _quarter_turn(rotating, interleaved) * sin
     return torch.cat((rotated, passing), dim=-1) if passing.shape[-1] else rotated
+
+
+def _quarter_turn(x: Tensor, interleaved: bool) -> Tensor:
+    """(a, b) of each pair becomes (-b, a)."""
+    if interleaved:
+        first, second = x[..., 0::2], x[..., 1::2]
+        return torch.stack((-second, first), dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)

@@ -1,4 +1,4 @@
-"""The norm of the whole model's gradient, and its bound."""
+"""Norms over the whole model, however it is cut, and the bound of the gradient's."""
 
 from __future__ import annotations
 
@@ -11,18 +11,35 @@ EPSILON = 1e-6
 """Added to the norm before dividing by it, as Megatron-LM does."""
 
 
-def global_norm(grads: Sequence[Tensor]) -> Tensor:
-    """The L2 norm over all tensors together, fp32, on their device.
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm over all tensors together, fp32, on their device: for one rank that has all.
 
-    Tensor by tensor, then over tensors: independent of how gradients lie in buckets. Data-parallel
-    ranks hold the same gradients, so they get the same bits."""
-    norms = torch._foreach_norm(list(grads), 2.0, dtype=torch.float32)
+    Tensor by tensor, then over tensors."""
+    norms = torch._foreach_norm(list(tensors), 2.0, dtype=torch.float32)
     total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
     return total
 
 
-def clip_to_norm(grads: Sequence[Tensor], norm: float, bound: float) -> None:
-    """Scale gradients of the given global norm in place so that it is at most `bound`."""
-    scale = bound / (norm + EPSILON)
-    if scale < 1.0:
-        torch._foreach_mul_(list(grads), scale)
+def sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """What this rank adds to the square of a norm over ranks; () fp64.
+
+    In fp64 the order of the sums is lost when the norm is rounded to fp32: whatever is cut over
+    whichever ranks, the same gradient has the same norm, and is clipped alike."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch._foreach_norm(list(tensors), 2.0, dtype=torch.float64)
+    return torch.stack(list(norms)).square().sum()
+
+
+def count_zeros(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """How many numbers are zero; () fp64, exact."""
+    counts = [tensor.numel() - torch.count_nonzero(tensor) for tensor in tensors]
+    if not counts:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(counts).sum().double()
+
+
+def clip_factor(norm: float, bound: float) -> float:
+    """What gradients of this norm are to be multiplied by so that it is at most `bound`; a bound of
+    0 is none."""
+    return min(1.0, bound / (norm + EPSILON)) if bound > 0 else 1.0

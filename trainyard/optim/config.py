@@ -9,13 +9,17 @@ from trainyard.errors import ConfigError
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
+OptimizerKind = Literal["adam", "sgd"]
+AdamKernel = Literal["torch", "apex", "transformer_engine"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, its learning rate and weight decay over the run, and gradient clipping."""
+    """The optimizer, its learning rate and weight decay over the run, and gradient clipping."""
 
+    optimizer: OptimizerKind = "adam"
+    """Rule of the update: adam (with decoupled weight decay, AdamW) or sgd with momentum."""
     lr: float
     """Highest learning rate."""
     min_lr: float = 0.0
@@ -24,16 +28,30 @@ class OptimizerConfig:
     """How the learning rate falls after the warm-up."""
     lr_decay_iters: int | None = None
     """Iterations until the lowest learning rate; unset: all of them."""
+    lr_decay_samples: int | None = None
+    """Samples until the lowest learning rate, with --train-samples; unset: all of them."""
     lr_warmup_iters: int = 0
     """Iterations over which the learning rate rises."""
+    lr_warmup_samples: int = 0
+    """Samples over which the learning rate rises, with --train-samples."""
     lr_warmup_fraction: float | None = None
-    """Share of the decay iterations over which it rises, in place of --lr-warmup-iters."""
+    """Share of the decay over which it rises, in place of a number of iterations or samples."""
     lr_warmup_init: float = 0.0
     """Learning rate that the warm-up begins with."""
     lr_wsd_decay_iters: int | None = None
     """WSD: iterations of the final decay."""
+    lr_wsd_decay_samples: int | None = None
+    """WSD: samples of the final decay, with --train-samples."""
     lr_wsd_decay_style: WsdDecayStyle = "exponential"
     """WSD: shape of the final decay."""
+    decoupled_lr: float | None = None
+    """Highest learning rate of the word embedding and the output layer; unset: --lr."""
+    decoupled_min_lr: float | None = None
+    """Their learning rate at the end of the decay; unset: --min-lr."""
+    override_opt_param_scheduler: bool = False
+    """Go on from --load with these rates where they differ from the checkpoint's."""
+    use_checkpoint_opt_param_scheduler: bool = False
+    """Go on from --load with the checkpoint's rates where they differ from these."""
     weight_decay: float = 0.01
     """Decoupled weight decay of matrices; biases and other vectors have none."""
     start_weight_decay: float | None = None
@@ -50,13 +68,22 @@ class OptimizerConfig:
     """Decay of Adam's second moment."""
     adam_eps: float = 1e-8
     """Added to the root of Adam's second moment."""
+    fused_adam: AdamKernel = "torch"
+    """Whose kernel updates: torch's own, or that of apex or Transformer Engine where installed."""
+    sgd_momentum: float = 0.9
+    """Share of the last step that SGD keeps."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, in words."""
         self._check_rates()
         self._check_warmup()
         self._check_weight_decay()
-        for name in ("adam_beta1", "adam_beta2"):
+        if self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler:
+            raise ConfigError(
+                "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler "
+                "contradict each other; give one"
+            )
+        for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{_flag(name)} must be in [0, 1), got {getattr(self, name)}")
         for name in ("clip_grad", "adam_eps"):
@@ -72,19 +99,44 @@ class OptimizerConfig:
             raise ConfigError(
                 f"--lr-warmup-init ({self.lr_warmup_init}) must be between 0 and --lr ({self.lr})"
             )
-        for name in ("lr_decay_iters", "lr_wsd_decay_iters"):
+        for name in (
+            "lr_decay_iters",
+            "lr_decay_samples",
+            "lr_wsd_decay_iters",
+            "lr_wsd_decay_samples",
+        ):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
-        if (self.lr_decay_style == "WSD") != (self.lr_wsd_decay_iters is not None):
-            raise ConfigError("--lr-decay-style WSD and --lr-wsd-decay-iters go together")
+        wsd_lengths = (self.lr_wsd_decay_iters, self.lr_wsd_decay_samples)
+        if (self.lr_decay_style == "WSD") != (wsd_lengths != (None, None)):
+            raise ConfigError(
+                "--lr-decay-style WSD and --lr-wsd-decay-iters (or --lr-wsd-decay-samples) go "
+                "together"
+            )
+        self._check_decoupled_rates()
+
+    def _check_decoupled_rates(self) -> None:
+        if self.decoupled_lr is None:
+            if self.decoupled_min_lr is not None:
+                raise ConfigError("--decoupled-min-lr needs --decoupled-lr")
+            return
+        least = self.min_lr if self.decoupled_min_lr is None else self.decoupled_min_lr
+        if not 0.0 <= least <= self.decoupled_lr:
+            name = "--min-lr" if self.decoupled_min_lr is None else "--decoupled-min-lr"
+            raise ConfigError(
+                f"{name} ({least}) must be at least 0 and at most --decoupled-lr "
+                f"({self.decoupled_lr}); give --decoupled-min-lr"
+            )
 
     def _check_warmup(self) -> None:
-        if self.lr_warmup_iters < 0:
-            raise ConfigError(f"--lr-warmup-iters must be at least 0, got {self.lr_warmup_iters}")
+        for name in ("lr_warmup_iters", "lr_warmup_samples"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{_flag(name)} must be at least 0, got {getattr(self, name)}")
         if self.lr_warmup_fraction is None:
             return
-        if self.lr_warmup_iters:
-            raise ConfigError("give --lr-warmup-fraction or --lr-warmup-iters, not both")
+        for name in ("lr_warmup_iters", "lr_warmup_samples"):
+            if getattr(self, name):
+                raise ConfigError(f"give --lr-warmup-fraction or {_flag(name)}, not both")
         if not 0.0 <= self.lr_warmup_fraction < 1.0:
             raise ConfigError(
                 f"--lr-warmup-fraction must be in [0, 1), got {self.lr_warmup_fraction}"

@@ -6,7 +6,7 @@ Pure arithmetic in the standard library, in the order that gives the same floats
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainyard.errors import ConfigError
 from trainyard.optim.config import DecayStyle, IncreaseStyle, OptimizerConfig, WsdDecayStyle
@@ -14,7 +14,7 @@ from trainyard.optim.config import DecayStyle, IncreaseStyle, OptimizerConfig, W
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateSchedule:
-    """Warm-up, then decay."""
+    """Warm-up, then decay. Lengths are numbers of samples."""
 
     init_lr: float
     max_lr: float
@@ -80,48 +80,150 @@ class WeightDecaySchedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """What one step is taken with."""
+
+    learning_rate: float
+    weight_decay: float
+    decoupled_learning_rate: float
+    """Of the word embedding and the output layer; that of the others without --decoupled-lr."""
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """Both rates."""
+    """All rates over a run."""
 
     learning_rate: LearningRateSchedule
     weight_decay: WeightDecaySchedule
+    decoupled: LearningRateSchedule | None = None
+    """The learning rate of --decoupled-lr."""
+
+    def at(self, n: int) -> Rates:
+        """The rates of the step that is taken after n samples."""
+        rate = self.learning_rate.at(n)
+        other = rate if self.decoupled is None else self.decoupled.at(n)
+        return Rates(rate, self.weight_decay.at(n), other)
 
 
-def build_schedule(config: OptimizerConfig, train_iters: int, global_batch_size: int) -> Schedule:
-    """The schedules of a run; numbers of iterations become numbers of samples."""
-    decay_iters = config.lr_decay_iters or train_iters
-    if config.lr_warmup_fraction is not None:
-        warmup_steps: float = config.lr_warmup_fraction * (decay_iters * global_batch_size)
+# --- from options -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Parts of a run in samples, each with the option that says it."""
+
+    decay: int
+    warmup: float
+    wsd: int
+    run: int
+    decay_option: str
+    warmup_option: str
+    wsd_option: str
+
+    def check(self) -> None:
+        """Refuse parts that are longer than what they are parts of."""
+        if self.warmup >= self.decay:
+            raise ConfigError(
+                f"{self.warmup_option}: the learning rate would rise over {self.warmup:g} samples "
+                f"and must have reached --lr before the end of its decay at {self.decay} "
+                f"({self.decay_option}; the whole run unless given)"
+            )
+        if self.wsd > self.decay:
+            raise ConfigError(
+                f"{self.wsd_option}: {self.wsd} samples must be at most those of the whole decay, "
+                f"{self.decay} ({self.decay_option}; the whole run unless given)"
+            )
+
+
+def build_schedule(
+    config: OptimizerConfig,
+    train_iters: int | None,
+    global_batch_size: int,
+    train_samples: int | None = None,
+) -> Schedule:
+    """The schedules of a run that is measured in iterations or, with None for these, in samples.
+
+    Numbers of iterations become numbers of samples of the given (the final) batch size."""
+    if train_iters is not None:
+        lengths = _of_iterations(config, train_iters, global_batch_size)
     else:
-        warmup_steps = config.lr_warmup_iters * global_batch_size
-    if warmup_steps >= decay_iters * global_batch_size:
-        raise ConfigError(
-            f"--lr-warmup-iters ({config.lr_warmup_iters}) must be less than --lr-decay-iters "
-            f"({decay_iters}; all of --train-iters unless given)"
-        )
-    wsd_iters = config.lr_wsd_decay_iters or 0
-    if wsd_iters > decay_iters:
-        raise ConfigError(
-            f"--lr-wsd-decay-iters ({wsd_iters}) must be at most --lr-decay-iters ({decay_iters}; "
-            "all of --train-iters unless given)"
-        )
+        assert train_samples is not None
+        lengths = _of_samples(config, train_samples)
+    lengths.check()
+    rate = LearningRateSchedule(
+        init_lr=config.lr_warmup_init,
+        max_lr=config.lr,
+        min_lr=config.min_lr,
+        warmup_steps=lengths.warmup,
+        decay_steps=lengths.decay,
+        style=config.lr_decay_style,
+        wsd_decay_steps=lengths.wsd,
+        wsd_style=config.lr_wsd_decay_style,
+    )
     constant = config.weight_decay
     start, end = config.start_weight_decay, config.end_weight_decay
-    return Schedule(
-        LearningRateSchedule(
-            init_lr=config.lr_warmup_init,
-            max_lr=config.lr,
-            min_lr=config.min_lr,
-            warmup_steps=warmup_steps,
-            decay_steps=decay_iters * global_batch_size,
-            style=config.lr_decay_style,
-            wsd_decay_steps=wsd_iters * global_batch_size,
-            wsd_style=config.lr_wsd_decay_style,
-        ),
-        WeightDecaySchedule(
-            start=constant if start is None else start,
-            end=constant if end is None else end,
-            steps=train_iters * global_batch_size,
-            style=config.weight_decay_incr_style,
-        ),
+    decay = WeightDecaySchedule(
+        start=constant if start is None else start,
+        end=constant if end is None else end,
+        steps=lengths.run,
+        style=config.weight_decay_incr_style,
     )
+    return Schedule(rate, decay, _decoupled(config, rate))
+
+
+def _decoupled(config: OptimizerConfig, rate: LearningRateSchedule) -> LearningRateSchedule | None:
+    if config.decoupled_lr is None:
+        return None
+    least = config.min_lr if config.decoupled_min_lr is None else config.decoupled_min_lr
+    return replace(rate, max_lr=config.decoupled_lr, min_lr=least)
+
+
+def _of_iterations(config: OptimizerConfig, train_iters: int, global_batch_size: int) -> _Lengths:
+    for name in ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"{_flag(name)} goes with --train-samples; a run of --train-iters takes "
+                f"{_flag(name.replace('samples', 'iters'))}"
+            )
+    decay_iters = config.lr_decay_iters or train_iters
+    decay = decay_iters * global_batch_size
+    fraction = config.lr_warmup_fraction
+    return _Lengths(
+        decay=decay,
+        warmup=config.lr_warmup_iters * global_batch_size if fraction is None else fraction * decay,
+        wsd=(config.lr_wsd_decay_iters or 0) * global_batch_size,
+        run=train_iters * global_batch_size,
+        decay_option=f"--lr-decay-iters {decay_iters}",
+        warmup_option=_warmup_option(config, "lr_warmup_iters"),
+        wsd_option=f"--lr-wsd-decay-iters {config.lr_wsd_decay_iters}",
+    )
+
+
+def _of_samples(config: OptimizerConfig, train_samples: int) -> _Lengths:
+    for name in ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"{_flag(name)} goes with --train-iters; a run of --train-samples takes "
+                f"{_flag(name.replace('iters', 'samples'))}"
+            )
+    decay = config.lr_decay_samples or train_samples
+    fraction = config.lr_warmup_fraction
+    return _Lengths(
+        decay=decay,
+        warmup=config.lr_warmup_samples if fraction is None else fraction * decay,
+        wsd=config.lr_wsd_decay_samples or 0,
+        run=train_samples,
+        decay_option=f"--lr-decay-samples {decay}",
+        warmup_option=_warmup_option(config, "lr_warmup_samples"),
+        wsd_option=f"--lr-wsd-decay-samples {config.lr_wsd_decay_samples}",
+    )
+
+
+def _warmup_option(config: OptimizerConfig, name: str) -> str:
+    if config.lr_warmup_fraction is not None:
+        return f"--lr-warmup-fraction {config.lr_warmup_fraction}"
+    return f"{_flag(name)} {getattr(config, name)}"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,12 +1,20 @@
-"""Data parallelism: the same weights everywhere, gradients averaged in flat buckets.
+"""Data parallelism: the same weights on every rank, their gradients added up in flat buckets.
 
-The gradient of each parameter is a view into a bucket, so that one collective serves many
-parameters. The order of buckets and of what they hold follows the model alone: two runs average
-alike, bit for bit."""
+A gradient is added to its place in a bucket (buffers.py) as soon as backward has it. With the last
+micro-batch a bucket that is complete is summed over the ranks, while backward goes on if it is to
+overlap; with the distributed optimizer each rank receives the sum of its own piece alone. Sums, not
+means: whoever makes the losses scales them.
+
+The order of buckets and of what they hold follows the model alone, and collectives start in that
+order on every rank: two runs add alike, bit for bit. Over two ranks the size of buckets and the
+kind of collective change no bit either, as a + b = b + a. Over more, the library that adds decides
+by the place in the bucket in which order: equal buckets give equal bits, and with gloo the kind of
+collective does not matter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,55 +22,19 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainyard.errors import InfrastructureError
+from trainyard.parallel.buckets import shard_multiple
+from trainyard.parallel.buffers import Bucket, Member, Place, build_buckets
+from trainyard.parallel.data_config import DataParallelConfig
+from trainyard.parallel.gather import ParameterGather
+from trainyard.parallel.model import group_rank, group_size
 
-BUCKET_SIZE = 40_000_000
-"""Numbers in a bucket: enough to fill the network, few enough to overlap one with the next."""
+FULL_PRECISION = (torch.float32, torch.float64)
+"""Types of parameters that are updated as they are."""
 
-ALIGNMENT = 32
-"""Numbers that each gradient begins at a multiple of: 128 bytes of fp32, for vector units and
-NCCL."""
-
-
-class GradientBuckets:
-    """The gradients of a model; `zero` before a step, `reduce` after its last backward pass."""
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        group: ProcessGroup | None,
-        bucket_size: int = BUCKET_SIZE,
-    ) -> None:
-        self._parameters = list(parameters)
-        self._group = group
-        self._buckets: list[Tensor] = []
-        if group is not None:
-            for members in partition(self._parameters, bucket_size):
-                self._buckets.append(_flat_gradients(members))
-
-    def zero(self) -> None:
-        """Forget the gradients of the last step."""
-        for bucket in self._buckets:
-            bucket.zero_()
-        if self._group is None:  # alone, backward may keep what it computed instead of copying it
-            for parameter in self._parameters:
-                parameter.grad = None
-
-    def reduce(self, average: bool = True) -> None:
-        """Average (or add up) the gradients over the group; afterwards all ranks hold the same
-        bits."""
-        if self._group is None:
-            return
-        world_size = dist.get_world_size(self._group)
-        with reported():
-            works = [
-                dist.all_reduce(bucket, group=self._group, async_op=True)
-                for bucket in self._buckets
-            ]
-            for work in works:
-                assert work is not None
-                work.wait()
-        if average:
-            torch._foreach_div_(self._buckets, float(world_size))
+# torch 2.13 renamed it, and warns of the old name at every call; 2.11 has the old one only.
+_reduce_scatter: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 
 
 class reported:  # noqa: N801  # reads as a phrase: `with reported():`
@@ -84,27 +56,182 @@ def all_reduce_sum(values: Tensor, group: ProcessGroup | None) -> Tensor:
     return values
 
 
-def partition(parameters: Sequence[nn.Parameter], bucket_size: int) -> list[list[nn.Parameter]]:
-    """Consecutive parameters in buckets of at most `bucket_size` numbers, larger ones alone.
+class DataParallel:
+    """The parameters of one model (or of one chunk of it) and their gradients over the ranks.
 
-    From the last to the first: the order in which backward finishes them."""
-    buckets: list[list[nn.Parameter]] = []
-    filled = 0
-    for parameter in reversed(parameters):
-        fits = buckets and filled + parameter.numel() <= bucket_size
-        same = buckets and parameter.dtype == buckets[-1][0].dtype
-        if not (fits and same):
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(parameter)
-        filled += parameter.numel()
-    return buckets
+    In a step: `zero`, then all backward passes, `sync_on_next_backward` before the last of them,
+    then `finish`. One rank alone in full precision has no buckets: gradients stay where backward
+    leaves them, and nothing is copied."""
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        group: ProcessGroup | None,
+        config: DataParallelConfig | None = None,
+        *,
+        grad_dtype: torch.dtype | None = None,
+        alone: Collection[str] = (),
+    ) -> None:
+        """named: parameters in the order of the model; those that are frozen are left out.
+        grad_dtype: in which gradients are added up; unset: the parameters' own.
+
+        alone: names of parameters that have a bucket each, so that they are cut alike on a stage
+        that holds other parameters besides (the tied word embedding)."""
+        config = config or DataParallelConfig()
+        self.members = [Member(name, p) for name, p in named if p.requires_grad]
+        self.group = group
+        self.is_sharded = config.use_distributed_optimizer and group is not None
+        self._overlap = config.overlap_grad_reduce and group is not None
+        self.buckets = self._build(config, grad_dtype, alone)
+        self._sums = [_BucketSum(bucket, self.group, self.is_sharded) for bucket in self.buckets]
+        self.gather: ParameterGather | None = None
+        if self.is_sharded:
+            assert group is not None
+            self.gather = ParameterGather(self.buckets, group, config.overlap_param_gather)
+        self._armed = False
+        self._num_started = 0
+        self._grads: dict[nn.Parameter, Tensor] = {}
+        for total in self._sums:
+            for place in total.bucket.places:
+                self._install(total, place)
+
+    def _build(
+        self, config: DataParallelConfig, grad_dtype: torch.dtype | None, alone: Collection[str]
+    ) -> list[Bucket]:
+        if self.group is None and all(m.parameter.dtype in FULL_PRECISION for m in self.members):
+            return []
+        num_ranks = group_size(self.group)
+        num_shards = num_ranks if self.is_sharded else 1
+        high_bus = config.ddp_pad_buckets_for_high_nccl_busbw
+        return build_buckets(
+            self.members,
+            grad_dtype=grad_dtype,
+            bucket_size=config.bucket_size(
+                sum(m.parameter.numel() for m in self.members), num_ranks
+            ),
+            # The same with and without the distributed optimizer: then sums are in one order, too.
+            multiple=shard_multiple(num_ranks, high_bus=high_bus),
+            num_shards=num_shards,
+            shard=group_rank(self.group) if self.is_sharded else 0,
+            alone=alone,
+        )
+
+    def _install(self, total: _BucketSum, place: Place) -> None:
+        """Have backward hand the gradient of a parameter over as soon as it is there."""
+        parameter = place.member.parameter
+        view = total.bucket.grad_view(place)
+        self._grads[parameter] = view
+
+        def hand_over(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            assert self.gather is None or self.gather.has(total.bucket), (
+                f"{place.member.name} was used before it was fetched: none of the modules that "
+                "ParameterGather.install was given was called for it"
+            )
+            total.add(place, view, parameter.grad)
+            parameter.grad = None
+            if self._armed:
+                total.num_missing -= 1
+                if self._overlap and total.num_missing == 0:
+                    self._start_complete()
+
+        parameter.register_post_accumulate_grad_hook(hand_over)
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def zero(self) -> None:
+        """Forget the gradients of the last step."""
+        self._armed = False
+        self._num_started = 0
+        for total in self._sums:
+            total.reset()
+        if not self.buckets:  # backward may keep what it computed instead of copying it
+            for member in self.members:
+                member.parameter.grad = None
+
+    def sync_on_next_backward(self) -> None:
+        """The backward pass that comes next is the step's last through these parameters."""
+        self._armed = True
+
+    def finish(self) -> None:
+        """Wait for all sums, those included that backward did not start; afterwards the ranks hold
+        the same bits, or with the distributed optimizer each the sums of its own piece."""
+        with reported():
+            for total in self._sums[self._num_started :]:
+                total.start()
+            self._num_started = len(self._sums)
+            for total in self._sums:
+                total.wait()
+
+    def _start_complete(self) -> None:
+        """Start the sums of complete buckets, none before those in front of it: every rank must
+        start them in one order, whatever order its backward finished them in."""
+        with reported():
+            while self._num_started < len(self._sums):
+                total = self._sums[self._num_started]
+                if total.num_missing > 0:
+                    return
+                total.start()
+                self._num_started += 1
+
+    # --- what others read ---------------------------------------------------------------------
+
+    def grad_of(self, parameter: nn.Parameter) -> Tensor:
+        """The gradient of a parameter, in its shape; zeros where the last step reached it not.
+
+        With the distributed optimizer only the numbers of the own piece are sums after `finish`."""
+        if self.buckets:
+            return self._grads[parameter]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
 
 
-def _flat_gradients(members: list[nn.Parameter]) -> Tensor:
-    """One flat tensor that holds the gradients of all members."""
-    sizes = [-(-member.numel() // ALIGNMENT) * ALIGNMENT for member in members]
-    flat = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
-    for member, piece in zip(members, torch.split(flat, sizes), strict=True):
-        member.grad = piece[: member.numel()].view_as(member)
-    return flat
+class _BucketSum:
+    """The gradients of one bucket, first over micro-batches, then over ranks."""
+
+    def __init__(self, bucket: Bucket, group: ProcessGroup | None, is_sharded: bool) -> None:
+        self.bucket = bucket
+        self._group = group
+        self._is_sharded = is_sharded
+        self._work: Any = None
+        self._untouched: set[Place] = set()
+        self.num_missing = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing has come yet. The memory keeps what it holds: the first that comes replaces it,
+        which saves filling it with zeros and reading them again."""
+        assert self._work is None, "gradients were not waited for"
+        self._untouched = set(self.bucket.places)
+        self.num_missing = len(self.bucket.places)
+
+    def add(self, place: Place, total: Tensor, grad: Tensor) -> None:
+        """Add what one backward pass computed; the sum has a type of its own."""
+        if place in self._untouched:
+            self._untouched.remove(place)
+            total.copy_(grad)
+        else:
+            total.add_(grad)
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Begin the sum over ranks."""
+        for place in self._untouched:
+            self.bucket.grad_view(place).zero_()
+        self._untouched.clear()
+        if self._group is None:
+            return
+        bucket = self.bucket
+        if self._is_sharded:
+            self._work = _reduce_scatter(
+                bucket.own_grads, bucket.grads, group=self._group, async_op=True
+            )
+        else:
+            self._work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
+
+    def wait(self) -> None:
+        """Until the sum is there; on CUDA the current stream waits, not the host."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None

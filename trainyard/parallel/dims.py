@@ -1,11 +1,30 @@
-"""The grid of ranks: pure arithmetic, no torch."""
+"""The grid of ranks: pure arithmetic, no torch.
+
+Ranks are numbered through a grid of five axes: tp tensor, cp context, ep expert, dp data, pp
+pipeline parallel. The order names the axes from the one whose neighbours have consecutive numbers
+on, so that those who talk most can sit in one machine: tp-cp-ep-dp-pp as in Megatron-LM, or any
+other."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import product
 
 from trainyard.errors import ConfigError
-from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.config import AXES, DEFAULT_ORDER, ParallelConfig
+from trainyard.parallel.fit import check_world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Where a rank stands on each axis."""
+
+    tp: int = 0
+    cp: int = 0
+    ep: int = 0
+    dp: int = 0
+    pp: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,28 +32,96 @@ class ParallelDims:
     """The degrees of a run; their product is the number of ranks."""
 
     dp: int = 1
+    """Ranks that hold the same weights and see different samples."""
     tp: int = 1
+    """Ranks that share each matrix."""
     pp: int = 1
+    """Ranks that share the layers."""
     cp: int = 1
+    """Ranks that hold the same weights and share each sequence."""
+    ep: int = 1
+    """Ranks that share the experts; those of one replica of the dense part are dp x ep."""
+    order: str = DEFAULT_ORDER
+    """Axes, fastest first."""
+
+    def __post_init__(self) -> None:
+        """Refuse degrees below 1 and orders that are no permutation of the axes."""
+        for axis in AXES:
+            if getattr(self, axis) < 1:
+                raise ConfigError(f"the {axis} size must be at least 1, got {getattr(self, axis)}")
+        if sorted(self.order.split("-")) != sorted(AXES):
+            raise ConfigError(
+                f"the rank order {self.order} must name each of {', '.join(AXES)} once, as in "
+                f"{DEFAULT_ORDER}"
+            )
 
     @property
     def world_size(self) -> int:
         """Ranks."""
-        return self.dp * self.tp * self.pp * self.cp
+        return math.prod(self.size(axis) for axis in AXES)
 
-    def dp_rank(self, rank: int) -> int:
-        """Place of a rank among those that hold the same weights."""
-        assert self.tp == self.pp == self.cp == 1
+    def size(self, axis: str) -> int:
+        """Ranks along an axis."""
+        size: int = getattr(self, axis)
+        return size
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands."""
+        assert 0 <= rank < self.world_size, (rank, self)
+        places = {}
+        for axis in self.order.split("-"):
+            rank, places[axis] = divmod(rank, self.size(axis))
+        return Coordinates(**places)
+
+    def rank_of(self, *, tp: int = 0, cp: int = 0, ep: int = 0, dp: int = 0, pp: int = 0) -> int:
+        """The rank that stands there."""
+        places = {"tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp}
+        rank, stride = 0, 1
+        for axis in self.order.split("-"):
+            assert 0 <= places[axis] < self.size(axis), (axis, places[axis], self)
+            rank += places[axis] * stride
+            stride *= self.size(axis)
         return rank
+
+    def group_ranks(self, *axes: str) -> list[list[int]]:
+        """Every set of ranks that differ in these axes only, ascending; each rank is in one.
+
+        `group_ranks("tp")` are the tensor-parallel groups, `group_ranks("dp", "cp")` the sets of
+        ranks that hold the same weights."""
+        unknown = set(axes) - set(AXES)
+        assert not unknown, unknown
+        order = self.order.split("-")
+        fixed = [axis for axis in reversed(order) if axis not in axes]
+        varied = [axis for axis in reversed(order) if axis in axes]
+        return [
+            [self.rank_of(**outer, **inner) for inner in self._places(varied)]
+            for outer in self._places(fixed)
+        ]
+
+    def group_of(self, rank: int, *axes: str) -> list[int]:
+        """The one of `group_ranks(*axes)` that holds `rank`."""
+        return next(ranks for ranks in self.group_ranks(*axes) if rank in ranks)
+
+    def _places(self, axes: list[str]) -> list[dict[str, int]]:
+        """All places along these axes, the last axis moving fastest."""
+        return [
+            dict(zip(axes, places, strict=True))
+            for places in product(*(range(self.size(axis)) for axis in axes))
+        ]
+
+    def describe(self) -> str:
+        """`tp=2 cp=1 dp=4 pp=2`, for a log line."""
+        names = [axis for axis in AXES if axis != "ep" or self.ep > 1]
+        return " ".join(f"{axis}={self.size(axis)}" for axis in names)
 
 
 def dims_of(config: ParallelConfig, world_size: int) -> ParallelDims:
     """The grid for a number of ranks: what tensor, pipeline and context leave is data parallel."""
-    tp, pp = config.tensor_model_parallel_size, config.pipeline_model_parallel_size
-    cp = config.context_parallel_size
-    if world_size % (tp * pp * cp):
-        raise ConfigError(
-            f"{world_size} ranks do not divide into --tensor-model-parallel-size ({tp}) x "
-            f"--pipeline-model-parallel-size ({pp}) x --context-parallel-size ({cp})"
-        )
-    return ParallelDims(dp=world_size // (tp * pp * cp), tp=tp, pp=pp, cp=cp)
+    check_world_size(config, world_size)
+    return ParallelDims(
+        dp=world_size // config.model_ranks,
+        tp=config.tensor_model_parallel_size,
+        pp=config.pipeline_model_parallel_size,
+        cp=config.context_parallel_size,
+        order=config.order,
+    )

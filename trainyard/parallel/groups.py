@@ -1,8 +1,10 @@
-"""The process groups of a run, made once and passed to whoever communicates."""
+"""The process groups of a run, made once and passed to whoever communicates.
+
+A group is None where it would have one rank: such a rank talks to nobody, and its code path is that
+of one process."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +15,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.parallel.config import ParallelConfig
-from trainyard.parallel.dims import ParallelDims, dims_of
+from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
+from trainyard.parallel.join import join_ranks, rank_of_environment
+from trainyard.parallel.model import ModelParallel
+
+__all__ = [
+    "ALONE",
+    "ProcessGroups",
+    "broadcast_object",
+    "gather_objects",
+    "process_groups",
+    "rank_of_environment",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +37,128 @@ class ProcessGroups:
     dims: ParallelDims
     rank: int
     dp: ProcessGroup | None = None
-    """Ranks that hold the same weights; None for one rank alone, which needs no communication."""
+    """Ranks that hold the same weights and see different samples."""
+    tp: ProcessGroup | None = None
+    """Ranks that share each matrix."""
+    cp: ProcessGroup | None = None
+    """Ranks that share each sequence."""
+    pp: ProcessGroup | None = None
+    """Ranks that share the layers, first stage first."""
+    dp_cp: ProcessGroup | None = None
+    """Ranks that hold the same weights: gradients are added up over them."""
+    tp_cp: ProcessGroup | None = None
+    """Ranks that share the tokens and matrices of a layer."""
+    model: ProcessGroup | None = None
+    """Ranks that hold one copy of all weights (tp x pp): norms are over them."""
+    embedding: ProcessGroup | None = None
+    """First and last pipeline rank, which hold one embedding twice if it is tied; None between."""
+    world: ProcessGroup | None = None
+    """All ranks."""
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """This rank's place on every axis."""
+        return self.dims.coordinates(self.rank)
 
     @property
     def dp_rank(self) -> int:
-        """This rank's place in the data-parallel group."""
-        return self.dims.dp_rank(self.rank)
+        """Place in the data-parallel group."""
+        return self.coordinates.dp
+
+    @property
+    def tp_rank(self) -> int:
+        """Place in the tensor-parallel group."""
+        return self.coordinates.tp
+
+    @property
+    def cp_rank(self) -> int:
+        """Place in the context-parallel group."""
+        return self.coordinates.cp
+
+    @property
+    def pp_rank(self) -> int:
+        """Place in the pipeline."""
+        return self.coordinates.pp
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank begins the pipeline."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank ends the pipeline."""
+        return self.pp_rank == self.dims.pp - 1
+
+    def pp_neighbour(self, by: int) -> int:
+        """The rank (of all ranks) `by` places on in the pipeline, around its end: 1 the next."""
+        here = self.coordinates
+        place = (here.pp + by) % self.dims.pp
+        return self.dims.rank_of(tp=here.tp, cp=here.cp, ep=here.ep, dp=here.dp, pp=place)
+
+    def model_parallel(self, config: ParallelConfig) -> ModelParallel:
+        """What the modules of a model are told."""
+        return ModelParallel(
+            tp=self.tp,
+            cp=self.cp,
+            sequence_parallel=config.sequence_parallel,
+            cp_comm_type=config.cp_comm_type,
+            tp_comm_overlap=config.tp_comm_overlap,
+        )
 
 
 ALONE = ProcessGroups(ParallelDims(), 0)
 """One process: a notebook, a test, a small run."""
 
 
-def rank_of_environment() -> tuple[int, int, int, int]:
-    """(rank, ranks, local rank, local ranks) that a launcher set, or one process alone."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, world, local_rank, local_world = (os.environ.get(name) for name in names)
-    return (
-        int(rank or 0),
-        int(world or 1),
-        int(local_rank or rank or 0),
-        int(local_world or world or 1),
+def build_groups(dims: ParallelDims, rank: int, timeout: timedelta | None = None) -> ProcessGroups:
+    """The groups of all axes; every rank calls it at the same time, the default group being up."""
+    if dims.world_size == 1:
+        return ProcessGroups(dims, rank)
+    maker = _Maker(rank, dims.world_size, timeout)
+    pipelines = dims.group_ranks("pp")
+    return ProcessGroups(
+        dims,
+        rank,
+        dp=maker.make(dims.group_ranks("dp"), "dp"),
+        tp=maker.make(dims.group_ranks("tp"), "tp"),
+        cp=maker.make(dims.group_ranks("cp"), "cp"),
+        pp=maker.make(pipelines, "pp"),
+        dp_cp=maker.make(dims.group_ranks("dp", "cp"), "dp_cp"),
+        tp_cp=maker.make(dims.group_ranks("tp", "cp"), "tp_cp"),
+        model=maker.make(dims.group_ranks("tp", "pp"), "model"),
+        embedding=maker.make([_ends(ranks) for ranks in pipelines], "embedding"),
+        world=dist.group.WORLD,
     )
+
+
+def _ends(pipeline: list[int]) -> list[int]:
+    return [pipeline[0], pipeline[-1]] if len(pipeline) > 1 else pipeline
+
+
+class _Maker:
+    """Makes each set of groups once, whatever it is called: with cp = 1, dp_cp is dp."""
+
+    def __init__(self, rank: int, world_size: int, timeout: timedelta | None) -> None:
+        self._rank, self._timeout = rank, timeout
+        everyone = tuple(range(world_size))
+        self._made: dict[tuple[int, ...], ProcessGroup | None] = {everyone: dist.group.WORLD}
+
+    def make(self, groups: list[list[int]], name: str) -> ProcessGroup | None:
+        """The group of these that holds this rank. Every rank makes all of them, in this order:
+        the backends count calls."""
+        mine: ProcessGroup | None = None
+        for ranks in groups:
+            group = self._one(tuple(ranks), name) if len(ranks) > 1 else None
+            if self._rank in ranks:
+                mine = group
+        return mine
+
+    def _one(self, ranks: tuple[int, ...], name: str) -> ProcessGroup | None:
+        if ranks not in self._made:
+            made = dist.new_group(list(ranks), timeout=self._timeout, group_desc=name)
+            self._made[ranks] = made if self._rank in ranks else None
+        return self._made[ranks]
 
 
 T = TypeVar("T")
@@ -62,6 +174,15 @@ def broadcast_object(value: T, group: ProcessGroup | None) -> T:
     return received
 
 
+def gather_objects(value: T, group: ProcessGroup | None) -> list[T]:
+    """What every rank of the group passes, in their order, on all of them."""
+    if group is None:
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
 @contextmanager
 def process_groups(config: ParallelConfig, device: torch.device) -> Iterator[ProcessGroups]:
     """The groups of the ranks that the launcher started, until the end of the context."""
@@ -70,18 +191,9 @@ def process_groups(config: ParallelConfig, device: torch.device) -> Iterator[Pro
     if world_size == 1:
         yield ProcessGroups(dims, rank)
         return
-    backend = config.distributed_backend or ("nccl" if device.type == "cuda" else "gloo")
-    if backend == "nccl" and device.type != "cuda":
-        raise ConfigError("--distributed-backend nccl needs CUDA devices; use gloo")
     timeout = timedelta(minutes=config.distributed_timeout_minutes)
+    join_ranks(config, device, dims.describe(), timeout)
     try:
-        dist.init_process_group(backend, timeout=timeout)
-    except (RuntimeError, ValueError) as error:
-        raise InfrastructureError(
-            f"rank {rank} of {world_size} could not join the others over {backend} at "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}"
-        ) from error
-    try:
-        yield ProcessGroups(dims, rank, dist.group.WORLD)
+        yield build_groups(dims, rank, timeout)
     finally:
         dist.destroy_process_group()

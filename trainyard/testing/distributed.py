@@ -1,7 +1,8 @@
 """Run a function on several ranks over gloo or NCCL, as a test calls a function.
 
 The ranks are forked from a server process that has imported torch once, so the first call of a test
-session costs seconds and the others tenths of one."""
+session costs seconds and the others tenths of one. They end with the call; pool.py has ranks that
+stay, for tests that make many calls."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +26,22 @@ from typing import Any
 TIMEOUT_SECONDS = 120.0
 PRELOADED = ("torch", "torch.distributed", "torch.testing")
 """What the server imports; whoever else uses it asks for these as well, as it starts but once."""
+
+Target = tuple[str, str, str]
+"""File, module and qualified name of a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a rank ended that did not end well."""
+
+    rank: int
+    when: float
+    """On the clock that all processes of a machine share."""
+    error: BaseException | str | None
+    """What was raised, or its text where it cannot be pickled; None for a process that is gone."""
+    text: str = ""
+    exit_code: int | None = None
 
 
 def run_distributed(
@@ -40,10 +58,11 @@ def run_distributed(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED])
     with tempfile.TemporaryDirectory(prefix="trainyard-ranks-") as folder:
-        target = (inspect.getfile(fn), fn.__module__, fn.__qualname__)
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
         ranks = [
-            context.Process(target=_rank_main, args=(target, folder, rank, world_size, backend))
+            context.Process(
+                target=_rank_main, args=(target_of(fn), folder, rank, world_size, backend)
+            )
             for rank in range(world_size)
         ]
         for process in ranks:
@@ -74,24 +93,32 @@ def _wait(ranks: Sequence[BaseProcess], folder: Path, timeout_seconds: float) ->
 
 
 def _cause(codes: Sequence[int | None], folder: Path) -> BaseException:
-    """The error that came first: a rank that ends takes the others with it, who may end sooner."""
-    errors = []
+    failures = []
     for rank, code in enumerate(codes):
         file = folder / f"{rank}.error"
         if file.exists():
-            errors.append((*pickle.loads(file.read_bytes()), rank))
+            failures.append(Failure(rank, *pickle.loads(file.read_bytes())))
         elif code:
-            return RuntimeError(f"rank {rank} ended with exit code {code} and left no error")
-    _, error, text, rank = min(errors, key=lambda found: found[0])
-    if not isinstance(error, BaseException):
-        return RuntimeError(f"rank {rank} raised {error}\n{text}")
-    error.add_note(f"raised on rank {rank}:\n{text}")
-    return error
+            failures.append(Failure(rank, 0.0, None, "", code))
+    return first_cause(failures)
 
 
-def _rank_main(
-    target: tuple[str, str, str], folder: str, rank: int, world_size: int, backend: str
-) -> None:
+def first_cause(failures: Sequence[Failure]) -> BaseException:
+    """The error that came first: a rank that ends takes the others with it, who may end sooner."""
+    for failure in failures:
+        if failure.error is None:
+            code = failure.exit_code
+            return RuntimeError(
+                f"rank {failure.rank} ended with exit code {code} and left no error"
+            )
+    first = min(failures, key=lambda failure: failure.when)
+    if not isinstance(first.error, BaseException):
+        return RuntimeError(f"rank {first.rank} raised {first.error}\n{first.text}")
+    first.error.add_note(f"raised on rank {first.rank}:\n{first.text}")
+    return first.error
+
+
+def _rank_main(target: Target, folder: str, rank: int, world_size: int, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -106,16 +133,16 @@ def _rank_main(
             world_size=world_size,
             timeout=timedelta(seconds=TIMEOUT_SECONDS),
         )
-        result = _find(*target)(*pickle.loads((here / "args").read_bytes()))
+        result = find_function(*target)(*pickle.loads((here / "args").read_bytes()))
         (here / f"{rank}.result").write_bytes(pickle.dumps(result))
         dist.destroy_process_group()
     except BaseException as error:
-        (here / f"{rank}.partial").write_bytes(_pickled(error))
+        (here / f"{rank}.partial").write_bytes(pickled_error(error))
         (here / f"{rank}.partial").rename(here / f"{rank}.error")
         os._exit(1)  # not through destructors that wait for ranks which will not come
 
 
-def _pickled(error: BaseException) -> bytes:
+def pickled_error(error: BaseException) -> bytes:
     """When (on the clock that all processes of a machine share), what, and its traceback."""
     when, text = time.monotonic(), traceback.format_exc()
     try:
@@ -126,7 +153,12 @@ def _pickled(error: BaseException) -> bytes:
     return data
 
 
-def _find(file: str, module_name: str, qualname: str) -> Callable[..., Any]:
+def target_of(fn: Callable[..., Any]) -> Target:
+    """Where another process finds the function."""
+    return inspect.getfile(fn), fn.__module__, fn.__qualname__
+
+
+def find_function(file: str, module_name: str, qualname: str) -> Callable[..., Any]:
     """The function, from a module that pytest may have imported under a name of its own."""
     module = sys.modules.get(module_name)
     if module is None:

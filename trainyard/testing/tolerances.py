@@ -1,11 +1,15 @@
 """How far two results may differ that should be the same, by what separates them.
 
-Each is keyword arguments of torch.testing.assert_close. Where nothing but the number of processes,
-a restart or a file lies between two results, the tolerance is none: compare with torch.equal."""
+A `Tolerance` is keyword arguments of torch.testing.assert_close, a `RunTolerance` is for a whole
+run. Where nothing but a restart, a file, or a cut that adds up in the same order lies between two
+results, the tolerance is none: compare with torch.equal."""
 
 from __future__ import annotations
 
-from typing import Final, TypedDict
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Tolerance(TypedDict):
@@ -23,3 +27,37 @@ FP32_UPDATE: Final[Tolerance] = {"rtol": 1e-4, "atol": 1e-6}
 
 FP32_TRAINING: Final[Tolerance] = {"rtol": 1e-3, "atol": 1e-5}
 """Tens of training steps whose sums were added in another order."""
+
+
+# --- whole runs -------------------------------------------------------------------------------
+
+
+class RunTolerance(NamedTuple):
+    """Bounds of what a run of a few steps comes to, all relative; tensors by `relative_error`."""
+
+    loss: float
+    grad_norm: float
+    gradient: float
+    """Every tensor of the first step's."""
+    state: float
+    """Every parameter and moment of the optimizer after the last step."""
+
+
+FP32_LAYOUT: Final = RunTolerance(loss=1e-6, grad_norm=1e-5, gradient=1e-5, state=1e-5)
+"""The same run in fp32, cut over ranks in another way: the same sums in another order."""
+
+BF16_LAYOUT: Final = RunTolerance(loss=1e-3, grad_norm=2e-2, gradient=5e-2, state=1e-1)
+"""The same in bf16, where ranks add up what was rounded to 8 bits."""
+
+LEARNING: Final = 1e-3
+"""Losses of tens of steps in fp32, cut in any way: relative."""
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """|found - expected| / |expected| of two tensors, by the L2 norm.
+
+    Number by number, those that are next to nothing would count most, and are rounding alone."""
+    assert found.shape == expected.shape, (tuple(found.shape), tuple(expected.shape))
+    difference = float((found.double() - expected.double()).norm())
+    scale = float(expected.double().norm())
+    return difference / scale if scale else difference

@@ -6,73 +6,113 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import execution
+from trainyard.config import also, execution
 from trainyard.errors import ConfigError
+
+AT_LEAST_ONE = (
+    "micro_batch_size",
+    "global_batch_size",
+    "train_iters",
+    "train_samples",
+    "eval_interval",
+    "num_threads",
+    "save_interval",
+    "exit_interval",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
     """How long to train, in what batches, and how often to look up."""
 
-    micro_batch_size: int
+    micro_batch_size: int = also("batch_size")
     """Samples that a rank works on at once."""
     global_batch_size: int | None = None
     """Samples of an optimizer step over all ranks; unset: one micro-batch on each rank."""
-    train_iters: int
-    """Optimizer steps of the whole run."""
+    rampup_batch_size: tuple[int, ...] = ()
+    """START INCREMENT SAMPLES: begin with a global batch of START and add INCREMENT evenly over
+    the first SAMPLES samples until --global-batch-size is reached; with --train-samples."""
+    step_batch_size_schedule: str | None = None
+    """TOKENS:SIZE ...: the global batch from each number of consumed tokens on, as in
+    "0:768 250B:1536" (K, M, B, T); with --train-samples."""
+    decrease_batch_size_if_needed: bool = False
+    """Lower a batch that micro-batches and ranks do not fill to one that they do."""
+    train_iters: int | None = also("train_steps", default=None)
+    """Optimizer steps of the whole run; this or --train-samples."""
+    train_samples: int | None = None
+    """Samples of the whole run; this or --train-iters."""
     eval_interval: int = 1000
     """Steps between two measurements of the validation loss."""
     eval_iters: int = 100
     """Global batches of a measurement; 0 measures nothing."""
     eval_at_start: bool = False
     """Measure the validation loss before the first step too."""
+    iterations_to_skip: tuple[int, ...] = ()
+    """Steps whose samples are passed over, without an update (samples known to do harm)."""
     calculate_per_token_loss: bool = False
     """Weigh every token of a step alike, where micro-batches hold different numbers of them."""
     seed: int = 1234
     """Seed of initial weights, dropout and the order of samples."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: CUDA where torch sees a device."""
+    compile_layers: Literal["auto", "on", "off"] = execution("auto")
+    """Compile each layer with torch.compile; auto: on CUDA."""
     deterministic_mode: bool = False
     """On CUDA, only operations that give the same bits every time; on CPUs that is always so."""
     num_threads: int | None = execution(None)
     """CPU threads of a rank; unset: OMP_NUM_THREADS, else the cores divided by the ranks of a
     machine. Sums are grouped by thread, so another number changes the last digits."""
-    log_interval: int = execution(100)
-    """Steps between two lines on the console."""
-    log_throughput: bool = execution(False)
-    """Show TFLOP/s per GPU in those lines."""
+    manual_gc: bool = execution(False)
+    """Collect Python's garbage at steps of its own, the same on all ranks, not now and then on
+    each."""
+    manual_gc_interval: int = execution(0)
+    """Steps between two collections with --manual-gc; 0: only around checkpoints and
+    measurements."""
     save_interval: int | None = execution(None)
     """Steps between two checkpoints; the last step is always saved."""
+    save_optim: bool = execution(True)
+    """Save the optimizer with the weights; without it a step serves --finetune and tools alone, and
+    the run cannot be continued from it."""
     exit_interval: int | None = execution(None)
     """Save and stop, unfinished, at a step that this divides; the same command continues."""
+    exit_duration_in_mins: float | None = execution(None)
+    """Save and stop, unfinished, after the first step that ends so long after the start; the same
+    command continues."""
+    exit_signal_handler: bool = execution(True)
+    """Save and stop on SIGTERM, SIGINT or SIGUSR1; always done."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, in words."""
-        for name in (
-            "micro_batch_size",
-            "global_batch_size",
-            "train_iters",
-            "eval_interval",
-            "num_threads",
-            "log_interval",
-            "save_interval",
-            "exit_interval",
-        ):
+        for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.eval_iters < 0:
             raise ConfigError(f"--eval-iters must be at least 0, got {self.eval_iters}")
+        if self.manual_gc_interval < 0:
+            raise ConfigError(
+                f"--manual-gc-interval must be at least 0, got {self.manual_gc_interval}"
+            )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
+        if (self.train_iters is None) == (self.train_samples is None):
+            raise ConfigError("give --train-iters or --train-samples, one of them")
+        self._check_evaluation()
+        if self.exit_duration_in_mins is not None and not self.exit_duration_in_mins > 0:
+            raise ConfigError(
+                f"--exit-duration-in-mins must be above 0, got {self.exit_duration_in_mins}"
+            )
+
+    def _check_evaluation(self) -> None:
         if self.eval_at_start and not self.eval_iters:
             raise ConfigError(
                 "--eval-at-start measures nothing with --eval-iters 0; give one of them up"
             )
 
-    def evaluation_steps(self) -> list[int]:
-        """The steps after which the validation loss is measured; the last step is one of them."""
+    def evaluation_steps(self, steps: int) -> list[int]:
+        """The steps of a run of so many after which the validation loss is measured; the last is
+        one of them."""
         if not self.eval_iters:
             return []
-        steps = set(range(self.eval_interval, self.train_iters + 1, self.eval_interval))
-        return sorted(steps | {self.train_iters} | ({0} if self.eval_at_start else set()))
+        found = set(range(self.eval_interval, steps + 1, self.eval_interval))
+        return sorted(found | {steps} | ({0} if self.eval_at_start else set()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,11 +12,12 @@ from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import IN_MEMORY, IndexCache
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, SampleFormat
-from trainyard.datasets.loader import Batch, build_loader, load, sample_groups
+from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.config import TrainingConfig
 from trainyard.training.ledger import digest_samples
+from trainyard.training.length import RunLength
 from trainyard.training.samples import num_samples
 
 
@@ -34,10 +35,12 @@ class RunData:
     """Training and validation data of one rank."""
 
     config: DataConfig
-    train: Dataset
+    train: Dataset | ExternalData
     valid: tuple[tuple[str, Dataset], ...]
     """Each validation set with its name."""
     batch_size: BatchSize
+    """The final one, in which validation is measured; the sizes of ranks and micro-batches are
+    those of every step."""
     dp_rank: int = 0
 
     def train_batches(self, consumed: int) -> Iterator[Batch]:
@@ -59,14 +62,21 @@ class RunData:
             batches = build_loader(dataset, self.config, shape, consumed, self.dp_rank)
             yield Validation(name, batches, eval_iters * size.num_microbatches)
 
-    def step_digests(self, consumed: int) -> Iterator[str]:
-        """Digest of the samples of each step, those of all ranks, after `consumed` samples."""
-        groups = sample_groups(self.config, self._shape(self.train), consumed)
-        while True:
-            step = [next(groups).ravel() for _ in range(self.batch_size.num_microbatches)]
-            yield digest_samples(self.train.ids(np.concatenate(step)))
+    def step_digests(self, consumed: int) -> Callable[[int], str]:
+        """A function from the micro-batches of the next step to the digest of its samples, those of
+        all ranks, after `consumed` samples; empty for data that loads itself."""
+        train = self.train
+        if isinstance(train, ExternalData):
+            return lambda num_microbatches: ""
+        groups = sample_groups(self.config, self._shape(train), consumed)
 
-    def _shape(self, dataset: Dataset) -> SamplerShape:
+        def next_step(num_microbatches: int) -> str:
+            step = [next(groups).ravel() for _ in range(num_microbatches)]
+            return digest_samples(train.ids(np.concatenate(step)))
+
+        return next_step
+
+    def _shape(self, dataset: Dataset | ExternalData) -> SamplerShape:
         return SamplerShape(len(dataset), self.batch_size.micro_batch_size, self.batch_size.dp)
 
 
@@ -74,15 +84,15 @@ def build_run_data(
     data: DataConfig,
     training: TrainingConfig,
     form: SampleFormat,
-    batch_size: BatchSize,
+    length: RunLength,
     dp_rank: int = 0,
 ) -> RunData:
     """The datasets of a run, large enough for all its steps and measurements.
 
     Every rank calls this by itself; with --data-cache-path one rank of a machine builds what is not
     there, and the others find it."""
-    sizes = (*num_samples(training, batch_size.global_batch_size), 0)
+    sizes = (*num_samples(training, length), 0)
     indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
     built = build_datasets(data, form, sizes, indexer)
     assert built.train is not None
-    return RunData(data, built.train, built.valid, batch_size, dp_rank)
+    return RunData(data, built.train, built.valid, length.schedule.final, dp_rank)

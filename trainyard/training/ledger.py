@@ -2,10 +2,13 @@
 
     {"step": 1, "consumed_train_samples": 8, "tokens": 1024, "global_batch_size": 8, "lm_loss": 9.1,
      "learning_rate": 0.0, "weight_decay": 0.01, "grad_norm": 1.5, "samples": "1f0c...",
-     "validation_loss": 9.0}
+     "rng": "9be2...", "validation_loss": 9.0}
 
 `tokens` and `consumed_train_samples` count from the beginning of the run. `samples` digests which
-samples the step was made of, in order. `validation_loss` is there when it was measured after that
+samples the step was made of, in order, and `rng` the seeds that it drew from. In fp16 `loss_scale`
+is the one of the step, and `skipped` says that a gradient overflowed and nothing was updated;
+`passed_over` says so of a step of --iterations-to-skip. `num_zeros` and `params_norm` are there
+when they were asked for. `validation_loss` is there when it was measured after that
 step; a line of step 0 holds nothing else. With several validation sets it is their mean, and
 `validation_losses` has each by name. Floats are written so that they read back to the same
 bits."""
@@ -38,6 +41,12 @@ class StepRecord:
     weight_decay: float | None = None
     grad_norm: float | None = None
     samples: str | None = None
+    rng: str | None = None
+    loss_scale: float | None = None
+    skipped: bool | None = None
+    passed_over: bool | None = None
+    num_zeros: int | None = None
+    params_norm: float | None = None
     validation_loss: float | None = None
     validation_losses: dict[str, float] | None = None
 

@@ -6,23 +6,32 @@ Knows no files and no command line; it ends when the steps are done, or when it 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from trainyard.datasets.loader import Batch
-from trainyard.optim.schedule import Schedule
+from trainyard.errors import RerunElsewhere, ValidationFailed
+from trainyard.optim.schedule import Rates, Schedule
+from trainyard.training.batch_size import BatchSize
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.config import TrainingConfig
 from trainyard.training.data import RunData
+from trainyard.training.data_wait import DataWait
 from trainyard.training.ledger import Ledger, StepRecord
+from trainyard.training.length import RunLength
 from trainyard.training.metrics import StepTiming, Workload
+from trainyard.training.randomness import step_digest
 from trainyard.training.state import TrainState
 from trainyard.training.step import StepResult, Trainee
 
 log = logging.getLogger(__name__)
 
 Outcome = Literal["finished", "stopped", "paused"]
+
+SampleDigests = Callable[[int], str]
+"""Digest of the samples of the next so many micro-batches, over all ranks."""
 
 
 def _never() -> bool:
@@ -38,13 +47,16 @@ class TrainLoop:
         schedule: Schedule,
         data: RunData,
         config: TrainingConfig,
+        length: RunLength,
         workload: Workload,
         *,
         callbacks: Sequence[Callback] = (),
         state: TrainState | None = None,
         ledger: Ledger | None = None,
         stop_requested: Callable[[], bool] = _never,
+        wait: DataWait | None = None,
     ) -> None:
+        """wait: measures how long batches are waited for."""
         self.state = state or TrainState()
         self.ledger = ledger or Ledger(self.state.ledger_digest)
         self._trainee = trainee
@@ -54,15 +66,24 @@ class TrainLoop:
         self._workload = workload
         self._callbacks = callbacks
         self._stop_requested = stop_requested
-        self._evaluation_steps = config.evaluation_steps()
+        self._length = length
+        self._evaluation_steps = list(length.evaluation_steps)
+        self._wait = wait or DataWait()
+        self._began = time.monotonic()
+        self._first_step = self.state.step
 
     def run(self) -> Outcome:
         """Train; `stopped` by a signal and `paused` by --exit-interval leave the run unfinished."""
-        for callback in self._callbacks:
-            callback.begin(self.state)
-        outcome = self._steps()
-        for callback in self._callbacks:
-            callback.end()
+        try:
+            for callback in self._callbacks:
+                callback.begin(self.state)
+            outcome = self._steps()
+            for callback in self._callbacks:
+                callback.end()
+        except BaseException:
+            for callback in self._callbacks:
+                callback.failed()
+            raise
         return outcome
 
     def _steps(self) -> Outcome:
@@ -70,9 +91,10 @@ class TrainLoop:
         if outcome != "finished":
             return outcome
         consumed = self.state.consumed_train_samples
-        batches, digests = self._data.train_batches(consumed), self._data.step_digests(consumed)
-        for step in range(self.state.step + 1, self._config.train_iters + 1):
-            outcome = self._step(step, batches, digests)
+        batches = self._wait.watch(self._data.train_batches(consumed))
+        digest = self._data.step_digests(consumed)
+        for step in range(self.state.step + 1, self._length.steps + 1):
+            outcome = self._step(step, batches, digest)
             if outcome != "finished":
                 return outcome
         return "finished"
@@ -94,49 +116,93 @@ class TrainLoop:
         self._tell(record, None, is_stopping=outcome != "finished")
         return outcome
 
-    def _step(self, step: int, batches: Iterator[Batch], digests: Iterator[str]) -> Outcome:
+    def _step(self, step: int, batches: Iterator[Batch], digest: SampleDigests) -> Outcome:
         began = time.perf_counter()
-        rate = self._schedule.learning_rate.at(self.state.consumed_train_samples)
-        decay = self._schedule.weight_decay.at(self.state.consumed_train_samples)
-        result = self._trainee.step(step, batches, rate, decay, self._stop_requested())
-        self._advance(step)
-        record = self._record(result, rate, decay, next(digests))
+        size = self._length.schedule.at(self.state.consumed_train_samples)
+        rates = self._schedule.at(self.state.scheduled_samples)
+        result = None
+        if step in self._config.iterations_to_skip:
+            self._pass_over(size, batches)
+        else:
+            try:
+                result = self._trainee.step(step, size, batches, rates, self._asked_to_stop())
+            except (RerunElsewhere, ValidationFailed):
+                self._save_before_fault()
+                raise
+        self._advance(step, size, is_taken=result is not None and not result.skipped)
+        stop = result is not None and result.stop
+        record = self._record(result, size, rates, digest(size.num_microbatches))
         seconds = time.perf_counter() - began
-        timing = self._workload.timing(step, seconds, self._trainee.device)
+        timing = self._workload.timing(
+            step, seconds, self._trainee.device, size.global_batch_size, self._wait.take()
+        )
         if step in self._evaluation_steps:
-            losses = None if result.stop else self._evaluate(step)
+            losses = None if stop else self._evaluate(step)
             if losses is None:
                 self.state.unmeasured = record.document()
                 self._announce(record, timing, is_stopping=True)
                 return "stopped"
             record.set_validation(losses)
-        outcome = self._outcome(step, result.stop)
+        outcome = self._outcome(step, stop)
         self._tell(record, timing, is_stopping=outcome != "finished")
         return outcome
 
-    def _advance(self, step: int) -> None:
-        self.state.step = step
-        self.state.consumed_train_samples += self._data.batch_size.global_batch_size
-        self.state.num_updates = self._trainee.optimizer.num_updates
-
-    def _record(self, result: StepResult, rate: float, decay: float, samples: str) -> StepRecord:
-        size = self._data.batch_size.global_batch_size
+    def _save_before_fault(self) -> None:
+        """Have the state before the step saved, as on a request to stop: nothing was updated."""
+        if self.state.step == self._first_step:
+            return  # it was begun from there
         consumed = self.state.consumed_train_samples
-        return StepRecord(
+        tokens = consumed * self._workload.tokens_per_sample
+        self._announce(StepRecord(self.state.step, consumed, tokens), None, is_stopping=True)
+
+    def _asked_to_stop(self) -> bool:
+        """By a signal, or by --exit-duration-in-mins; the step that is begun is still taken."""
+        minutes = self._config.exit_duration_in_mins
+        over = minutes is not None and time.monotonic() - self._began > 60.0 * minutes
+        return over or self._stop_requested()
+
+    def _pass_over(self, size: BatchSize, batches: Iterator[Batch]) -> None:
+        """Take the samples of a step of --iterations-to-skip, and do nothing with them."""
+        log.info("passing over the samples of step %d (--iterations-to-skip)", self.state.step + 1)
+        for _ in range(size.num_microbatches):
+            next(batches)
+
+    def _advance(self, step: int, size: BatchSize, is_taken: bool) -> None:
+        self.state.step = step
+        self.state.consumed_train_samples += size.global_batch_size
+        self.state.scheduled_samples += size.global_batch_size if is_taken else 0
+        self.state.num_updates = self._trainee.optimizer.num_updates
+        self.state.loss_scaler = self._trainee.optimizer.scaler.state_dict()
+
+    def _record(
+        self, result: StepResult | None, size: BatchSize, rates: Rates, samples: str
+    ) -> StepRecord:
+        consumed = self.state.consumed_train_samples
+        record = StepRecord(
             step=self.state.step,
             consumed_train_samples=consumed,
-            tokens=consumed * (self._workload.tokens // size),
-            global_batch_size=size,
-            lm_loss=result.lm_loss,
-            learning_rate=rate,
-            weight_decay=decay,
-            grad_norm=result.grad_norm,
+            tokens=consumed * self._workload.tokens_per_sample,
+            global_batch_size=size.global_batch_size,
             samples=samples,
         )
+        if result is None:
+            record.passed_over = True
+            return record
+        record.lm_loss = _finite(result.lm_loss)
+        record.learning_rate, record.weight_decay = rates.learning_rate, rates.weight_decay
+        record.grad_norm = _finite(result.grad_norm)
+        record.rng = step_digest(
+            self._config.seed, self.state.step, size.num_microbatches * size.dp
+        )
+        if result.loss_scale != 1.0:
+            record.loss_scale = result.loss_scale
+        record.skipped = result.skipped or None
+        record.num_zeros, record.params_norm = result.num_zeros, result.params_norm
+        return record
 
     def _outcome(self, step: int, stop: bool) -> Outcome:
         """A stop that comes with the last step has nothing left to stop."""
-        if step == self._config.train_iters:
+        if step == self._length.steps:
             return "finished"
         if stop:
             return "stopped"
@@ -150,7 +216,9 @@ class TrainLoop:
         number = self._evaluation_steps.index(step)
         losses: dict[str, float] = {}
         for name, batches, count in self._data.validations(number, self._config.eval_iters):
-            loss = self._trainee.evaluate(batches, count, self._stop_requested)
+            at_once = self._length.schedule.final.num_microbatches
+            batches = self._wait.watch(batches)
+            loss = self._trainee.evaluate(batches, count, self._stop_requested, at_once)
             if loss is None:
                 log.info("asked to stop: the validation at step %d is left for later", step)
                 return None
@@ -163,10 +231,15 @@ class TrainLoop:
         self._announce(record, timing, is_stopping)
 
     def _announce(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
-        is_last = record.step == self._config.train_iters
+        is_last = record.step == self._length.steps
         is_measured = not self.state.unmeasured
         event = StepEvent(
             record, timing, self.state, self.ledger, is_last, is_stopping, is_measured
         )
         for callback in self._callbacks:
             callback.after_step(event)
+
+
+def _finite(value: float) -> float | None:
+    """What JSON can say; a step that overflowed in fp16 has no loss."""
+    return value if math.isfinite(value) else None

@@ -24,6 +24,8 @@ class StepTiming:
     """Over all ranks."""
     tflops_per_gpu: float
     """10^12 operations a second and device, by the convention of `trainyard.models.flops`."""
+    data_wait_ms: float
+    """Part of `ms` in which the loader was waited for."""
     memory_bytes: int
     """Peak so far of the first rank: allocated on its CUDA device, else resident in the process."""
 
@@ -38,19 +40,27 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a step amounts to."""
+    """What a sample amounts to."""
 
-    tokens: int
-    flops: float
+    tokens_per_sample: int
+    flops_per_sample: float
     world_size: int
 
-    def timing(self, step: int, seconds: float, device: torch.device) -> StepTiming:
-        """The figures of a step that took `seconds`."""
+    def timing(
+        self,
+        step: int,
+        seconds: float,
+        device: torch.device,
+        num_samples: int,
+        data_wait_seconds: float = 0.0,
+    ) -> StepTiming:
+        """The figures of a step of so many samples that took `seconds`."""
         return StepTiming(
             step,
             1000.0 * seconds,
-            self.tokens / seconds,
-            self.flops / (seconds * 1e12 * self.world_size),
+            num_samples * self.tokens_per_sample / seconds,
+            num_samples * self.flops_per_sample / (seconds * 1e12 * self.world_size),
+            1000.0 * data_wait_seconds,
             peak_memory_bytes(device),
         )
 
@@ -62,9 +72,11 @@ def summary(timings: list[StepTiming]) -> dict[str, float]:
         return {}
     names = ("ms", "tokens_per_second", "tflops_per_gpu")
     medians = {name: statistics.median(getattr(t, name) for t in steady) for name in names}
+    waited = sum(t.data_wait_ms for t in steady) / sum(t.ms for t in steady)
     return {
         "step_ms": round(medians["ms"], 3),
         "tokens_per_second": round(medians["tokens_per_second"], 1),
         "tflops_per_gpu": round(medians["tflops_per_gpu"], 5),
+        "data_wait_share": round(waited, 5),
         "peak_memory_bytes": max(t.memory_bytes for t in timings),
     }

@@ -1,7 +1,8 @@
 """What dropout draws, as a function of where in the run it is drawn.
 
 The generators are seeded anew for every micro-batch, from the run's seed, the step, and the place
-of the micro-batch in the global batch. So there is no state of a generator to save: a resumed run
+of the micro-batch in the global batch; dropout on the residual stream hashes the same seed
+(parallel/random.py). So there is no state of a generator to save: a resumed run
 draws what an undisturbed one would, and so does one that cuts the same batch over another number of
 ranks."""
 
@@ -14,6 +15,11 @@ import random
 import numpy as np
 import torch
 
+from trainyard.datasets.loader import Batch
+
+HOST_SEED = "seed"
+"""Key of a training batch: () int64 on the CPU, the seed of the micro-batch."""
+
 
 def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
     """The seed of one micro-batch; `microbatch` counts over the global batch of all ranks."""
@@ -21,12 +27,23 @@ def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & (2**63 - 1)
 
 
-def seed_microbatch(seed: int, step: int, microbatch: int) -> None:
-    """Seed the generators of the CPU and of this rank's CUDA device for one micro-batch."""
-    value = microbatch_seed(seed, step, microbatch)
+def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> None:
+    """Seed the generators of the CPU and of this rank's CUDA device for one chunk of a micro-batch
+    that carries the seed of its dropout.
+
+    Ranks that share heads or sequence draw apart from each other, as they drop other things."""
+    seed = int(batch[HOST_SEED])
+    value = (seed + 1_000_003 * tp_rank + 7_919 * cp_rank + 104_729 * chunk) % 2**63
     torch.default_generator.manual_seed(value)  # torch.manual_seed asks every kind of device: 2 ms
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(value)
+
+
+def step_digest(seed: int, step: int, num_microbatches: int) -> str:
+    """Digest of all that a step draws from: the seeds of its micro-batches, over all ranks."""
+    seeds = (microbatch_seed(seed, step, place) for place in range(num_microbatches))
+    text = ",".join(map(str, seeds))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def seed_process(seed: int) -> None:

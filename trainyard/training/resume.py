@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -22,16 +22,24 @@ from trainyard.checkpoint.steps import STATE, step_folder, step_of
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.checkpointing import (
     STAYS,
-    model_tensors,
-    optimizer_tensors,
     remove_step,
 )
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import Ledger
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
+from trainyard.training.tensors import (
+    model_tensors,
+    names_over,
+    optimizer_tensors,
+    renamed,
+    restore_together,
+)
 
 log = logging.getLogger(__name__)
+
+MAIN = "optimizer.param."
+"""Begins the names of fp32 main parameters."""
 
 ASIDE = "superseded"
 """Folder in a run folder for the steps of runs that were made anew."""
@@ -99,27 +107,68 @@ def _listed(steps: Sequence[int]) -> str:
 
 def restore_weights(checkpoint: Checkpoint, trainee: Trainee) -> None:
     """The weights of a checkpoint, and nothing else of it."""
-    restore(checkpoint, model_tensors(trainee.model), "model.")
+    restore_together(checkpoint, model_tensors(trainee.chunks), "model.", trainee.groups.world)
 
 
 def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
     """Weights, optimizer and position of a checkpoint."""
+    if not checkpoint.names("optimizer."):
+        raise ConfigError(
+            f"{checkpoint.url} was saved with --no-save-optim, so no run can go on from it; take "
+            "its weights with --load and --finetune into another --save"
+        )
     restore_weights(checkpoint, trainee)
-    restore(checkpoint, optimizer_tensors(trainee), "optimizer.")
+    _restore_optimizer(checkpoint, trainee)
     state = TrainState()
     state.load_state_dict(checkpoint.state)
-    trainee.optimizer.num_updates = state.num_updates
+    trainee.optimizer.load_state_dict(
+        {"num_updates": state.num_updates, "loss_scaler": state.loss_scaler}
+    )
     return state
 
 
-def resume(root_url: str, step: int, trainee: Trainee) -> tuple[TrainState, Ledger]:
-    """Continue this run at one of its steps."""
+def _restore_optimizer(checkpoint: Checkpoint, trainee: Trainee) -> None:
+    """Between runs in fp32 and in 16 bits, the weights of the one are the main parameters of the
+    other: nothing is rounded."""
+    tensors = optimizer_tensors(trainee)
+    names = names_over(trainee.groups.world, tensors)
+    stored = set(checkpoint.names(MAIN))
+    keeps_main = any(name.startswith(MAIN) for name in names)
+    if keeps_main == bool(stored):
+        restore(checkpoint, tensors, "optimizer.", names)
+        return
+    moments = {name: held for name, held in tensors.items() if not name.startswith(MAIN)}
+    restore(checkpoint, moments, "optimizer.", names | stored)
+    weights = {}
+    if keeps_main:
+        for name in tensors.keys() - moments.keys():
+            source = f"model.{name.removeprefix(MAIN)}"
+            weights[source] = renamed(tensors[name], source)
+        restore(checkpoint, weights, "model.", checkpoint.names("model."))
+        return
+    for name, held in model_tensors(trainee.chunks).items():
+        source = f"{MAIN}{name.removeprefix('model.')}"
+        if source in stored:
+            weights[source] = renamed(held, source)
+    restore(checkpoint, weights, MAIN, stored)
+
+
+def resume(
+    root_url: str,
+    step: int,
+    trainee: Trainee,
+    global_batch_size: int,
+    look: Callable[[Checkpoint], object] = lambda checkpoint: None,
+) -> tuple[TrainState, Ledger]:
+    """Continue this run at one of its steps; `look` sees the checkpoint before anything is taken
+    from it, and may refuse it."""
     with open_checkpoint(join(root_url, step_folder(step))) as checkpoint:
+        look(checkpoint)
         state = restore_training(checkpoint, trainee)
         ledger = Ledger(state.ledger_digest)
         if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
             ledger.lines = store.read_bytes(join(checkpoint.url, LEDGER)).decode().splitlines()
-        _check_batch_size(checkpoint, trainee.batch_size.global_batch_size)
+        _check_batch_size(checkpoint, global_batch_size)
     return state, ledger
 
 
@@ -139,6 +188,15 @@ def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
 def whole_ledger(root_url: str, steps: Sequence[int]) -> bytes:
     """The ledgers of the steps that stay, joined: the whole run."""
     return b"".join(store.read_bytes(join(root_url, step_folder(step), LEDGER)) for step in steps)
+
+
+def finished_steps(root_url: str, lineage: str) -> tuple[list[FileRecord], bytes]:
+    """The files of every step of a run that stays, and the ledger of all; other steps are
+    removed."""
+    found = find_own_steps(root_url, lineage)
+    remove_all_but(root_url, found.staying)
+    records = [record for step in found.staying for record in records_of_step(root_url, step)]
+    return records, whole_ledger(root_url, found.staying)
 
 
 def records_of_step(root_url: str, step: int) -> list[FileRecord]:

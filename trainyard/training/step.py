@@ -1,13 +1,14 @@
 """One optimizer step, and one measurement of the validation loss.
 
 The loss of a step is Megatron-LM's: the mean over the tokens of each micro-batch, then over
-micro-batches and ranks; with `per_token`, the mean over all tokens of the step. What is reported is
-always the latter."""
+micro-batches and data-parallel ranks; with `per_token`, the mean over all tokens of the step. What
+is reported is always the latter. Gradients are plain sums over ranks, so each micro-batch's loss is
+divided beforehand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,34 +16,22 @@ from torch import Tensor, nn
 
 from trainyard.datasets.loader import Batch
 from trainyard.errors import DataError
-from trainyard.models.attention import document_mask
-from trainyard.models.gpt import GPTModel
-from trainyard.optim.adamw import AdamW
-from trainyard.optim.clip import clip_to_norm, global_norm
-from trainyard.parallel.data import GradientBuckets, all_reduce_sum
+from trainyard.optim.optimizer import ModelOptimizer, StepOutcome
+from trainyard.optim.schedule import Rates
+from trainyard.parallel.data import all_reduce_sum
 from trainyard.parallel.groups import ProcessGroups
+from trainyard.parallel.pipeline.runner import PipelineRunner
+from trainyard.parallel.timing import Timed, untimed
 from trainyard.training.batch_size import BatchSize
-from trainyard.training.randomness import seed_microbatch
-
-Forward = Callable[[Batch], Tensor]
-"""A batch on the model's device to the loss of each of its tokens, (b, s) fp32, not masked."""
-
-
-@dataclass(frozen=True, slots=True)
-class GPTForward:
-    """The losses of a GPT on a batch; where samples carry document bounds (`cu_seqlens`), no token
-    attends to another document."""
-
-    model: GPTModel
-    own_positions: bool = False
-    """Samples count positions in their own way; otherwise from 0, which costs less."""
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """(b, s) cross entropy of each label."""
-        positions = batch["position_ids"] if self.own_positions else None
-        bounds = batch.get("cu_seqlens")
-        mask = None if bounds is None else document_mask(bounds)
-        return self.model.loss(batch["tokens"], batch["labels"], positions, mask)
+from trainyard.training.microbatch import (
+    NUM_TOKENS,
+    Preparation,
+    Totals,
+    is_last_chunk,
+    masked_loss,
+)
+from trainyard.training.randomness import seed_generators
+from trainyard.training.rerun import StepJudge, StepSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,86 +42,180 @@ class StepResult:
     grad_norm: float
     stop: bool
     """Some rank was asked to stop."""
+    skipped: bool = False
+    """A gradient overflowed in fp16, and nothing was updated."""
+    loss_scale: float = 1.0
+    """Of this step."""
+    num_zeros: int | None = None
+    params_norm: float | None = None
+
+
+def forward_stage(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor:
+    """What a module makes of a micro-batch (microbatch.StageModule)."""
+    output: Tensor = module.forward_stage(hidden, batch)  # type: ignore[operator]
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What belongs to every step alike."""
+
+    seed: int
+    per_token: bool = False
+    """Weigh all tokens of the step alike."""
+    count_zeros: bool = False
+    measure_params: bool = False
+    check_finite: bool = True
+    """A loss or gradient that is not finite ends the run; otherwise the step is skipped."""
+    timed: Timed = untimed
+    """Around the parts of a step."""
+    judge: StepJudge | None = None
+    """Decides whether a step is to be run again before it is taken."""
+    forward: Callable[[nn.Module, Tensor | None, Batch], Tensor] = forward_stage
 
 
 class Trainee:
-    """A model in training: what a step needs, and nothing of where batches come from."""
+    """A model in training, the part of it that this rank holds: what a step needs, and nothing of
+    where batches come from. All ranks call the same methods at the same time."""
 
     def __init__(
         self,
-        model: nn.Module,
-        forward: Forward,
-        optimizer: AdamW,
+        chunks: Sequence[nn.Module],
+        optimizer: ModelOptimizer,
         groups: ProcessGroups,
-        batch_size: BatchSize,
-        *,
-        seed: int,
-        clip_grad: float,
-        per_token: bool = False,
+        preparation: Preparation,
+        options: StepOptions,
+        make_runner: Callable[[Trainee], PipelineRunner[Batch]],
     ) -> None:
-        self.model = model
+        """chunks: modules with `forward_stage` (microbatch.StageModule), one unless stages are
+        virtual. make_runner: what sends micro-batches through `forward_step`."""
+        self.chunks = list(chunks)
         self.optimizer = optimizer
         self.groups = groups
-        self.batch_size = batch_size
-        self.device = next(model.parameters()).device
-        self._forward = forward
-        self._seed = seed
-        self._clip_grad = clip_grad
-        self._per_token = per_token
-        self._buckets = GradientBuckets(list(optimizer.parameters.values()), groups.dp)
+        self.device = preparation.device
+        self._preparation = preparation
+        self._options = options
+        self._totals = Totals(groups, self.device)
+        self._loss_factor = 1.0
+        self._tp_cp_seed = (groups.tp_rank, groups.cp_rank)
+        self._runner = make_runner(self)
+
+    # --- training -----------------------------------------------------------------------------
 
     def step(
         self,
         number: int,
+        size: BatchSize,
         batches: Iterator[Batch],
-        learning_rate: float,
-        weight_decay: float,
+        rates: Rates,
         stop: bool = False,
     ) -> StepResult:
         """Take the micro-batches of step `number` from `batches` and update the parameters.
 
         stop: this rank was asked to stop; all learn of it with the loss, at no extra cost."""
-        self.model.train()
-        self._buckets.zero()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
-        totals[2] = float(stop)
-        for index in range(self.batch_size.num_microbatches):
-            place = index * self.groups.dims.dp + self.groups.dp_rank
-            seed_microbatch(self._seed, number, place)
-            self._backward(to_device(next(batches), self.device), totals)
-        self._buckets.reduce(average=not self._per_token)
-        loss_sum, num_tokens, stops = all_reduce_sum(totals, self.groups.dp).tolist()
-        grads = self.optimizer.grads
-        if self._per_token:
-            torch._foreach_div_(grads, max(num_tokens, 1.0))
-        norm = float(global_norm(grads))
-        loss = loss_sum / max(num_tokens, 1.0)
-        _check_finite(number, loss, norm)
-        if self._clip_grad > 0:
-            clip_to_norm(grads, norm, self._clip_grad)
-        self.optimizer.step(learning_rate, weight_decay)
-        return StepResult(loss, norm, stops > 0)
+        judge, timed = self._options.judge, self._options.timed
+        if judge is None:
+            sums = self._gradients(number, size, batches, stop)
+        else:
+            kept = [next(batches) for _ in range(size.num_microbatches)]
+            sums = judge(number, lambda: self._gradients(number, size, iter(kept), stop))
+        scale = self.optimizer.loss_scale
+        must_be_finite = self._options.check_finite and not self.optimizer.scaler.expects_overflow
+        if must_be_finite and not math.isfinite(sums.loss):
+            raise diverged(number, sums.loss, math.nan)
+        with timed("optimizer"):
+            outcome = self.optimizer.update(
+                rates, divisor=sums.divisor, count_grad_zeros=self._options.count_zeros
+            )
+        if must_be_finite and outcome.skipped:
+            raise diverged(number, sums.loss, outcome.grad_norm)
+        return self._result(sums.loss, outcome, sums.stop, scale)
 
-    def _backward(self, batch: Batch, totals: Tensor) -> None:
-        """Add one micro-batch to the gradients, and its loss and tokens to the totals."""
-        loss, num_tokens = masked_sum(self._forward(batch), batch["loss_mask"])
-        share = num_tokens.clamp(min=1.0) * self.batch_size.num_microbatches
-        torch.autograd.backward(loss if self._per_token else loss / share)
-        totals[0] += loss.detach()
-        totals[1] += num_tokens
+    def _gradients(
+        self, number: int, size: BatchSize, batches: Iterator[Batch], stop: bool
+    ) -> StepSums:
+        """Forward and backward of a step, and the sums over ranks. Nothing is updated yet, so it
+        can be done again with the same batches."""
+        timed = self._options.timed
+        self._begin_step(size, stop)
+        ready = self._preparation.training(
+            batches, self._options.seed, number, size.num_microbatches
+        )
+        with timed("forward-backward"):
+            self._runner.train(_timed_batches(ready, timed), size.num_microbatches)
+        with timed("all-grads-sync"):
+            self.optimizer.reduce_gradients()
+        all_reduce_sum(self._totals.values, self.groups.world)
+        loss_sum, num_tokens, stops = self._totals.values.tolist()
+        divisor = max(num_tokens, 1.0) if self._options.per_token else 1.0
+        norm = 0.0 if self._options.judge is None else self.optimizer.gradient_norm(divisor)
+        return StepSums(
+            loss_sum / max(num_tokens, 1.0),
+            norm,
+            divisor,
+            stops > 0,
+            self.optimizer.scaler.expects_overflow,
+        )
 
-    @torch.no_grad()
+    def _begin_step(self, size: BatchSize, stop: bool) -> None:
+        for chunk in self.chunks:
+            chunk.train()
+        self.optimizer.zero()
+        self._totals = Totals(self.groups, self.device)
+        self._totals.values[2] = float(stop)
+        shares = 1 if self._options.per_token else size.num_microbatches * size.dp
+        self._loss_factor = float(shares)
+
+    def _result(self, loss: float, outcome: StepOutcome, stop: bool, scale: float) -> StepResult:
+        return StepResult(
+            lm_loss=loss,
+            grad_norm=outcome.grad_norm,
+            stop=stop,
+            skipped=outcome.skipped,
+            loss_scale=scale,
+            num_zeros=outcome.num_zeros,
+            params_norm=self.optimizer.params_norm() if self._options.measure_params else None,
+        )
+
+    def forward_step(
+        self, chunk: int, module: nn.Module, hidden: Tensor | None, index: int, batch: Batch
+    ) -> Tensor:
+        """One chunk of one micro-batch; on the last one the scaled loss, or the sum of losses in a
+        measurement. What the runner calls."""
+        if module.training:
+            seed_generators(batch, *self._tp_cp_seed, chunk)
+        timed = self._options.timed if module.training else untimed
+        with timed("forward-compute"):
+            output = self._options.forward(module, hidden, batch)
+        if not is_last_chunk(module):
+            return output
+        loss = masked_loss(output, batch)
+        num_tokens = batch[NUM_TOKENS]
+        self._totals.add(loss.detach(), num_tokens)
+        if not module.training:
+            return loss
+        if not self._options.per_token:
+            loss = loss / (num_tokens.clamp(min=1.0) * self._loss_factor)
+        scale = self.optimizer.loss_scale
+        return loss if scale == 1.0 else loss * scale
+
+    # --- measuring ----------------------------------------------------------------------------
+
     def evaluate(
         self,
         batches: Iterator[Batch],
         num_microbatches: int,
         stop_requested: Callable[[], bool] = lambda: False,
+        at_once: int = 1,
     ) -> float | None:
         """The mean loss over all tokens of the next micro-batches, over all ranks; draws nothing.
 
-        None when `stop_requested` was true on some rank before the last micro-batch was begun."""
-        self.model.eval()
-        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        at_once: micro-batches that pass a pipeline together. None when `stop_requested` was true on
+        some rank before the last micro-batch was begun."""
+        self.optimizer.finish_parameters()
+        for chunk in self.chunks:
+            chunk.eval()
+        self._totals = Totals(self.groups, self.device)
         left = num_microbatches
         while True:
             stop, go_on = self._agree(stop_requested(), left > 0)
@@ -140,38 +223,36 @@ class Trainee:
                 break
             if stop:
                 return None
-            if left == 0:  # others have more
+            count = min(left, at_once if self.groups.pp is not None else 1)
+            if count == 0:  # others have more
                 continue
-            left -= 1
-            batch = to_device(next(batches), self.device)
-            loss, num_tokens = masked_sum(self._forward(batch), batch["loss_mask"])
-            totals[0] += loss
-            totals[1] += num_tokens
-        loss_sum, tokens = all_reduce_sum(totals, self.groups.dp).tolist()
+            left -= count
+            ready = (self._preparation.ready(next(batches)) for _ in range(count))
+            self._runner.evaluate(ready, count)
+        all_reduce_sum(self._totals.values, self.groups.world)
+        loss_sum, tokens, _ = self._totals.values.tolist()
         return float(loss_sum / max(tokens, 1.0))
 
     def _agree(self, *flags: bool) -> list[bool]:
         """Which of the flags are true on some rank."""
-        if self.groups.dp is None:
+        if self.groups.world is None:
             return list(flags)
         counts = torch.tensor(flags, dtype=torch.float32, device=self.device)
-        return [count > 0 for count in all_reduce_sum(counts, self.groups.dp).tolist()]
+        return [count > 0 for count in all_reduce_sum(counts, self.groups.world).tolist()]
 
 
-def masked_sum(losses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the losses that count, and how many do; both (), fp32. losses, mask: (b, s)."""
-    return (losses * mask).sum(), mask.sum()
+def _timed_batches(batches: Iterator[Batch], timed: Timed) -> Iterator[Batch]:
+    while True:
+        with timed("batch-generator"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch where the model is."""
-    return {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
-
-
-def _check_finite(number: int, loss: float, norm: float) -> None:
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    raise DataError(
+def diverged(number: int, loss: float, norm: float) -> DataError:
+    """What to tell of a step that came to no finite number."""
+    return DataError(
         f"step {number}: loss {loss}, gradient norm {norm}: training has diverged and the step was "
         "not taken; lower --lr, lengthen --lr-warmup-iters or lower --clip-grad, and continue "
         "from the last checkpoint or start again"

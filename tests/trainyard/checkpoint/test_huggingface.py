@@ -12,7 +12,8 @@ import torch
 
 from tests.trainyard.checkpoint.samples import END, PADDED_VOCAB, random_gpt, save_gpt
 from trainyard.artifacts import store
-from trainyard.checkpoint.foreign.hf import architecture, split_qkv
+from trainyard.checkpoint.foreign.hf import split_qkv
+from trainyard.checkpoint.foreign.hf_config import architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import open_checkpoint
@@ -54,10 +55,24 @@ def export(checkpoint_url: str, folder: Path, num_shards: int) -> None:
         (GPTConfig(**LLAMA, **UNTIED), 1),
         (GPTConfig(**LLAMA), 2),
         (GPTConfig(**LLAMA, **GROUPED, ffn_hidden_size=48), 3),
+        (GPTConfig(**LLAMA, use_rope_scaling=True), 1),
+        (GPTConfig(**LLAMA, **UNTIED, window_size="7,0"), 1),
+        (GPTConfig(**LLAMA, **UNTIED, add_qkv_bias=True), 2),
+        (GPTConfig(**LLAMA, **GROUPED, qk_layernorm=True), 1),
         (GPTConfig(**SIZES), 2),
         (GPTConfig(**SIZES, ffn_hidden_size=80), 1),
     ],
-    ids=["llama", "llama tied", "llama grouped", "gpt2", "gpt2 wide"],
+    ids=[
+        "llama",
+        "llama tied",
+        "llama grouped",
+        "llama 3.1",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gpt2",
+        "gpt2 wide",
+    ],
 )
 def test_transformers_computes_the_same_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: GPTConfig, num_shards: int
@@ -125,7 +140,11 @@ def test_qkv_rows_are_taken_by_query_group() -> None:
     [
         ({"normalization": "LayerNorm"}, "--normalization LayerNorm"),
         ({"rotary_percent": 0.5}, r"--rotary-percent 0\.5"),
-        ({"add_qkv_bias": True}, "--add-qkv-bias"),
+        ({"add_qkv_bias": True, "qk_layernorm": True}, "--add-qkv-bias, --qk-layernorm"),
+        ({"window_size": "7,0", "qk_layernorm": True}, "--qk-layernorm, --window-size"),
+        ({"rotary_interleaved": True}, "--rotary-interleaved"),
+        ({"apply_layernorm_1p": True}, "--apply-layernorm-1p"),
+        ({"softmax_type": "learnable"}, "--softmax-type learnable"),
         ({"disable_bias_linear": False}, "no --disable-bias-linear"),
         ({"swiglu": False}, "no --swiglu"),
         ({"position_embedding_type": "none"}, "--position-embedding-type none"),
@@ -136,6 +155,12 @@ def test_a_model_that_no_architecture_computes_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"LlamaForCausalLM: .*{words}"):
         architecture(GPTConfig(**{**LLAMA, **changes}))
+
+
+def test_windows_on_some_layers_alone_are_refused() -> None:
+    config = GPTConfig(**LLAMA, window_size="7,0", window_attn_skip_freq="2")
+    with pytest.raises(ConfigError, match="MistralForCausalLM: --window-attn-skip-freq"):
+        architecture(config)
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_a_token_outside_the_vocabulary_is_refused_by_the_file_it_is_in(dtype: t
     bad.prefix = "corpora/bad"
     datasets = [over(good, form, 20), over(bad, form, 20)]
     blended = BlendedDataset(datasets, *blend([0.5, 0.5], 20))
-    with pytest.raises(DataError, match=r"corpora/bad: token \d+ in one of the sequences \[0"):
+    with pytest.raises(DataError, match=r"corpora/bad: token \d+ in sequence 0 at "):
         blended.__getitems__(range(20))
 
 

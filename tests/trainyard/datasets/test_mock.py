@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import pytest
+
+from trainyard.datasets.build import build_datasets
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.mock import MockTokens
+from trainyard.errors import ConfigError
 
 
 def test_documents_are_megatrons() -> None:
@@ -29,3 +36,28 @@ def test_a_small_vocabulary_begins_again() -> None:
     every = np.concatenate([mock.get(document) for document in range(len(mock))])
     assert every.max() == 9
     assert mock.get(0)[:11].tolist()[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
+
+
+def test_a_dataset_has_the_samples_that_were_asked_for() -> None:
+    form = SampleFormat(seq_length=24, seed=1, vocab_size=300, eod=299)
+    data = DataConfig(mock_data=True, dataset_size=10)
+    built = build_datasets(data, form, (10, 10, 10))
+    whole = build_datasets(data, form, (25, 0, 0)).train
+    assert built.train is not None
+    assert built.test is not None
+    assert whole is not None
+    assert (len(built.train), len(built.valid[0][1]), len(built.test)) == (10, 10, 10)
+    assert len(whole) >= 25  # further epochs
+    assert sum(MockTokens(300, 299, tokens_of_a_third=241).sequence_lengths) == 3 * 241
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"data_path": ("x",), "dataset_size": 5}, "--dataset-size makes samples up with --mock"),
+        ({"mock_data": True, "dataset_size": 0}, "--dataset-size must be at least 1, got 0"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DataConfig(**options)

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.models.flops import flops_per_iteration, flops_per_token
+from trainyard.models.gpt import GPTModel
+from trainyard.models.init import init_parameters
 from trainyard.models.memory import (
     Layout,
     activation_memory,
@@ -19,6 +23,7 @@ from trainyard.models.memory import (
     full_recompute_bytes,
     weight_and_optimizer_bytes,
 )
+from trainyard.models.memory_detail import layer_activation_bytes
 from trainyard.models.moe_config import MoEConfig
 
 GPT_345M = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 2048}
@@ -141,3 +146,106 @@ def test_full_recompute_keeps_less_than_none() -> None:
 def test_a_layout_that_does_not_divide_is_refused(layout: Layout, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         layout.check(GPTConfig(**GPT_345M))
+
+
+# --- our own count ----------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "seq_length": 64,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+LLAMA_8B: dict[str, Any] = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "group_query_attention": True,
+    "num_query_groups": 8,
+    "ffn_hidden_size": 14336,
+    "seq_length": 8192,
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+}
+
+
+def kept_by_a_layer(kind: dict[str, Any], dtype: torch.dtype) -> float:
+    """Bytes a token that autograd keeps of each layer, measured."""
+
+    def kept(layers: int) -> int:
+        model = GPTModel(GPTConfig(**(TINY | kind | {"num_layers": layers})), 64)
+        init_parameters(model, 1)
+        model.to(dtype)
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        tokens = torch.zeros(2, 64, dtype=torch.long)
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses = model.loss(tokens, tokens)
+        assert losses.requires_grad
+        return sum(sizes.values())
+
+    return (kept(4) - kept(2)) / 2 / (2 * 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [{}, {"quick_geglu": True}, {"squared_relu": True}])
+def test_activations_of_a_layer_are_those_that_autograd_keeps(
+    kind: dict[str, Any], dtype: torch.dtype
+) -> None:
+    config = GPTConfig(**(TINY | kind))
+    counted = layer_activation_bytes(config, Layout(fp32=dtype == torch.float32))
+    assert counted == pytest.approx(kept_by_a_layer(kind, dtype), rel=0.01)
+
+
+def test_every_way_to_save_memory_saves_some() -> None:
+    def activations(layout: Layout | None = None, **changes: Any) -> float:
+        config = GPTConfig(**(LLAMA_8B | changes))
+        return config.memory(128256, layout or Layout()).activations
+
+    plain = activations()
+    norms = {"recompute_granularity": "selective", "recompute_modules": ("layernorm",)}
+    mlp = {"recompute_granularity": "selective", "recompute_modules": ("layernorm", "mlp")}
+    halves = {"recompute_method": "block", "recompute_num_layers": 16}
+    assert (
+        plain
+        > activations(**norms)
+        > activations(**mlp)
+        > activations(recompute_granularity="full")
+    )
+    assert plain > activations(recompute_granularity="full", **halves)
+    assert plain > activations(cpu_offloading_num_layers=16)
+    assert activations(Layout(cp=2)) == plain / 2
+    assert activations(Layout(tp=2, sequence_parallel=True)) == plain / 2
+    assert plain / 2 < activations(Layout(tp=2)) < plain
+
+
+def test_parameters_of_all_ranks_are_those_of_the_model() -> None:
+    config = GPTConfig(**LLAMA_8B)
+    whole = config.num_params(128256)
+    assert config.memory(128256, Layout()).parameters == 2 * whole
+    norms = 65 * 4096  # whole on every rank
+    for tp in (2, 4):
+        share = config.memory(128256, Layout(tp=tp)).parameters / 2
+        assert tp * (share - norms) + norms == whole
+    zero = config.memory(128256, Layout(dp=8, distributed_optimizer=True))
+    assert zero.optimizer == 12 * whole / 8
+    assert zero.gradients == 4 * whole
+
+
+def test_the_last_stage_carries_the_logits() -> None:
+    config = GPTConfig(**(LLAMA_8B | {"seq_length": 1024}))
+    memory = config.memory(128256, Layout(pp=4, micro_batch_size=16, num_microbatches=1))
+    assert memory.stage == "last"
+    assert memory.logits > 2 * 16 * 1024 * 128256

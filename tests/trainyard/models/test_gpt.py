@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainyard.models.attention import document_mask
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
-from trainyard.models.rope import apply_rotary, rotary_angles
+from trainyard.models.masks import document_mask
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 """fp32 sums of a few hundred terms taken in another order."""
@@ -36,7 +35,25 @@ LLAMA: dict[str, Any] = {
 }
 QWEN = LLAMA | {"add_qkv_bias": True, "rotary_percent": 0.5, "kv_channels": 32}
 BARE = {"position_embedding_type": "none", "untie_embeddings_and_output_weights": True}
-KINDS = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "bare": BARE}
+QWEN3 = LLAMA | {"qk_layernorm": True, "apply_layernorm_1p": True}
+YARN = LLAMA | {
+    "position_embedding_type": "yarn",
+    "yarn_rotary_scaling_factor": 4.0,
+    "window_size": "7,0",
+    "window_attn_skip_freq": "2",
+}
+SINKS = {"softmax_type": "learnable", "quick_geglu": True, "fp32_residual_connection": True}
+LEAN = {"squared_relu": True, "disable_bias_linear": True, "softmax_type": "off-by-one"}
+KINDS = {
+    "gpt": GPT,
+    "llama": LLAMA,
+    "qwen": QWEN,
+    "bare": BARE,
+    "qwen3": QWEN3,
+    "yarn": YARN,
+    "sinks": SINKS,
+    "lean": LEAN,
+}
 VOCAB = 96
 
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
@@ -116,26 +133,6 @@ def test_grouped_queries_equal_full_heads_with_repeated_keys_and_values() -> Non
     torch.testing.assert_close(full(tokens), grouped(tokens), **ROUNDING)
 
 
-def test_rotation_depends_on_distance_only() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 1, 1, 1, 16, generator=generator)
-
-    def score(i: int, j: int) -> float:
-        at = lambda p: rotary_angles(torch.tensor([[p]]), 16, 10000.0)  # noqa: E731
-        return float((apply_rotary(q, *at(i)) * apply_rotary(k, *at(j))).sum())
-
-    assert score(5, 3) == pytest.approx(score(105, 103), abs=1e-4)
-    assert score(5, 3) != pytest.approx(score(5, 4), abs=1e-3)
-
-
-def test_partial_rotation_leaves_the_rest_alone() -> None:
-    x = torch.randn(3, 2, 4, 16)
-    turned = apply_rotary(x, *rotary_angles(torch.arange(3).unsqueeze(0), 8, 10000.0))
-    assert torch.equal(turned[..., 8:], x[..., 8:])
-    assert torch.equal(turned[0], x[0])
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-
-
 @pytest.mark.parametrize("kind", [GPT, LLAMA], ids=["learned", "rope"])
 def test_document_mask_and_positions_make_documents_strangers(kind: dict[str, Any]) -> None:
     model = build(**kind)
@@ -147,19 +144,6 @@ def test_document_mask_and_positions_make_documents_strangers(kind: dict[str, An
     logits = model(packed, positions, attention_mask=document_mask(bounds))
     torch.testing.assert_close(logits[:, :9], model(first), **ROUNDING)
     torch.testing.assert_close(logits[:, 9:], model(second), **ROUNDING)
-
-
-def test_a_document_mask_is_the_causal_one_cut_at_the_bounds_of_each_row() -> None:
-    bounds = torch.tensor([[0, 5, 5, 5, 5, 5], [0, 1, 3, 5, 5, 5]], dtype=torch.int32)
-    whole, cut = document_mask(bounds)[:, 0].int().tolist()
-    assert whole == torch.ones(5, 5).tril().int().tolist()
-    assert cut == [
-        [1, 0, 0, 0, 0],
-        [0, 1, 0, 0, 0],
-        [0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 0],
-        [0, 0, 0, 1, 1],
-    ]
 
 
 def test_dropout_acts_in_training_only() -> None:
@@ -214,8 +198,40 @@ def test_building_and_filling_leaves_the_global_generator_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_bf16_model_gives_fp32_losses() -> None:
-    model, tokens = build(**LLAMA).bfloat16(), some_tokens()
+@every_kind
+def test_bf16_model_gives_fp32_losses(kind: dict[str, Any]) -> None:
+    model, tokens = build(**kind).bfloat16(), some_tokens()
     losses = model.loss(tokens, tokens.roll(-1, dims=1))
     assert losses.dtype == torch.float32
     assert losses.mean().item() == pytest.approx(math.log(VOCAB), abs=0.1)
+    losses.mean().backward()
+    assert all(p.grad is not None and p.grad.dtype == p.dtype for p in model.parameters())
+
+
+@pytest.mark.parametrize("fp32", [False, True])
+def test_the_residual_stream_is_in_its_dtype(fp32: bool) -> None:
+    model = build(fp32_residual_connection=fp32).bfloat16()
+    seen: list[torch.dtype] = []
+    for layer in model.decoder.layers.values():
+        layer.register_forward_hook(lambda _, args, out: seen.extend((args[0].dtype, out.dtype)))
+    assert model(some_tokens()).dtype == torch.bfloat16
+    assert set(seen) == {model.hidden_dtype} == {torch.float32 if fp32 else torch.bfloat16}
+
+
+def test_a_packed_batch_has_documents_that_are_strangers() -> None:
+    model, tokens = build(**LLAMA), some_tokens(1)
+    places = torch.cat((torch.arange(9), torch.arange(15))).unsqueeze(0)
+    batch = {"tokens": tokens, "labels": tokens, "position_ids": places}
+    bounds = torch.tensor([[0, 9, 24, 24]], dtype=torch.int32)
+    losses = model.forward_stage(None, batch | {"cu_seqlens": bounds})
+    alone = [model.loss(part, part) for part in (tokens[:, :9], tokens[:, 9:])]
+    torch.testing.assert_close(losses, torch.cat(alone, dim=1), **ROUNDING)
+
+
+def test_dropout_follows_its_seed() -> None:
+    model, tokens = build(hidden_dropout=0.3, attention_dropout=0.0).train(), some_tokens()
+    one, again, other = (
+        model.loss(tokens, tokens, dropout_seed=torch.tensor(seed)) for seed in (5, 5, 6)
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)

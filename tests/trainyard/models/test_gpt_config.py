@@ -8,6 +8,7 @@ import pytest
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.models.memory import Layout
 from trainyard.models.moe_config import MoEConfig
 
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32}
@@ -111,3 +112,84 @@ def test_what_cannot_be_built_is_refused_in_words(changes: dict[str, Any], named
 def test_expert_counts_are_refused_in_words(values: dict[str, int], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         MoEConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [
+        ({}, "gelu_tanh"),
+        ({"bias_gelu_fusion": False}, "gelu"),
+        ({"disable_bias_linear": True}, "gelu"),
+        ({"disable_bias_linear": True, "openai_gelu": True}, "gelu_tanh"),
+        ({"swiglu": True}, "swiglu"),
+        ({"quick_geglu": True}, "quick_geglu"),
+        ({"squared_relu": True}, "squared_relu"),
+    ],
+)
+def test_activation_is_upstreams(changes: dict[str, Any], activation: str) -> None:
+    assert small(**changes).activation == activation
+
+
+@pytest.mark.parametrize(
+    ("frequency", "windows"),
+    [
+        (None, [True] * 6),
+        ("3", [True, True, False] * 2),
+        ("[1,1,0,0,1,0]", [True, True, False, False, True, False]),
+        ("([1]*2+[0])*2", [True, True, False] * 2),
+    ],
+)
+def test_windows_skip_layers(frequency: str | None, windows: list[bool]) -> None:
+    config = small(num_layers=6, window_size="7,0", window_attn_skip_freq=frequency)
+    expected = [(7, 0) if window else None for window in windows]
+    assert [config.attention_window(layer) for layer in range(6)] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"window_size": "wide"}, "--window-size must be LEFT,RIGHT"),
+        ({"window_size": "7,1"}, "decoder sees nothing to the right"),
+        ({"window_attn_skip_freq": "2"}, "no effect without --window-size"),
+        ({"window_size": "7,0", "window_attn_skip_freq": "[1]"}, "for each of --num-layers"),
+        ({"window_size": "7,0", "window_attn_skip_freq": "f(1)"}, "must be a number or a list"),
+        ({"window_size": "7,0", "window_attn_skip_freq": "0"}, "must be above 0"),
+        ({"swiglu": True, "squared_relu": True}, "--swiglu and --squared-relu exclude"),
+        ({"use_rope_scaling": True}, "needs --position-embedding-type rope"),
+        (
+            {"position_embedding_type": "yarn", "rotary_interleaved": True},
+            "--rotary-interleaved has no meaning",
+        ),
+        ({"yarn_beta_fast": 0.5}, "--yarn-beta-fast"),
+        ({"use_flash_attn": True, "attention_backend": "unfused"}, "--use-flash-attn contradicts"),
+        ({"recompute_num_layers": 1}, "need --recompute-granularity full"),
+        (
+            {"recompute_granularity": "full", "recompute_num_layers": 3},
+            "--recompute-num-layers .3. must be from 1 to --num-layers .2.",
+        ),
+        (
+            {"recompute_granularity": "full", "recompute_activations": True},
+            "--recompute-activations means",
+        ),
+        ({"recompute_modules": ()}, "--recompute-modules names no module"),
+        ({"cpu_offloading_num_layers": 3}, "--cpu-offloading-num-layers .3. must be from 0"),
+        (
+            {"cpu_offloading_num_layers": 1, "recompute_granularity": "full"},
+            "give one of them",
+        ),
+        ({"embedding_init_method_std": 0.0}, "--embedding-init-method-std"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        small(**changes)
+
+
+def test_questions_are_answered_before_anything_is_built() -> None:
+    config = small()
+    assert config.flops_per_token(128) == 6 * (
+        2 * (4 * 64 * 64 + 2 * 64 * 256) + 2 * 32 * 64 + 64 * 128
+    )
+    assert config.memory(128, Layout()).parameters == 2 * config.num_params(128)

@@ -1,18 +1,70 @@
-"""The same weights in transformers' GPT-2 and Llama give the same logits."""
+"""The same weights in transformers' GPT-2, Llama, Mistral and Qwen give the same logits and
+gradients."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.nn import functional
 
+from trainyard.checkpoint.foreign.hf import targets
+from trainyard.checkpoint.foreign.hf_config import architecture, model_document
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
+from trainyard.models.rope import rotary_frequencies, yarn_gain
 
 transformers = pytest.importorskip("transformers")
 
 SAME_LOGITS = {"rtol": 1e-4, "atol": 2e-5}
+SAME_GRADIENTS = {"rtol": 1e-4, "atol": 1e-5}
 VOCAB = 96
+
+SMALL: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "seq_length": 256,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+LLAMA: dict[str, Any] = {
+    "ffn_hidden_size": 160,
+    "position_embedding_type": "rope",
+    "rotary_base": 10000.0,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+}
+GROUPED = {"group_query_attention": True, "num_query_groups": 2}
+YARN = {
+    "position_embedding_type": "yarn",
+    "yarn_rotary_scaling_factor": 8.0,
+    "yarn_original_max_position_embeddings": 32,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "gpt2 exact gelu": ("GPT2LMHeadModel", {"bias_gelu_fusion": False}),
+    "gpt2 squared relu": ("GPT2LMHeadModel", {"squared_relu": True}),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama one key head": ("LlamaForCausalLM", LLAMA | GROUPED | {"num_query_groups": 1}),
+    "llama tied": (
+        "LlamaForCausalLM",
+        LLAMA | GROUPED | {"untie_embeddings_and_output_weights": False},
+    ),
+    "llama 3.1": ("LlamaForCausalLM", LLAMA | GROUPED | {"use_rope_scaling": True}),
+    "llama linear": (
+        "LlamaForCausalLM",
+        LLAMA | {"rotary_seq_len_interpolation_factor": 4.0},
+    ),
+    "llama yarn": ("LlamaForCausalLM", LLAMA | YARN),
+    "mistral": ("MistralForCausalLM", LLAMA | GROUPED | {"window_size": "15,0"}),
+    "qwen2": ("Qwen2ForCausalLM", LLAMA | GROUPED | {"add_qkv_bias": True}),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA | GROUPED | {"qk_layernorm": True, "kv_channels": 24}),
+}
 
 
 def perturbed(config: GPTConfig) -> GPTModel:
@@ -27,118 +79,68 @@ def perturbed(config: GPTConfig) -> GPTModel:
     return model.eval()
 
 
-def to_gpt2(model: GPTModel) -> dict[str, torch.Tensor]:
-    """Megatron rows [q k v] per head to GPT-2's columns [all q, all k, all v]."""
-    state, config = model.state_dict(), model.config
-    out = {
-        "transformer.wte.weight": state["embedding.word_embeddings.weight"],
-        "transformer.wpe.weight": state["embedding.position_embeddings.weight"],
-        "transformer.ln_f.weight": state["decoder.final_layernorm.weight"],
-        "transformer.ln_f.bias": state["decoder.final_layernorm.bias"],
-        "lm_head.weight": state["embedding.word_embeddings.weight"],
+def theirs(model: GPTModel) -> torch.nn.Module:
+    """The model of transformers with the same weights."""
+    document = model_document(model.config, VOCAB, "float32")
+    config = transformers.AutoConfig.for_model(**document)
+    reference = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
+    state = model.state_dict()
+    converted = {
+        target.name: target.convert(state[target.source]) for target in targets(model.config)
     }
-    for i in range(config.num_layers):
-        ours, theirs = f"decoder.layers.{i}.", f"transformer.h.{i}."
-        for a, b in [("input_layernorm", "ln_1"), ("pre_mlp_layernorm", "ln_2")]:
-            for part in ("weight", "bias"):
-                out[f"{theirs}{b}.{part}"] = state[f"{ours}{a}.{part}"]
-        for part in ("weight", "bias"):
-            qkv = state[f"{ours}self_attention.linear_qkv.{part}"]
-            heads = qkv.view(config.num_attention_heads, 3, config.head_dim, -1)
-            rows = heads.transpose(0, 1).reshape(qkv.shape)
-            out[f"{theirs}attn.c_attn.{part}"] = rows.t() if part == "weight" else rows
-        for a, b in [
-            ("self_attention.linear_proj", "attn.c_proj"),
-            ("mlp.linear_fc1", "mlp.c_fc"),
-            ("mlp.linear_fc2", "mlp.c_proj"),
-        ]:
-            out[f"{theirs}{b}.weight"] = state[f"{ours}{a}.weight"].t()
-            out[f"{theirs}{b}.bias"] = state[f"{ours}{a}.bias"]
-    return out
-
-
-def to_llama(model: GPTModel) -> dict[str, torch.Tensor]:
-    """Grouped rows and [gate; up] to Llama's separate projections."""
-    state, config = model.state_dict(), model.config
-    out = {
-        "model.embed_tokens.weight": state["embedding.word_embeddings.weight"],
-        "model.norm.weight": state["decoder.final_layernorm.weight"],
-        "lm_head.weight": state["output_layer.weight"],
-    }
-    per_group = config.num_attention_heads // config.query_groups
-    for i in range(config.num_layers):
-        ours, theirs = f"decoder.layers.{i}.", f"model.layers.{i}."
-        out[f"{theirs}input_layernorm.weight"] = state[f"{ours}input_layernorm.weight"]
-        out[f"{theirs}post_attention_layernorm.weight"] = state[f"{ours}pre_mlp_layernorm.weight"]
-        qkv = state[f"{ours}self_attention.linear_qkv.weight"]
-        grouped = qkv.view(config.query_groups, per_group + 2, config.head_dim, -1)
-        for name, rows in zip("qkv", grouped.split((per_group, 1, 1), dim=1), strict=True):
-            out[f"{theirs}self_attn.{name}_proj.weight"] = rows.reshape(-1, config.hidden_size)
-        out[f"{theirs}self_attn.o_proj.weight"] = state[f"{ours}self_attention.linear_proj.weight"]
-        gate, up = state[f"{ours}mlp.linear_fc1.weight"].chunk(2)
-        out[f"{theirs}mlp.gate_proj.weight"], out[f"{theirs}mlp.up_proj.weight"] = gate, up
-        out[f"{theirs}mlp.down_proj.weight"] = state[f"{ours}mlp.linear_fc2.weight"]
-    return out
-
-
-def check_logits(
-    model: GPTModel, reference: torch.nn.Module, state: dict[str, torch.Tensor]
-) -> None:
-    missing, unexpected = reference.load_state_dict(state, strict=False)
+    missing, unexpected = reference.load_state_dict(converted, strict=False)
     assert not unexpected
-    assert all("attn.bias" in name or "rotary" in name for name in missing)
-    tokens = torch.randint(0, VOCAB, (2, 20), generator=torch.Generator().manual_seed(8))
-    with torch.no_grad():
-        expected, measured = reference.eval()(tokens).logits, model(tokens)
+    assert set(missing) <= {"lm_head.weight"}
+    reference.tie_weights()
+    return reference
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS.values(), ids=KINDS.keys())
+def test_the_same_logits_and_gradients(name: str, changes: dict[str, Any]) -> None:
+    config = GPTConfig(**(SMALL | changes))
+    assert architecture(config) == name
+    model = perturbed(config)
+    reference = theirs(model)
+    tokens = torch.randint(0, VOCAB, (2, 192), generator=torch.Generator().manual_seed(8))
+    labels = tokens.roll(-1, dims=1)
+    expected = reference(tokens).logits
     assert expected.abs().max() > 0.5
-    torch.testing.assert_close(measured, expected, **SAME_LOGITS)
-
-
-def test_gpt2_gives_the_same_logits() -> None:
-    config = GPTConfig(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=32)
-    model = perturbed(config)
-    reference = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=VOCAB,
-            n_positions=32,
-            n_embd=64,
-            n_layer=2,
-            n_head=4,
-            layer_norm_epsilon=1e-5,
+    torch.testing.assert_close(model(tokens), expected, **SAME_LOGITS)
+    model.loss(tokens, labels).mean().backward()
+    functional.cross_entropy(expected.transpose(1, 2), labels).backward()
+    gradients = {n: p.grad for n, p in reference.named_parameters()}
+    for target in targets(config):
+        ours = model.get_parameter(target.source).grad
+        assert ours is not None
+        torch.testing.assert_close(
+            target.convert(ours), gradients[target.name], **SAME_GRADIENTS, msg=target.name
         )
-    )
-    check_logits(model, reference, to_gpt2(model))
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_llama_gives_the_same_logits(groups: int) -> None:
-    config = GPTConfig(
-        num_layers=2,
-        hidden_size=64,
-        num_attention_heads=4,
-        ffn_hidden_size=160,
-        seq_length=32,
-        group_query_attention=True,
-        num_query_groups=groups,
-        position_embedding_type="rope",
-        rotary_base=50000.0,
-        normalization="RMSNorm",
-        swiglu=True,
-        disable_bias_linear=True,
-        untie_embeddings_and_output_weights=True,
-    )
-    model = perturbed(config)
-    reference = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=64,
-            intermediate_size=160,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=groups,
-            max_position_embeddings=32,
-            rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
-        )
-    )
-    check_logits(model, reference, to_llama(model))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rotary_base": 500000.0, "use_rope_scaling": True},
+        {"rotary_base": 500000.0, "use_rope_scaling": True, "rope_scaling_factor": 32.0},
+        {"position_embedding_type": "yarn", "yarn_rotary_scaling_factor": 4.0},
+        {
+            "position_embedding_type": "yarn",
+            "yarn_rotary_scaling_factor": 32.0,
+            "rotary_base": 150000.0,
+            "yarn_correction_range_round_to_int": False,
+        },
+    ],
+)
+def test_scaled_frequencies_of_a_full_size_head(changes: dict[str, Any]) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = GPTConfig(**(SMALL | LLAMA | {"kv_channels": 128} | changes))
+    document = model_document(config, VOCAB, "float32")
+    kind = document["rope_parameters"]["rope_type"]
+    their_config = transformers.AutoConfig.for_model(**document)
+    frequencies, gain = ROPE_INIT_FUNCTIONS[kind](their_config, torch.device("cpu"))
+    ours = rotary_frequencies(config, torch.device("cpu"))
+    torch.testing.assert_close(ours, frequencies, rtol=1e-6, atol=0.0)
+    assert gain == pytest.approx(yarn_gain(config) if kind == "yarn" else 1.0)

@@ -1,100 +1,138 @@
-"""Averaged gradients over real processes, and how they are packed."""
+"""Sums of gradients over real processes: the same whatever the buckets and the overlap."""
 
 from __future__ import annotations
-
-import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from trainyard.errors import ConfigError
-from trainyard.parallel.config import ParallelConfig
-from trainyard.parallel.data import GradientBuckets, partition
-from trainyard.parallel.dims import ParallelDims, dims_of
-from trainyard.testing import distributed
-from trainyard.testing.distributed import run_distributed
+from trainyard.parallel.data import DataParallel
+from trainyard.parallel.data_config import DataParallelConfig
+from trainyard.parallel.gather import _all_gather
+from trainyard.testing.pool import RankPool
+
+INPUTS = torch.arange(24, dtype=torch.float32).view(4, 6) / 10
 
 
-def small_model() -> nn.Module:
+def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3), nn.Linear(3, 70)).to(dtype)
 
 
-def averaged(bucket_size: int) -> list[torch.Tensor]:
-    model = small_model()
-    parameters = list(model.parameters())
-    buckets = GradientBuckets(parameters, dist.group.WORLD, bucket_size)
-    inputs = torch.arange(24, dtype=torch.float32).view(4, 6) / 10
+def backward(model: nn.Module, inputs: Tensor) -> None:
+    model(inputs.to(next(model.parameters()).dtype)).square().sum().backward()
+
+
+def summed(config: DataParallelConfig, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """The gradients of two steps' last, of two micro-batches a rank."""
+    model = small_model(dtype)
+    group = dist.group.WORLD if dist.is_initialized() else None
+    parallel = DataParallel(model.named_parameters(), group, config, grad_dtype=torch.float32)
+    if parallel.gather is not None:
+        parallel.gather.install(model)
+    size, rank = (dist.get_world_size(), dist.get_rank()) if group else (1, 0)
     for _ in range(2):  # the second step must not see the first
-        buckets.zero()
-        shard = inputs.chunk(dist.get_world_size())[dist.get_rank()]
-        model(shard).square().mean().backward()
-        buckets.reduce()
-    return [p.grad.clone() for p in parameters if p.grad is not None]
+        parallel.zero()
+        own = INPUTS.chunk(size)[rank].chunk(2)
+        for number, part in enumerate(own):
+            if number == len(own) - 1:
+                parallel.sync_on_next_backward()
+            backward(model, part)
+        parallel.finish()
+        for bucket in parallel.buckets if parallel.is_sharded else []:
+            _all_gather(bucket.grads, bucket.own_grads, group=group)
+    return [parallel.grad_of(p).clone() for p in model.parameters()]
 
 
 @pytest.mark.distributed
-def test_average_over_ranks_equals_one_process_whatever_the_buckets() -> None:
-    model = small_model()
-    inputs = torch.arange(24, dtype=torch.float32).view(4, 6) / 10
-    model(inputs).square().mean().backward()
-    expected = [p.grad for p in model.parameters()]
-    many, few = (run_distributed(averaged, 2, "gloo", size) for size in (10, 10_000))
-    for first, second, third, reference in zip(many[0], many[1], few[0], expected, strict=True):
-        assert torch.equal(first, second), "ranks hold different gradients"
-        assert torch.equal(first, third), "the size of the buckets changed the result"
-        torch.testing.assert_close(first, reference)
-
-
-def refuse() -> None:
-    if dist.get_rank() == 1:
-        raise ConfigError("--this is wrong")
-    dist.barrier()
-
-
-@pytest.mark.distributed
-def test_the_error_of_a_rank_reaches_the_test() -> None:
-    with pytest.raises(ConfigError, match="--this is wrong"):
-        run_distributed(refuse, 2)
-
-
-def refuse_last() -> None:
-    dist.barrier()
-    if dist.get_rank() == 1:
-        raise ConfigError("--this is wrong")
-    time.sleep(0.5)
-    raise ConnectionError("rank 1 is gone")
-
-
-@pytest.mark.distributed
-def test_the_error_of_a_rank_is_not_hidden_by_those_that_it_causes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sums_over_ranks_equal_one_process_whatever_the_buckets(
+    ranks: RankPool, is_sharded: bool, overlap: bool
 ) -> None:
-    """The ranks are looked at after both have failed, the one that lost its peer standing first."""
-    slow = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: time.sleep(1))
-    monkeypatch.setattr(distributed, "time", slow)
-    with pytest.raises(ConfigError, match="--this is wrong"):
-        run_distributed(refuse_last, 2)
+    model = small_model()
+    backward(model, INPUTS)
+    expected = [p.grad for p in model.parameters()]
+    plain = ranks.run(summed, 2, DataParallelConfig())
+    for size in (10, 10_000):
+        config = DataParallelConfig(
+            use_distributed_optimizer=is_sharded,
+            overlap_grad_reduce=overlap,
+            ddp_bucket_size=size,
+        )
+        for of_rank in ranks.run(summed, 2, config):
+            for grad, other, reference in zip(of_rank, plain[0], expected, strict=True):
+                assert torch.equal(grad, other), "buckets or collectives changed the result"
+                torch.testing.assert_close(grad, reference)
 
 
-def test_buckets_hold_every_parameter_once_last_first() -> None:
-    parameters = [nn.Parameter(torch.empty(n)) for n in (5, 50, 3, 4)]
-    assert [[p.numel() for p in bucket] for bucket in partition(parameters, 10)] == [
-        [4, 3],
-        [50],
-        [5],
-    ]
+@pytest.mark.parametrize("num_backwards", [1, 3])
+def test_16_bit_gradients_are_added_up_in_fp32_and_freed(num_backwards: int) -> None:
+    model = small_model(torch.bfloat16)
+    parallel = DataParallel(model.named_parameters(), None, grad_dtype=torch.float32)
+    reference = small_model(torch.bfloat16)
+    expected = [torch.zeros_like(p, dtype=torch.float32) for p in reference.parameters()]
+    for step in range(2):
+        parallel.zero()
+        for number in range(num_backwards):
+            backward(model, INPUTS + number)
+            assert all(p.grad is None for p in model.parameters())
+            if step == 0:
+                backward(reference, INPUTS + number)
+                for total, p in zip(expected, reference.parameters(), strict=True):
+                    assert p.grad is not None
+                    total += p.grad
+                    p.grad = None
+        parallel.finish()
+    for p, total in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parallel.grad_of(p), total)
 
 
-def test_what_is_not_there_yet_is_refused_in_words() -> None:
-    for option in ("tensor", "pipeline"):
-        with pytest.raises(ConfigError, match=f"--{option}-model-parallel-size 2: .* not yet"):
-            ParallelConfig(**{f"{option}_model_parallel_size": 2})  # type: ignore[arg-type]
+def test_alone_in_fp32_gradients_stay_where_backward_left_them() -> None:
+    model = small_model()
+    parallel = DataParallel(model.named_parameters(), None)
+    assert not parallel.buckets
+    backward(model, INPUTS)
+    parallel.finish()
+    assert all(parallel.grad_of(p) is p.grad for p in model.parameters())
+    parallel.zero()
+    assert all(p.grad is None for p in model.parameters())
 
 
-def test_all_ranks_are_data_parallel() -> None:
-    assert dims_of(ParallelConfig(), 4) == ParallelDims(dp=4)
-    assert ParallelDims(dp=2).world_size == 2
+def test_what_backward_does_not_reach_has_no_gradient_of_the_step_before() -> None:
+    model = small_model(torch.bfloat16)
+    parallel = DataParallel(model.named_parameters(), None, grad_dtype=torch.float32)
+    backward(model, INPUTS)
+    parallel.finish()
+    parallel.zero()
+    model[0](INPUTS.bfloat16()).sum().backward()  # type: ignore[index]
+    parallel.finish()
+    reached, other = (next(model[i].parameters()) for i in (0, 2))  # type: ignore[index]
+    assert parallel.grad_of(reached).any()
+    assert not parallel.grad_of(other).any()
+
+
+def frozen_first() -> bool:
+    """A rank whose second layer backward does not reach starts the same sums as the others."""
+    model = small_model()
+    config = DataParallelConfig(overlap_grad_reduce=True, ddp_bucket_size=1)
+    parallel = DataParallel(model.named_parameters(), dist.group.WORLD, config)
+    parallel.zero()
+    parallel.sync_on_next_backward()
+    if dist.get_rank() == 0:
+        backward(model, INPUTS)
+    else:
+        model[0](INPUTS).square().sum().backward()  # type: ignore[index]
+    parallel.finish()
+    grads = [parallel.grad_of(p).clone() for p in model.parameters()]
+    for grad in grads:
+        other = grad.clone()
+        dist.broadcast(other, 0)
+        assert torch.equal(grad, other)
+    return True
+
+
+@pytest.mark.distributed
+def test_ranks_that_reach_other_parameters_still_agree(ranks: RankPool) -> None:
+    assert ranks.run(frozen_first, 2) == [True, True]

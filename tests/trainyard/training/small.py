@@ -7,26 +7,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Sample
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.optim.adamw import AdamW
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.groups import group_parameters
-from trainyard.optim.schedule import build_schedule
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.optim.schedule import Rates, build_schedule
+from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.groups import ALONE, ProcessGroups
-from trainyard.training.batch_size import constant_batch_size
+from trainyard.training.batch_size import BatchSize
+from trainyard.training.build import build_trainee as build
+from trainyard.training.build import gpt_layout, gpt_provider
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.config import TrainingConfig
 from trainyard.training.data import RunData
 from trainyard.training.ledger import Ledger
+from trainyard.training.length import length_of
 from trainyard.training.loop import TrainLoop
 from trainyard.training.metrics import Workload
 from trainyard.training.state import TrainState
-from trainyard.training.step import GPTForward, Trainee
+from trainyard.training.step import StepOptions, Trainee
 
 VOCAB = 32
 LENGTH = 12
@@ -83,17 +87,57 @@ def build_trainee(
     groups: ProcessGroups = ALONE,
     seed: int = 5,
 ) -> Trainee:
-    model = GPTModel(replace(MODEL, hidden_dropout=dropout, attention_dropout=dropout), VOCAB)
-    init_parameters(model, seed)
-    return Trainee(
-        model,
-        GPTForward(model),
-        AdamW(group_parameters(model.named_parameters()), OptimizerConfig(lr=0.01)),
+    model = replace(MODEL, hidden_dropout=dropout, attention_dropout=dropout)
+    trainee = build(
+        gpt_provider(model, VOCAB),
+        gpt_layout(model, training.micro_batch_size),
+        ParallelConfig(),
+        OptimizerConfig(lr=0.01),
+        PrecisionConfig(),
         groups,
-        constant_batch_size(training.global_batch_size, training.micro_batch_size, groups.dims.dp),
-        seed=training.seed,
-        clip_grad=1.0,
-        per_token=training.calculate_per_token_loss,
+        torch.device("cpu"),
+        StepOptions(training.seed, training.calculate_per_token_loss),
+    )
+    init_parameters(trainee.chunks[0], seed)
+    trainee.optimizer.adopt_model_parameters()
+    return trainee
+
+
+def model_of(trainee: Trainee) -> GPTModel:
+    """The model that one process holds whole."""
+    (model,) = trainee.chunks
+    assert isinstance(model, GPTModel)
+    return model
+
+
+def size_of(training: TrainingConfig, groups: ProcessGroups = ALONE) -> BatchSize:
+    """The batch of every step."""
+    return length_of(training, groups.dims.dp, LENGTH).schedule.final
+
+
+def rates(learning_rate: float, weight_decay: float) -> Rates:
+    """Rates of a step without a decoupled one."""
+    return Rates(learning_rate, weight_decay, learning_rate)
+
+
+def moments_of(trainee: Trainee) -> dict[str, torch.Tensor]:
+    """The moments of the optimizer by name, on one process."""
+    return {box.name: box.tensor.clone() for box in trainee.optimizer.state_boxes()}
+
+
+def run_data(
+    trainee: Trainee,
+    training: TrainingConfig,
+    valid: Sequence[tuple[str, Counting]],
+    config: DataConfig | None = None,
+) -> RunData:
+    """Numbers to train on, and such sets to measure."""
+    return RunData(
+        config or DataConfig(data_path=("none",)),
+        Counting(),
+        tuple(valid),
+        size_of(training, trainee.groups),
+        trainee.groups.dp_rank,
     )
 
 
@@ -103,26 +147,20 @@ def build_loop(
     callbacks: Sequence[Callback] = (),
     state: TrainState | None = None,
     ledger: Ledger | None = None,
+    data: RunData | None = None,
     **options: Any,
 ) -> TrainLoop:
-    size = trainee.batch_size
-    data = RunData(
-        DataConfig(data_path=("none",)),
-        Counting(),
-        (("valid", Counting()),),
-        size,
-        trainee.groups.dp_rank,
-    )
+    length = length_of(training, trainee.groups.dims.dp, LENGTH)
     schedule = build_schedule(
-        OptimizerConfig(lr=0.01), training.train_iters, size.global_batch_size
+        OptimizerConfig(lr=0.01), training.train_iters, length.global_batch_size
     )
-    workload = Workload(size.global_batch_size * LENGTH, 1e6, trainee.groups.dims.world_size)
     return TrainLoop(
         trainee,
         schedule,
-        data,
+        data or run_data(trainee, training, [("valid", Counting())]),
         training,
-        workload,
+        length,
+        Workload(LENGTH, 1e6, trainee.groups.dims.world_size),
         callbacks=callbacks,
         state=state,
         ledger=ledger,

@@ -8,12 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.trainyard.training.small import LENGTH, TRAINING, Collector, build_loop, build_trainee
+from tests.trainyard.training.small import (
+    LENGTH,
+    TRAINING,
+    Collector,
+    build_loop,
+    build_trainee,
+    model_of,
+    moments_of,
+)
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import StepEvent
 from trainyard.training.callbacks.console import Console
 from trainyard.training.config import TrainingConfig
+from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import Ledger, chain, parse_ledger
+from trainyard.training.length import length_of
 from trainyard.training.metrics import Workload, summary
 from trainyard.training.samples import num_samples
 from trainyard.training.state import TrainState
@@ -62,8 +72,11 @@ def test_a_run_cut_in_two_is_the_whole_run() -> None:
     assert loop.run() == "paused"
     assert loop.state.step == 4
     continued = build_trainee(dropout=0.2, seed=99)
-    continued.model.load_state_dict(cut.model.state_dict())
-    continued.optimizer.load_state(cut.optimizer.num_updates, cut.optimizer.state_tensors())
+    model_of(continued).load_state_dict(model_of(cut).state_dict())
+    kept = moments_of(cut)
+    for box in continued.optimizer.state_boxes():
+        box.tensor.copy_(kept[box.name])
+    continued.optimizer.load_state_dict(json.loads(json.dumps(cut.optimizer.state_dict())))
     state = TrainState()
     state.load_state_dict(json.loads(json.dumps(loop.state.state_dict())))
     ledger = Ledger(state.ledger_digest, loop.ledger.lines)
@@ -72,8 +85,8 @@ def test_a_run_cut_in_two_is_the_whole_run() -> None:
 
     assert rest.ledger.text() == collector.events[-1].ledger.text()
     assert rest.ledger.digest == chain(rest.ledger.lines)
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(tensor, continued.model.state_dict()[name]), name
+    for name, tensor in model_of(whole).state_dict().items():
+        assert torch.equal(tensor, model_of(continued).state_dict()[name]), name
 
 
 def test_a_request_to_stop_ends_the_loop_after_the_step() -> None:
@@ -87,16 +100,17 @@ def test_a_request_to_stop_ends_the_loop_after_the_step() -> None:
 
 def test_measurements_are_at_the_interval_the_end_and_the_start_if_asked() -> None:
     base = replace(TRAINING, train_iters=10, eval_interval=4)
-    assert base.evaluation_steps() == [4, 8, 10]
-    assert replace(base, eval_at_start=True).evaluation_steps() == [0, 4, 8, 10]
-    assert replace(base, eval_iters=0).evaluation_steps() == []
-    assert num_samples(base, 8) == (80, 24)
-    assert num_samples(replace(base, eval_interval=5), 8) == (80, 24)
+    other = replace(base, eval_interval=5)
+    assert base.evaluation_steps(10) == [4, 8, 10]
+    assert replace(base, eval_at_start=True).evaluation_steps(10) == [0, 4, 8, 10]
+    assert replace(base, eval_iters=0).evaluation_steps(10) == []
+    assert num_samples(base, length_of(base, 1, LENGTH)) == (80, 24)
+    assert num_samples(other, length_of(other, 1, LENGTH)) == (80, 24)
 
 
 def test_the_console_line_has_megatrons_fields_in_order() -> None:
     lines: list[str] = []
-    console = Console(6, interval=2, show_throughput=True, write=lines.append)
+    console = Console(RunFacts(6), interval=2, show_throughput=True, write=lines.append)
     build_loop(build_trainee(), callbacks=[console]).run()
     steps = [line for line in lines if " iteration " in line and "consumed" in line]
     assert len(steps) == 3
@@ -104,6 +118,7 @@ def test_the_console_line_has_megatrons_fields_in_order() -> None:
     assert fields == [
         "consumed samples",
         "elapsed time per iteration (ms)",
+        "tokens per GPU (tokens/s/GPU)",
         "throughput per GPU (TFLOP/s/GPU)",
         "learning rate",
         "global batch size",
@@ -112,6 +127,8 @@ def test_the_console_line_has_megatrons_fields_in_order() -> None:
         "grad norm",
         "number of skipped iterations",
         "number of nan iterations",
+        "data wait (%)",
+        "time left",
     ]
     assert "iteration        2/       6 |" in steps[0]
     assert any(
@@ -120,8 +137,8 @@ def test_the_console_line_has_megatrons_fields_in_order() -> None:
 
 
 def test_figures_of_a_step_follow_from_its_time() -> None:
-    work = Workload(tokens=1000, flops=2e12, world_size=4)
-    timing = work.timing(1, 0.5, torch.device("cpu"))
+    work = Workload(tokens_per_sample=125, flops_per_sample=2.5e11, world_size=4)
+    timing = work.timing(1, 0.5, torch.device("cpu"), 8)
     assert (timing.ms, timing.tokens_per_second, timing.tflops_per_gpu) == (500.0, 2000.0, 1.0)
     assert json.loads(timing.line())["tokens_per_second"] == 2000.0
     assert summary([timing])["tokens_per_second"] == 2000.0

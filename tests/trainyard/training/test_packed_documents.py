@@ -15,7 +15,8 @@ from trainyard.datasets.loader import Batch, collate
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.training.step import GPTForward
+from trainyard.parallel.groups import ALONE
+from trainyard.training.microbatch import Preparation
 
 EOD = 31
 LENGTH = 24
@@ -63,13 +64,18 @@ def packed_batch(prefix: Path, by_file: bool) -> Batch:
     return collate([dataset[i] for i in range(len(dataset))])
 
 
+def losses_of(model: GPTModel, batch: Batch, own_positions: bool = False) -> torch.Tensor:
+    ready = Preparation(ALONE, torch.device("cpu"), own_positions).ready(batch)
+    return model.forward_stage(None, ready)
+
+
 @pytest.mark.parametrize("by_file", [False, True], ids=["by EOD", "by file"])
 @pytest.mark.parametrize("position", ["rope", "learned_absolute"])
 def test_packed_documents_have_the_losses_of_separate_ones(
     tmp_path: Path, position: str, by_file: bool
 ) -> None:
     model, batch = build_model(position), packed_batch(tmp_path / "t", by_file)
-    together = GPTForward(model, own_positions=True)(batch)
+    together = losses_of(model, batch, own_positions=True)
     for row, bounds in enumerate(batch["cu_seqlens"].tolist()):
         documents = sorted(set(bounds))
         assert len(documents) > 2
@@ -82,6 +88,6 @@ def test_packed_documents_have_the_losses_of_separate_ones(
 
 def test_without_bounds_documents_see_each_other(tmp_path: Path) -> None:
     model, batch = build_model("rope"), packed_batch(tmp_path / "t", by_file=False)
-    apart = GPTForward(model)(batch)
+    apart = losses_of(model, batch)
     del batch["cu_seqlens"]
-    assert not torch.allclose(GPTForward(model)(batch), apart)
+    assert not torch.allclose(losses_of(model, batch), apart)

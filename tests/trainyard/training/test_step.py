@@ -10,12 +10,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainyard.training.small import TRAINING, Counting, build_trainee
+from tests.trainyard.training.small import (
+    TRAINING,
+    Counting,
+    build_trainee,
+    model_of,
+    moments_of,
+    rates,
+    size_of,
+)
 from trainyard.datasets.loader import Batch, collate
 from trainyard.errors import ConfigError, DataError
 from trainyard.parallel.dims import ParallelDims
-from trainyard.parallel.groups import ProcessGroups
-from trainyard.testing.distributed import run_distributed
+from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
+from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 from trainyard.training.batch_size import constant_batch_size
 from trainyard.training.config import TrainingConfig
@@ -30,15 +38,16 @@ def batches_of(indices: list[int], micro_batch_size: int) -> Iterator[Batch]:
 
 
 def one_step(
-    training: TrainingConfig, dropout: float = 0.0, groups: ProcessGroups | None = None
-) -> tuple[StepResult, list[torch.Tensor]]:
-    trainee = build_trainee(training, dropout, groups or ProcessGroups(ParallelDims(), 0))
+    training: TrainingConfig, dropout: float = 0.0, groups: ProcessGroups = ALONE
+) -> tuple[StepResult, dict[str, torch.Tensor]]:
+    trainee = build_trainee(training, dropout, groups)
     dp, rank, size = trainee.groups.dims.dp, trainee.groups.rank, training.micro_batch_size
     place = range(rank * size, 8, size * dp)
     own = list(itertools.chain(*([*range(first, first + size)] for first in place)))
-    result = trainee.step(1, batches_of(own, size), 0.01, 0.1)
+    whole = size_of(training, trainee.groups)
+    result = trainee.step(1, whole, batches_of(own, size), rates(0.01, 0.1))
     # A tenth of the gradient, clipped; the parameters themselves amplify what is next to zero.
-    return result, list(trainee.optimizer.state_tensors().values())
+    return result, moments_of(trainee)
 
 
 def test_per_token_loss_does_not_depend_on_micro_batches() -> None:
@@ -47,40 +56,42 @@ def test_per_token_loss_does_not_depend_on_micro_batches() -> None:
     result, accumulated = one_step(replace(whole, micro_batch_size=2))
     assert result.lm_loss == pytest.approx(expected.lm_loss, rel=1e-6)
     assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-    for a, b in zip(accumulated, moments, strict=True):
-        torch.testing.assert_close(a, b, **FP32_SUM_ORDER)
+    torch.testing.assert_close(accumulated, moments, **FP32_SUM_ORDER)
 
 
 def test_the_gradient_is_the_mean_over_micro_batches_of_their_means() -> None:
-    trainee = build_trainee(replace(TRAINING, micro_batch_size=4))
-    model, losses = trainee.model, []
+    training = replace(TRAINING, micro_batch_size=4)
+    trainee, losses = build_trainee(training), []
+    model = model_of(build_trainee(training))
     for batch in batches_of(list(range(8)), 4):
-        loss = model.loss(batch["tokens"], batch["labels"])  # type: ignore[operator]
+        loss = model.loss(batch["tokens"], batch["labels"])
         losses.append((loss * batch["loss_mask"]).sum() / batch["loss_mask"].sum())
     (sum(losses) / 2).backward()  # type: ignore[union-attr]
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     expected = torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))
-    result = trainee.step(1, batches_of(list(range(8)), 4), 0.0, 0.0)
+    batches = batches_of(list(range(8)), 4)
+    result = trainee.step(1, size_of(training), batches, rates(0.0, 0.0))
     assert result.grad_norm == pytest.approx(float(expected), rel=1e-5)
 
 
-def on_two_ranks(training: TrainingConfig, dropout: float) -> tuple[StepResult, list[torch.Tensor]]:
-    groups = ProcessGroups(ParallelDims(dp=2), dist.get_rank(), dist.group.WORLD)
+def on_two_ranks(
+    training: TrainingConfig, dropout: float
+) -> tuple[StepResult, dict[str, torch.Tensor]]:
+    groups = build_groups(ParallelDims(dp=2), dist.get_rank())
     return one_step(training, dropout, groups)
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("per_token", [False, True])
-def test_two_ranks_take_the_step_of_one_dropout_included(per_token: bool) -> None:
+def test_two_ranks_take_the_step_of_one_dropout_included(ranks: RankPool, per_token: bool) -> None:
     training = replace(TRAINING, calculate_per_token_loss=per_token)
     expected, moments = one_step(training, dropout=0.2)
-    (first, a), (second, b) = run_distributed(on_two_ranks, 2, "gloo", training, 0.2)
+    (first, a), (second, b) = ranks.run(on_two_ranks, 2, training, 0.2)
     assert first == second, "ranks disagree on loss or norm"
     assert first.lm_loss == pytest.approx(expected.lm_loss, rel=1e-6)
     assert first.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-    for one, other, reference in zip(a, b, moments, strict=True):
-        assert torch.equal(one, other), "ranks hold different moments"
-        torch.testing.assert_close(one, reference, **FP32_SUM_ORDER)
+    torch.testing.assert_close(a, b, rtol=0, atol=0, msg="ranks hold different moments")
+    torch.testing.assert_close(a, moments, **FP32_SUM_ORDER)
 
 
 def test_evaluation_draws_nothing_and_changes_nothing() -> None:
@@ -102,9 +113,9 @@ def test_dropout_depends_on_the_place_of_a_micro_batch_alone() -> None:
 def test_divergence_is_told_in_words_before_the_update() -> None:
     trainee = build_trainee()
     with torch.no_grad():
-        next(trainee.model.parameters())[3] = float("inf")
+        next(trainee.chunks[0].parameters())[3] = float("inf")
     with pytest.raises(DataError, match=r"step 7: loss nan.*lower --lr"):
-        trainee.step(7, batches_of(list(range(8)), 2), 0.01, 0.1)
+        trainee.step(7, size_of(TRAINING), batches_of(list(range(8)), 2), rates(0.01, 0.1))
     assert trainee.optimizer.num_updates == 0
 
 

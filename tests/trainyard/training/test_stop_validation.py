@@ -44,12 +44,13 @@ def go_on(
     found = find_own_steps(str(folder), "l") if folder.exists() else FoundSteps()
     state, ledger, spans = None, None, ()
     if found.latest is not None:
-        state, ledger = resume(str(folder), found.latest, trainee)
+        state, ledger = resume(str(folder), found.latest, trainee, 8)
         spans = spans_of_step(str(folder), found.latest)
     saving = Checkpointing(
         RunFolder(str(folder), "l", "pretrain", {}, {}),
         trainee,
         training.save_interval,
+        micro_batch_size=training.micro_batch_size,
         facts={"global_batch_size": 8},
         passing=found.passing,
         spans=spans,

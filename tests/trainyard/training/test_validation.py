@@ -9,15 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainyard.training.small import TRAINING, Collector, Counting, build_loop, build_trainee
+from tests.trainyard.training.small import (
+    TRAINING,
+    Collector,
+    Counting,
+    build_loop,
+    build_trainee,
+    model_of,
+    run_data,
+)
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import collate
 from trainyard.datasets.sampler import WholeShare
 from trainyard.training.callbacks.console import Console
 from trainyard.training.config import TrainingConfig
-from trainyard.training.data import RunData
+from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import StepRecord
-from trainyard.training.step import masked_sum
+from trainyard.training.microbatch import masked_loss
 
 
 class Shifted(Counting):
@@ -38,13 +46,11 @@ class Shifted(Counting):
 def run(training: TrainingConfig, *valid: Counting, full: bool = False) -> tuple[Any, list[str]]:
     trainee = build_trainee(training)
     collector, lines = Collector([]), []
-    console = Console(training.train_iters, 1, write=lines.append)
-    loop = build_loop(trainee, training, [collector, console])
-    data = DataConfig(data_path=("none",), full_validation=full)
-    loop._data = RunData(
-        data, Counting(), tuple(zip("abc", valid, strict=False)), trainee.batch_size
-    )
-    loop.run()
+    assert training.train_iters is not None
+    console = Console(RunFacts(training.train_iters), 1, write=lines.append)
+    config = DataConfig(data_path=("none",), full_validation=full)
+    data = run_data(trainee, training, list(zip("abc", valid, strict=False)), config)
+    build_loop(trainee, training, [collector, console], data=data).run()
     return (trainee, [event.record for event in collector.events]), lines
 
 
@@ -64,10 +70,9 @@ def test_full_validation_is_the_mean_over_every_token_of_the_set() -> None:
     (trainee, records), _ = run(training, valid, full=True)
     batch = collate([valid[i] for i in range(13)])
     with torch.no_grad():
-        trainee.model.eval()
-        losses = trainee.model.loss(batch["tokens"], batch["labels"])
-    total, count = masked_sum(losses, batch["loss_mask"])
-    assert records[-1].validation_loss == pytest.approx(float(total / count), rel=1e-6)
+        losses = model_of(trainee).eval().loss(batch["tokens"], batch["labels"])
+    mean = masked_loss(losses, batch) / batch["loss_mask"].sum()
+    assert records[-1].validation_loss == pytest.approx(float(mean), rel=1e-6)
     assert records[-1].validation_losses is None
 
 

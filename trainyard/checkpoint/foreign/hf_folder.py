@@ -16,7 +16,8 @@ import torch
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.foreign.hf import Target, model_document, targets
+from trainyard.checkpoint.foreign.hf import Target, targets
+from trainyard.checkpoint.foreign.hf_config import model_document
 from trainyard.checkpoint.gpt import checkpoint_tokenizer, gpt_config
 from trainyard.checkpoint.layout import PlannedFile, Slice
 from trainyard.checkpoint.load import Checkpoint

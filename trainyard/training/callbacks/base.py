@@ -38,3 +38,6 @@ class Callback:
 
     def end(self) -> None:
         """The loop has ended without an error."""
+
+    def failed(self) -> None:
+        """The loop has ended with an error, on this rank at least: no place to communicate."""

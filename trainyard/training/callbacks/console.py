@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.ledger import StepRecord
+from trainyard.training.facts import RunFacts
+from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.metrics import StepTiming
+from trainyard.training.scalars import perplexity, validations
 from trainyard.training.state import TrainState
-
-SCARCE = 20.0
-"""Bound of the exponent of a printed perplexity."""
 
 
 def _print(line: str) -> None:
@@ -19,17 +18,17 @@ def _print(line: str) -> None:
 
 
 class Console(Callback):
-    """One line every `interval` steps, the loss averaged over them, and one for each
+    """One line every `interval` steps, losses and times averaged over them, and one for each
     measurement."""
 
     def __init__(
         self,
-        train_iters: int,
+        facts: RunFacts,
         interval: int,
         show_throughput: bool = False,
         write: Callable[[str], None] = _print,
     ) -> None:
-        self._train_iters = train_iters
+        self._facts = facts
         self._interval = interval
         self._show_throughput = show_throughput
         self._write = write
@@ -46,59 +45,102 @@ class Console(Callback):
         due = event.record.step % self._interval == 0 or event.is_last or event.is_stopping
         if due and self._events:
             now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-            self._write(training_line(self._events, self._train_iters, self._show_throughput, now))
+            self._write(training_line(self._events, self._facts, self._show_throughput, now))
             self._events = []
-        for name, loss in _validations(event.record):
-            for line in validation_lines(event.record.step, loss, name):
+        for suffix, loss in validations(event.record):
+            for line in validation_lines(event.record.step, loss, suffix):
                 self._write(line)
 
 
-def _validations(record: StepRecord) -> list[tuple[str, float]]:
-    """Names, as Megatron-LM numbers its validation sets, and losses; the one set alone has none."""
-    if record.validation_losses is not None:
-        losses = record.validation_losses.values()
-        return [(f"-{number}", loss) for number, loss in enumerate(losses)]
-    return [] if record.validation_loss is None else [("", record.validation_loss)]
+def make(config: LoggingConfig, facts: RunFacts) -> Callback:
+    """The console, as a logger."""
+    return Console(facts, config.log_interval, config.log_throughput)
 
 
 def training_line(
-    events: list[StepEvent], train_iters: int, show_throughput: bool, now: str
+    events: Sequence[StepEvent], facts: RunFacts, show_throughput: bool, now: str
 ) -> str:
-    """Megatron-LM's line: fields, names and order; time and loss are means over the events."""
+    """Megatron-LM's line: fields, names and order; ours stand at places where it has none.
+
+    Time and loss are means over the events; the loss over those that were updated from."""
     last = events[-1].record
     timings = [event.timing for event in events if event.timing is not None]
-    losses = [event.record.lm_loss or 0.0 for event in events]
     fields = [
-        f"iteration {last.step:8d}/{train_iters:8d}",
+        f"iteration {last.step:8d}/{facts.steps:8d}",
         f"consumed samples: {last.consumed_train_samples:12d}",
         f"elapsed time per iteration (ms): {_mean([t.ms for t in timings]):.1f}",
     ]
     if show_throughput:
-        # of the mean time, not the mean of rates
-        rate = len(timings) / sum(1.0 / t.tflops_per_gpu for t in timings)
-        fields.append(f"throughput per GPU (TFLOP/s/GPU): {rate:.1f}")
-    fields += [
-        f"learning rate: {last.learning_rate:.6E}",
-        f"global batch size: {last.global_batch_size:5d}",
-        f"lm loss: {_mean(losses):.6E}",
-        "loss scale: 1.0",
-        f"grad norm: {last.grad_norm:.3f}",
-        f"number of skipped iterations: {0:3d}",
-        f"number of nan iterations: {0:3d}",
-    ]
+        fields += _throughput(timings, facts)
+    if last.learning_rate is not None:
+        fields.append(f"learning rate: {last.learning_rate:.6E}")
+    fields.append(f"global batch size: {last.global_batch_size or 0:5d}")
+    fields += _results(events)
+    if show_throughput:
+        fields += _waiting(events, timings, facts)
     return f" [{now}] " + " | ".join(fields) + " |"
 
 
-def validation_lines(step: int, loss: float, name: str = "") -> list[str]:
+def _results(events: Sequence[StepEvent]) -> list[str]:
+    """What the steps came to."""
+    last, records = events[-1].record, [event.record for event in events]
+    ran = [record for record in records if not record.passed_over]
+    skipped = [record for record in ran if record.skipped]
+    losses = [r.lm_loss for r in ran if r.lm_loss is not None and not r.skipped]
+    fields = [f"lm loss: {_mean(losses):.6E}"] if losses else []
+    fields.append(f"loss scale: {last.loss_scale or 1.0:.1f}")
+    if last.grad_norm is not None:
+        fields.append(f"grad norm: {last.grad_norm:.3f}")
+    if last.num_zeros is not None:
+        fields.append(f"num zeros: {last.num_zeros}")
+    if last.params_norm is not None:
+        fields.append(f"params norm: {last.params_norm:.3f}")
+    fields.append(f"number of skipped iterations: {len(skipped):3d}")
+    nans = sum(record.lm_loss is None for record in ran)
+    fields.append(f"number of nan iterations: {nans:3d}")
+    return fields
+
+
+def _throughput(timings: Sequence[StepTiming], facts: RunFacts) -> list[str]:
+    # Of the mean time, not the mean of rates.
+    tokens = _of_mean_time([facts.tokens_per_second_per_gpu(t) for t in timings])
+    tflops = _of_mean_time([t.tflops_per_gpu for t in timings])
+    fields = [
+        f"tokens per GPU (tokens/s/GPU): {tokens:.1f}",
+        f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
+    ]
+    mfu = facts.mfu(tflops)
+    return fields if mfu is None else [*fields, f"MFU (% of dense bf16 peak): {100 * mfu:.1f}"]
+
+
+def _waiting(
+    events: Sequence[StepEvent], timings: Sequence[StepTiming], facts: RunFacts
+) -> list[str]:
+    share = sum(t.data_wait_ms for t in timings) / max(sum(t.ms for t in timings), 1e-9)
+    last = events[-1].record
+    left = facts.steps - last.step
+    if facts.samples and last.global_batch_size:  # batches that still grow: the rest at the last
+        left = -((last.consumed_train_samples - facts.samples) // last.global_batch_size)
+    seconds = max(left, 0) * timings[-1].ms / 1000.0
+    if len(timings) > 1:
+        seconds = max(left, 0) * _mean([t.ms for t in timings]) / 1000.0
+    time_left = datetime.timedelta(seconds=round(seconds))
+    return [f"data wait (%): {100 * share:.1f}", f"time left: {time_left}"]
+
+
+def validation_lines(step: int, loss: float, suffix: str = "") -> list[str]:
     """A validation loss and its perplexity, framed as Megatron-LM frames it."""
-    perplexity = math.exp(min(SCARCE, loss))
     line = (
-        f" validation{name} loss at iteration {step} | lm loss value: {loss:.6E} | "
-        f"lm loss PPL: {perplexity:.6E} | "
+        f" validation{suffix} loss at iteration {step} | lm loss value: {loss:.6E} | "
+        f"lm loss PPL: {perplexity(loss):.6E} | "
     )
     rule = "-" * (len(line) + 1)
     return [rule, line, rule]
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _of_mean_time(rates: Sequence[float]) -> float:
+    return len(rates) / sum(1.0 / rate for rate in rates)

@@ -1,0 +1,72 @@
+"""The models whose training is timed, and what a token of each costs.
+
+FLOPs: 3 x (2 x parameters of every matrix product + causal attention, half of s^2) a token, the
+output layer counted, recomputation not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model, its batch and sequence."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    mbs: int
+    llama: bool = False
+    """RMSNorm, rotary positions, SwiGLU, no biases; otherwise GPT-2's way."""
+    untied: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.hidden // self.heads
+
+    def flags(self) -> list[str]:
+        """The model as flags of `stages.pretrain`."""
+        flags = {
+            "num-layers": self.layers,
+            "hidden-size": self.hidden,
+            "num-attention-heads": self.heads,
+            "ffn-hidden-size": self.ffn,
+            "seq-length": self.seq,
+            "micro-batch-size": self.mbs,
+            "hidden-dropout": 0.0,
+            "attention-dropout": 0.0,
+        }
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        if self.kv_heads != self.heads:
+            words += ["--group-query-attention", "--num-query-groups", str(self.kv_heads)]
+        if self.llama:
+            words += ["--position-embedding-type", "rope", "--rotary-base", "500000"]
+            words += ["--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear"]
+        if self.untied:
+            words.append("--untie-embeddings-and-output-weights")
+        return words
+
+
+def flops_per_token(shape: Shape) -> float:
+    """Operations of forward and backward."""
+    h, kv = shape.hidden, shape.kv_heads * shape.head_dim
+    matrices = h * (h + 2 * kv) + h * h + (3 if shape.llama else 2) * h * shape.ffn
+    attention = 2 * shape.seq * h  # two products, 2 s h each, half of it causal
+    return 3 * (shape.layers * (2 * matrices + attention) + 2 * h * shape.vocab)
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("gpt-345m", 24, 1024, 16, 16, 4096, 50304, 1024, 32),
+        Shape("gpt-1.3b", 24, 2048, 16, 16, 8192, 131072, 4096, 4),
+        Shape("llama-8b-half", 16, 4096, 32, 8, 14336, 128256, 4096, 2, llama=True, untied=True),
+        Shape("tiny", 2, 128, 4, 4, 512, 1024, 128, 2),
+    )
+}

@@ -1,0 +1,145 @@
+"""Training speed on GPUs: the real stage with data loading, beside a plain torch loop.
+
+    python -m benchmarks.train                                one GPU, every shape
+    python -m benchmarks.train gpt-1.3b --layout tp2 --gpus 2
+
+Each row is one run of `stages.pretrain` over token files that are made first (random tokens, so
+that the loss stays where it begins and nothing is learnt), medians of the steps after the first
+ten; the peer is `benchmarks.plain_torch` in a process of its own, on the same GPU, before it.
+Memory is the peak of torch's allocator on the first rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.shapes import SHAPES, Shape, flops_per_token
+from trainyard.corpus.indexed import IndexedWriter
+
+STEPS, WARMUP = 20, 10
+PEAK = 989e12
+"""bf16 operations a second of an H100 or H200 by the data sheet, without sparsity."""
+
+LAYOUTS: dict[str, list[str]] = {
+    "": [],
+    "tp2": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
+    "pp2": ["--pipeline-model-parallel-size", "2"],
+    "cp2": ["--context-parallel-size", "2"],
+    "dp2": ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
+}
+
+
+def write_tokens(folder: Path, shape: Shape, samples: int) -> Path:
+    """A pair of token files with so many samples, documents of 1,000 tokens."""
+    prefix = folder / f"random_{shape.vocab}_{samples * shape.seq}"
+    if prefix.with_suffix(".idx").exists():
+        return prefix
+    random = np.random.default_rng(1)
+    dtype = np.uint16 if shape.vocab < 65500 else np.int32
+    with prefix.with_suffix(".bin").open("wb") as out, prefix.with_suffix(".idx").open("wb") as idx:
+        writer = IndexedWriter(out, dtype)
+        for _ in range(samples * shape.seq // 1000 + 2):
+            writer.add_document([random.integers(0, shape.vocab - 1, 1000).astype(dtype)])
+        writer.write_index(idx)
+    return prefix
+
+
+def command(
+    shape: Shape, layout: str, gpus: int, accumulate: int, prefix: Path, save: Path
+) -> list[str]:
+    """The stage's command line."""
+    shards = 1 if layout in ("", "dp2") else 2
+    batch = shape.mbs * accumulate * gpus // shards
+    options = {
+        "nproc-per-node": gpus,
+        "global-batch-size": batch,
+        "train-iters": STEPS + WARMUP,
+        "eval-iters": 0,
+        "lr": 1e-4,
+        "log-interval": 10,
+        "data-path": prefix,
+        "split": "100,0,0",
+        "num-workers": 2,
+        "tokenizer-type": "NullTokenizer",
+        "vocab-size": shape.vocab - 1,
+        "save": save,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    flags = ["--bf16", "--log-throughput", "--no-save-optim", *shape.flags(), *LAYOUTS[layout]]
+    return [sys.executable, "-m", "stages.pretrain", *words, *flags]
+
+
+def measure_stage(
+    shape: Shape, layout: str, gpus: int, accumulate: int, folder: Path, extra: list[str]
+) -> dict[str, float]:
+    """Medians of one run of the stage, per GPU."""
+    batch = shape.mbs * accumulate * gpus
+    prefix = write_tokens(folder, shape, batch * (STEPS + WARMUP + 1))
+    save = folder / f"run-{shape.name}-{layout or 'one'}-{accumulate}"
+    words = command(shape, layout, gpus, accumulate, prefix, save) + extra
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stdout[-4000:]}")
+    lines = [json.loads(line) for line in (save / "timings.jsonl").read_text().splitlines()]
+    steady = [line for line in lines if line["step"] > WARMUP]
+    rate = statistics.median(line["tokens_per_second"] for line in steady) / gpus
+    return {
+        "tokens_per_second": rate,
+        "mfu": rate * flops_per_token(shape) / PEAK,
+        "gigabytes": max(line["memory_bytes"] for line in steady) / 1e9,
+    }
+
+
+def measure_peer(shape: Shape, accumulate: int) -> dict[str, float]:
+    """The plain loop in a process of its own."""
+    words = [sys.executable, "-m", "benchmarks.plain_torch", shape.name]
+    done = subprocess.run(
+        [*words, "--accumulate", str(accumulate)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cells(figures: dict[str, float]) -> str:
+    """As the table shows them."""
+    return (
+        f"{figures['tokens_per_second']:,.0f} tok/s, {100 * figures['mfu']:.1f} %, "
+        f"{figures['gigabytes']:.1f} GB"
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    known = [name for name in SHAPES if name != "tiny"]
+    parser.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; unset: {known}")
+    parser.add_argument("--layout", choices=LAYOUTS, default="")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--scratch", type=Path)
+    args, extra = parser.parse_known_args()
+    folder = args.scratch or Path(tempfile.mkdtemp(prefix="trainyard-train-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print("| shape | layout | trainyard, per GPU | plain torch loop | ratio |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in args.shapes or known:
+        shape = SHAPES[name]
+        peer = None if args.no_peer else measure_peer(shape, args.accumulate)
+        ours = measure_stage(shape, args.layout, args.gpus, args.accumulate, folder, extra)
+        beside = "" if peer is None else cells(peer)
+        rate = ours["tokens_per_second"]
+        ratio = "" if peer is None else f"{rate / peer['tokens_per_second']:.2f}"
+        layout = f"{args.layout or 'one'} x{args.gpus} ga{args.accumulate}"
+        print(f"| {name} | {layout} | {cells(ours)} | {beside} | {ratio} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

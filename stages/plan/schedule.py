@@ -1,0 +1,140 @@
+"""The pipeline schedule of a run: which rank holds what, what it does when, what that costs."""
+
+from __future__ import annotations
+
+import shutil
+from functools import lru_cache
+from typing import Any
+
+from stages.plan.config import PlanConfig
+from trainyard.models.flops import matmul_weights_per_token
+from trainyard.parallel.pipeline.partition import StageLayers
+from trainyard.parallel.pipeline.schedule import Action, build_schedule, choose_group_size
+from trainyard.parallel.pipeline.simulate import Simulation, peak_in_flight, simulate
+from trainyard.parallel.pipeline.timeline import WIDTH, legend, svg_timeline, text_timeline
+
+BACKWARD_COST = {"none": 2.0, "selective": 2.0, "full": 3.0}
+"""Of a backward pass, in forward passes; recomputing attention alone is little."""
+
+
+def pipeline_document(config: PlanConfig) -> dict[str, Any]:
+    """Numbers of the schedule; times are in units of a layer's forward pass."""
+    played = _simulation(config)
+    return {
+        "num_microbatches": config.num_microbatches,
+        "virtual_stages": config.num_chunks,
+        "microbatch_group_size": group_size(config),
+        "bubble_even_stages": bubble_of_even_stages(config),
+        "bubble": played.bubble,
+        "step_duration": played.makespan,
+        "ranks": [
+            {
+                "stages": [_stage_document(stage) for stage in stages],
+                "idle": played.idle_share(rank),
+                "peak_in_flight": peak_in_flight(played.schedule[rank]),
+            }
+            for rank, stages in enumerate(config.partition())
+        ],
+    }
+
+
+def pipeline_lines(config: PlanConfig) -> list[str]:
+    """The picture, and its numbers rank by rank."""
+    played, document = _simulation(config), pipeline_document(config)
+    lines = [
+        f"Pipeline schedule: {title(config)}",
+        legend(config.num_chunks),
+        "",
+        text_timeline(played, shutil.get_terminal_size((WIDTH, 24)).columns),
+        "",
+        f"Idle: {document['bubble']:.1%} of all ranks' time; stages of equal cost would idle "
+        f"{document['bubble_even_stages']:.1%}",
+    ]
+    of_a_chunk = " of a chunk" if config.num_chunks > 1 else ""
+    for rank, (stages, facts) in enumerate(zip(config.partition(), document["ranks"], strict=True)):
+        held = "; ".join(describe(stage) for stage in stages)
+        lines.append(
+            f"rank {rank}: {held}; idle {facts['idle']:.1%}, activations of up to "
+            f"{facts['peak_in_flight']} micro-batches{of_a_chunk}"
+        )
+    return lines
+
+
+def pipeline_picture(config: PlanConfig) -> str:
+    """The schedule as SVG."""
+    return svg_timeline(_simulation(config), title(config))
+
+
+def title(config: PlanConfig) -> str:
+    """One line that says which schedule it is."""
+    pp, chunks = config.pipeline_model_parallel_size, config.num_chunks
+    if pp == 1:
+        return f"{config.num_microbatches} micro-batches, no pipeline"
+    name = "1F1B" if chunks == 1 else "interleaved 1F1B"
+    text = f"{name}, {pp} ranks, {config.num_microbatches} micro-batches"
+    if chunks > 1:
+        text += f", {chunks} chunks a rank, groups of {group_size(config)}"
+    return text
+
+
+def describe(stage: StageLayers) -> str:
+    """`embedding, layers 0-3`."""
+    parts = ["embedding"] if stage.has_embedding else []
+    if stage.layers:
+        first, last = stage.layers[0], stage.layers[-1]
+        parts.append(f"layers {first}-{last}" if first < last else f"layer {first}")
+    parts += ["output"] if stage.has_output else []
+    return ", ".join(parts) or "no layers"
+
+
+def group_size(config: PlanConfig) -> int | None:
+    """Micro-batches that a chunk takes in a row; None without chunks."""
+    if config.num_chunks == 1:
+        return None
+    return choose_group_size(
+        config.pipeline_model_parallel_size,
+        config.num_microbatches,
+        config.microbatch_group_size_per_virtual_pipeline_stage,
+    )
+
+
+def bubble_of_even_stages(config: PlanConfig) -> float:
+    """(p - 1) / (v m + p - 1), arXiv:2104.04473, as a share of the whole step."""
+    pp, slots = config.pipeline_model_parallel_size, config.num_chunks * config.num_microbatches
+    return (pp - 1) / (slots + pp - 1)
+
+
+@lru_cache(maxsize=4)
+def _simulation(config: PlanConfig) -> Simulation:
+    """The schedule played with the matrix products of each stage as its cost."""
+    pp, chunks = config.pipeline_model_parallel_size, config.num_chunks
+    schedule = build_schedule(pp, chunks, config.num_microbatches, group_size(config))
+    layer, output = _costs(config)
+    forward = [
+        [len(stage.layers) * layer + stage.has_output * output for stage in stages]
+        for stages in config.partition()
+    ]
+    backward = BACKWARD_COST[config.model.recompute]
+
+    def cost(rank: int, action: Action) -> float:
+        duration = forward[rank][action.chunk] / layer
+        return duration if action.kind == "F" else duration * backward
+
+    return simulate(schedule, chunks, cost)
+
+
+def _costs(config: PlanConfig) -> tuple[float, float]:
+    """Products of one token in one layer and in the output layer; the embedding has none."""
+    model = config.model
+    output = model.hidden_size * config.padded_vocab_size
+    weights = matmul_weights_per_token(model, config.padded_vocab_size, config.moe) - output
+    attention = model.seq_length * model.query_size
+    return weights / model.num_layers + attention, float(output)
+
+
+def _stage_document(stage: StageLayers) -> dict[str, Any]:
+    return {
+        "layers": list(stage.layers),
+        "embedding": stage.has_embedding,
+        "output": stage.has_output,
+    }

@@ -1,0 +1,159 @@
+"""Where a pretraining begins: rates that go on, weights alone, other number formats, other padding
+of the vocabulary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stages.pretrain_runs import arguments, ledger
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.testing.kill import Zygote
+
+pytestmark = pytest.mark.slow
+
+QUICK = {"eval_iters": 0, "train_iters": 6, "lr_warmup_iters": 2, "lr_decay_style": "linear"}
+STOPPED = 143
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("stages.pretrain.run") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
+    for ending in (".bin", ".idx"):
+        os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, **QUICK))
+    assert status == 0, log
+    return folder
+
+
+# --- rates --------------------------------------------------------------------------------------
+
+
+def test_other_rates_than_the_checkpoints_are_refused_by_name(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    options = {**QUICK, "load": str(whole / "iter_0000003"), "train_iters": 8, "lr": 0.02}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
+    assert status == 2, log
+    assert "--lr is 0.02 here and 0.01 there" in log
+    assert "--lr-decay-iters (or -samples; the run unless given) is 32 here and 24 there" in log
+    assert "--train-iters" not in log, "weight decay is constant: its length says nothing"
+    assert "--override-opt-param-scheduler" in log
+    assert find_steps(str(tmp_path / "on")) == []
+
+
+def test_an_option_says_which_rates_win(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    options = {**QUICK, "load": str(whole / "iter_0000003"), "lr": 0.02}
+    ours = arguments(tokens, tmp_path / "ours", **options, override_opt_param_scheduler=True)
+    status, _, log = zygote.run("stages.pretrain", ours)
+    assert status == 0, log
+    theirs = arguments(
+        tokens, tmp_path / "theirs", **options, use_checkpoint_opt_param_scheduler=True
+    )
+    # Stopped on the way: what goes on is still the schedule of the checkpoint.
+    status, _, log = zygote.run("stages.pretrain", [*theirs, "--exit-interval", "4"])
+    assert status == STOPPED, log
+    status, _, log = zygote.run("stages.pretrain", theirs)
+    assert status == 0, log
+    assert "continuing from step 4" in log
+    before = [line["learning_rate"] for line in ledger(whole)][3:]
+    assert [line["learning_rate"] for line in ledger(tmp_path / "theirs")] == before
+    doubled = [line["learning_rate"] for line in ledger(tmp_path / "ours")]
+    assert doubled == pytest.approx([2 * rate for rate in before])
+
+
+# --- weights alone ------------------------------------------------------------------------------
+
+
+def test_finetune_begins_anew_once_and_says_so_when_it_goes_on(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    options = {**QUICK, "load": str(whole), "finetune": True, "lr": 1e-4}
+    straight = arguments(tokens, tmp_path / "straight", **options)
+    status, _, log = zygote.run("stages.pretrain", straight)
+    assert status == 0, log
+    assert f"from step 6 of {whole}" in log
+    cut = arguments(tokens, tmp_path / "cut", **options)
+    status, _, log = zygote.run("stages.pretrain", [*cut, "--exit-interval", "2"])
+    assert status == STOPPED, log
+    status, _, log = zygote.run("stages.pretrain", cut)
+    assert status == 0, log
+    assert "--finetune was done when this run began; it goes on from its own step 2" in log
+    assert ledger(tmp_path / "cut") == ledger(tmp_path / "straight")
+    assert [line["step"] for line in ledger(tmp_path / "cut")] == [1, 2, 3, 4, 5, 6]
+
+
+# --- number formats -----------------------------------------------------------------------------
+
+
+def test_between_fp32_and_bf16_the_moments_go_on_and_no_weight_is_rounded(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    there, back = tmp_path / "bf16", tmp_path / "fp32"
+    options = {**QUICK, "load": str(whole / "iter_0000003"), "exit_interval": 4}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, there, **options, bf16=True))
+    assert status == STOPPED, log
+    with open_checkpoint(str(whole / "iter_0000003")) as before, open_checkpoint(str(there)) as now:
+        for name in before.names("model."):
+            main = now.read(f"optimizer.param.{name.removeprefix('model.')}")
+            moved = (main - before.read(name)).abs().max()
+            assert moved < 0.02, name  # one step at 0.01
+            assert now.spec(name).dtype == "BF16"
+            assert now.read(name).equal(main.bfloat16())
+        assert now.state["num_updates"] == 4
+    status, _, log = zygote.run(
+        "stages.pretrain", arguments(tokens, back, **QUICK, load=str(there))
+    )
+    assert status == 0, log
+    # As if it had been fp32 all along, but for one step in bf16.
+    one, other = ledger(back)[-1], ledger(whole)[-1]
+    assert one["lm_loss"] == pytest.approx(other["lm_loss"], rel=2e-3)
+    assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=0.05)
+
+
+# --- vocabulary ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_another_padding_of_the_vocabulary_is_told_with_what_would_do(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path, finetune: bool
+) -> None:
+    options = {**QUICK, "load": str(whole / "iter_0000003"), "make_vocab_size_divisible_by": 768}
+    options |= {"finetune": True} if finetune else {}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
+    assert status == 2, log
+    assert "has a vocabulary of 1024 rows (1001 tokens, padded), and this run one of 1536" in log
+    assert "--make-vocab-size-divisible-by 1024 in a run of its own" in log
+
+
+# --- pipelines ----------------------------------------------------------------------------------
+
+
+def test_a_group_of_micro_batches_that_does_not_fit_is_refused(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    options = {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
+    options |= {"microbatch_group_size_per_virtual_pipeline_stage": 3, "nproc_per_node": 2}
+    options |= {"num_layers": 4, "global_batch_size": 8}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "run", **options))
+    assert status == 2, log
+    assert "--microbatch-group-size-per-virtual-pipeline-stage 3" in log
+    assert "choose 2 or 4" in log

@@ -1,0 +1,126 @@
+"""A training of several ranks of which one dies, or hangs, ends soon and says why."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.corpus.indexed import IndexedWriter
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+SHAPE = """
+    --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --hidden-dropout 0
+    --attention-dropout 0 --micro-batch-size 1 --global-batch-size 4 --eval-iters 0 --lr 1e-2
+    --log-interval 1 --tokenizer-type NullTokenizer --vocab-size 31 --split 100,0,0
+    --make-vocab-size-divisible-by 8 --nproc-per-node 2
+"""
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("tokens") / "text"
+    generator = np.random.default_rng(0)
+    with (
+        prefix.with_suffix(".bin").open("wb") as data,
+        prefix.with_suffix(".idx").open("wb") as index,
+    ):
+        writer = IndexedWriter(data, np.uint16)
+        for _ in range(40):
+            writer.add_document([generator.integers(0, 31, 100).astype(np.uint16)])
+        writer.write_index(index)
+    return prefix
+
+
+@contextmanager
+def training(tokens: Path, save: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "stages.pretrain", *SHAPE.split()]
+    log = save.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--data-path", str(tokens), "--save", str(save), *options],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_for(save: Path, words: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while words not in (text := save.with_suffix(".log").read_text()):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+
+
+def rank_process(parent: int, rank: int) -> int:
+    """The process of a rank: children are started in their order."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    found = [int(c) for c in children if f"RANK={rank}\0" in _environment(int(c))]
+    assert len(found) == 1, (children, found)
+    return found[0]
+
+
+def _environment(process: int) -> str:
+    return "\0" + Path(f"/proc/{process}/environ").read_text() + "\0"
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_a_killed_rank_ends_all_within_a_minute(tokens: Path, tmp_path: Path, axis: str) -> None:
+    save = tmp_path / "run"
+    options = (f"--{axis}-model-parallel-size", "2", "--train-iters", "100000")
+    with training(tokens, save, *options) as process:
+        wait_for(save, "iteration        3/")
+        os.kill(rank_process(process.pid, 1), signal.SIGKILL)
+        began = time.monotonic()
+        assert process.wait(60) == 3
+        assert time.monotonic() - began < 60
+    text = save.with_suffix(".log").read_text()
+    assert "rank 1 was killed by SIGKILL" in text
+    assert "Traceback" not in text
+    left = subprocess.run(["pgrep", "-f", str(save)], capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, rank: int) -> None:
+    save = tmp_path / "run"
+    options = ("--train-iters", "100000", "--hang-timeout-minutes", "0.05")
+    with training(tokens, save, *options) as process:
+        wait_for(save, "iteration        3/")
+        os.kill(rank_process(process.pid, rank), signal.SIGSTOP)
+        assert process.wait(60) == 3
+    text = save.with_suffix(".log").read_text()
+    assert "no rank has made progress" in text
+    assert re.search(rf"rank {rank}(, which keeps the ranks' notes,)? does not answer", text)
+    assert "training/step.py" in (save / "logs" / f"stacks-rank{1 - rank:04d}.txt").read_text()
+
+
+def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path) -> None:
+    save = tmp_path / "run"
+    options = ("--tensor-model-parallel-size", "2", "--train-iters", "60")
+    with training(tokens, save, *options) as process:
+        wait_for(save, "iteration        3/")
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 128 + signal.SIGUSR1
+    saved = re.search(r"saved step (\d+) \(asked to stop\)", save.with_suffix(".log").read_text())
+    assert saved is not None
+    with training(tokens, save, *options) as process:
+        assert process.wait(120) == 0
+    assert f"continuing from step {saved[1]}" in save.with_suffix(".log").read_text()
+    assert read_manifest(str(save / "manifest.json")) is not None

@@ -1,0 +1,328 @@
+"""What a pretraining refuses before any work, and how ranks that do not meet, or die, are told of:
+in words, with the exit status that a scheduler goes by."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainyard.corpus.indexed import IndexedWriter
+from trainyard.testing.kill import Zygote
+
+OPTIONS: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "seq_length": 16,
+    "hidden_dropout": 0,
+    "attention_dropout": 0,
+    "micro_batch_size": 1,
+    "global_batch_size": 4,
+    "train_iters": 4,
+    "eval_iters": 0,
+    "lr": 1e-2,
+    "log_interval": 1,
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 31,
+    "make_vocab_size_divisible_by": 8,
+    "split": "100,0,0",
+}
+WAIT_SECONDS = 120.0
+"""For what takes seconds on a machine that is not busy otherwise."""
+
+
+def pair(prefix: Path, documents: list[list[int]]) -> str:
+    with open(f"{prefix}.bin", "wb") as data, open(f"{prefix}.idx", "wb") as index:
+        writer = IndexedWriter(data, np.uint16)
+        for document in documents:
+            writer.add_document([document])
+        writer.write_index(index)
+    return str(prefix)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token files: `good`, one with less than a sample, and one of a larger vocabulary."""
+    folder = tmp_path_factory.mktemp("tokens")
+    numbers = np.random.default_rng(0).integers(0, 31, (40, 100)).tolist()
+    pair(folder / "good", numbers)
+    pair(folder / "short", [[1, 2, 3, 4, 5]])
+    pair(folder / "foreign", [*numbers[:7], [*numbers[7][:99], 50256], *numbers[8:]])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("stages.pretrain.run") as process:
+        yield process
+
+
+def words(folder: Path, save: Path, tokens: str = "good", **others: Any) -> list[str]:
+    given = {**OPTIONS, "data_path": str(folder / tokens), "save": str(save), **others}
+    pairs = [("--" + name.replace("_", "-"), value) for name, value in given.items()]
+    flat: list[str] = []
+    for flag, value in pairs:
+        flat += [flag] if value is True else [flag, str(value)]
+    return flat
+
+
+TP, PP = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("others", "status", "told"),
+    [
+        ({"nproc_per_node": 3, **TP}, 2, r"3 ranks cannot be shared out: .* start 2 or 4 ranks"),
+        (
+            {"nproc_per_node": 3},
+            2,
+            r"--global-batch-size \(4\) must be divisible .* near it: 3 or 6",
+        ),
+        (
+            {"nproc_per_node": 3, "tensor_model_parallel_size": 3},
+            2,
+            r"--num-attention-heads \(2\) must be divisible by --tensor-model-parallel-size \(3\)",
+        ),
+        (
+            {
+                **TP,
+                "num_attention_heads": 4,
+                "num_query_groups": 1,
+                "group_query_attention": True,
+                "nproc_per_node": 2,
+            },
+            2,
+            r"--num-query-groups \(1\) must be divisible by --tensor-model-parallel-size \(2\)",
+        ),
+        (
+            {**TP, "ffn_hidden_size": 33, "nproc_per_node": 2},
+            2,
+            r"--ffn-hidden-size \(33\) must be divisible",
+        ),
+        (
+            {"context_parallel_size": 2, "seq_length": 18, "nproc_per_node": 2},
+            2,
+            r"--seq-length \(18\) must be divisible by 2 x --context-parallel-size \(4\)",
+        ),
+        (
+            {**TP, "sequence_parallel": True, "seq_length": 17, "nproc_per_node": 2},
+            2,
+            r"--seq-length \(17\) must be divisible by --tensor-model-parallel-size",
+        ),
+        ({**PP, "num_layers": 3, "nproc_per_node": 2}, 2, r"--num-layers"),
+        (
+            {"tokens": "short"},
+            2,
+            r"5 tokens in 1 documents, less than one sample of --seq-length 16",
+        ),
+        (
+            {"tokens": "foreign"},
+            1,
+            r"foreign: token 50256 in document 7 at place 99 is outside the vocabulary of 31 ",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_before_any_work(
+    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], status: int, told: str
+) -> None:
+    save = tmp_path / "run"
+    found, _, log = zygote.run("stages.pretrain", words(folder, save, **others))
+    assert found == status, log
+    assert re.search(told, log), log
+    assert "Traceback" not in log
+    assert not list(save.glob("iter_*"))
+    assert not (save / "manifest.json").exists()
+    if "nproc_per_node" in others:  # before inputs are looked at and ranks are started
+        assert "running because" not in log
+        assert not save.exists()
+
+
+# --- ranks that a launcher started --------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(
+    command: list[str], log: Path, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def a_rank(rank: int, world_size: int, port: int) -> dict[str, str]:
+    ranks = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "MASTER_PORT": port}
+    return {**{name: str(value) for name, value in ranks.items()}, "MASTER_ADDR": "127.0.0.1"}
+
+
+def run_rank(
+    folder: Path, tmp_path: Path, environment: dict[str, str], **others: Any
+) -> tuple[int, str]:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "stages.pretrain", *words(folder, tmp_path / "run", **others)]
+    with started(command, log, environment) as process:
+        status = process.wait(WAIT_SECONDS)
+    return status, log.read_text()
+
+
+def test_degrees_are_compared_with_the_ranks_of_a_launcher(folder: Path, tmp_path: Path) -> None:
+    environment = a_rank(1, 3, free_port())
+    status, log = run_rank(folder, tmp_path, environment, **TP)
+    assert status == 2, log
+    assert "3 ranks cannot be shared out" in log
+
+
+@pytest.mark.distributed
+def test_a_port_in_use_is_named(folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, log = run_rank(folder, tmp_path, a_rank(0, 2, port))
+    assert status == 3, log
+    assert f"MASTER_PORT {port} is in use on this machine" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("rank", "told"),
+    [(0, "not all of 2 ranks came to 127.0.0.1"), (1, "rank 1 of 2 did not find the others")],
+)
+def test_too_few_ranks_are_told_after_the_timeout(
+    folder: Path, tmp_path: Path, rank: int, told: str
+) -> None:
+    environment = a_rank(rank, 2, free_port())
+    status, log = run_rank(folder, tmp_path, environment, distributed_timeout_minutes=0.03)
+    assert status == 3, log
+    assert told in log
+    assert "--distributed-timeout-minutes" in log
+    assert "Traceback" not in log
+
+
+# --- ranks that die -----------------------------------------------------------------------------
+
+
+def wait_for(log: Path, text: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while text not in (found := log.read_text()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def process_of_rank(rank: int, save: Path) -> int:
+    """By what it was started with."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"RANK={rank}".encode() in environment and str(save).encode() in arguments:
+            return int(entry.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("degrees", [{}, TP, PP], ids=["dp2", "tp2", "pp2"])
+def test_the_first_cause_is_told_first_when_a_rank_dies(
+    folder: Path, tmp_path: Path, degrees: dict[str, int]
+) -> None:
+    save, log, reports = tmp_path / "run", tmp_path / "log", tmp_path / "reports"
+    others = {"train_iters": 100000, "nproc_per_node": 2, **degrees}
+    command = [sys.executable, "-m", "stages.pretrain", *words(folder, save, **others)]
+    with started(command, log, {"TRAINYARD_RUN_DIR": str(reports)}) as process:
+        wait_for(log, "iteration        3/")
+        os.kill(process_of_rank(1, save), signal.SIGKILL)
+        began = time.monotonic()
+        assert process.wait(WAIT_SECONDS) == 3
+    assert time.monotonic() - began < 60
+    errors = [line for line in log.read_text().splitlines() if " error " in line]
+    assert "rank 1 was killed by SIGKILL" in errors[0], errors
+    failure = json.loads((reports / "failure.json").read_text())
+    assert failure["message"].startswith("rank 1 was killed by SIGKILL")
+    assert failure["exit_status"] == 3
+    assert not (save / "manifest.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_under_torchrun_the_others_end_too(folder: Path, tmp_path: Path) -> None:
+    save, log = tmp_path / "run", tmp_path / "log"
+    arguments = words(folder, save, train_iters=100000, **TP)
+    command = [*torchrun("--standalone", "--nproc-per-node", "2"), *arguments]
+    with started(command, log) as process:
+        wait_for(log, "iteration        3/")
+        os.kill(process_of_rank(1, save), signal.SIGKILL)
+        began = time.monotonic()
+        assert process.wait(WAIT_SECONDS) != 0
+    assert time.monotonic() - began < 60
+    assert "Signal 9 (SIGKILL) received by PID" in log.read_text()
+
+
+# --- two hosts ----------------------------------------------------------------------------------
+
+
+def torchrun(*arguments: str) -> list[str]:
+    program = ["-m", "stages.pretrain"]
+    return [sys.executable, "-m", "torch.distributed.run", *arguments, *program]
+
+
+def ledger(save: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (save / "ledger.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("degrees", [{}, TP], ids=["dp2", "tp2"])
+def test_two_hosts_train_as_two_ranks_of_one(
+    folder: Path, tmp_path: Path, degrees: dict[str, int]
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    command = [sys.executable, "-m", "stages.pretrain"]
+    done = subprocess.run(
+        [*command, *words(folder, one, nproc_per_node=2, **degrees)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    host = torchrun("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "run7", *where)
+    arguments = words(folder, two, **degrees)
+    logs = [tmp_path / "a.log", tmp_path / "b.log"]
+    with started([*host, *arguments], logs[0]) as a, started([*host, *arguments], logs[1]) as b:
+        for process, log in ((a, logs[0]), (b, logs[1])):
+            assert process.wait(120) == 0, log.read_text()
+    assert ledger(two) == ledger(one)
+    assert len(ledger(two)) == 4

@@ -1,0 +1,114 @@
+"""A step with an impossible result, run again here and on another machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from stages.pretrain.config import PretrainConfig
+from stages.pretrain.run import run
+from tests.stages.directly import run_directly
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.errors import RerunElsewhere, ValidationFailed
+from trainyard.models.gpt import GPTModel
+from trainyard.training.ledger import parse_ledger
+
+MICROBATCHES = 2
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
+    for ending in (".bin", ".idx"):
+        os.utime(prefix + ending, (1e9, 1e9))
+    return prefix
+
+
+def train(tokens: str, save: Path, **options: Any) -> dict[str, Any]:
+    return run_directly(
+        PretrainConfig,
+        run,
+        **{
+            "data_path": [tokens],
+            "split": "100,0,0",
+            "tokenizer_type": "NullTokenizer",
+            "vocab_size": 1000,
+            "num_layers": 1,
+            "hidden_size": 8,
+            "num_attention_heads": 1,
+            "seq_length": 8,
+            "micro_batch_size": 1,
+            "global_batch_size": MICROBATCHES,
+            "train_iters": 6,
+            "eval_iters": 0,
+            "lr": 0.01,
+            "num_threads": 1,
+            "save": str(save),
+            "rerun_mode": "validate_results",
+            **options,
+        },
+    )
+
+
+def break_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
+    """Make the first micro-batch of a step come to nothing, the first `times` that it is run."""
+    calls, forward = [0], GPTModel.forward_stage
+
+    def broken(self: GPTModel, hidden: Tensor | None, batch: Any) -> Tensor:
+        output = forward(self, hidden, batch)
+        first = MICROBATCHES * (step - 1)
+        place, run_number = (calls[0] - first) % MICROBATCHES, (calls[0] - first) // MICROBATCHES
+        calls[0] += 1
+        return output * math.nan if place == 0 and 0 <= run_number < times else output
+
+    monkeypatch.setattr(GPTModel, "forward_stage", broken)
+
+
+def test_a_machine_that_is_always_wrong_is_found_by_another(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tokens, tmp_path / "sound")
+    save = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        break_step(patch, step=4, times=2)
+        with pytest.raises(RerunElsewhere, match=r"step 4: .* both times"):
+            train(tokens, save)
+    assert (save / "iter_0000003" / "manifest.json").exists()
+    with monkeypatch.context() as patch:
+        break_step(patch, step=1, times=1)  # it begins at step 4, on the same machine
+        with pytest.raises(RerunElsewhere, match="some of the same machines"):
+            train(tokens, save)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    train(tokens, save)
+    assert "one of those machines is faulty; going on without them" in caplog.text
+    ledgers = [parse_ledger((tmp_path / n / "ledger.jsonl").read_bytes()) for n in ("sound", "run")]
+    assert ledgers[0] == ledgers[1]
+
+
+def test_what_comes_out_everywhere_is_the_models(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        break_step(patch, step=2, times=2)
+        with pytest.raises(RerunElsewhere):
+            train(tokens, tmp_path)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    break_step(monkeypatch, step=1, times=1)
+    with pytest.raises(ValidationFailed, match="no machine is to blame"):
+        train(tokens, tmp_path)
+
+
+def test_a_transient_fault_ends_the_run_and_the_same_command_goes_on(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        break_step(patch, step=3, times=1)
+        with pytest.raises(ValidationFailed, match="transient fault"):
+            train(tokens, tmp_path)
+    assert train(tokens, tmp_path)["steps"] == 6

@@ -1,0 +1,202 @@
+"""Megatron-LM's command lines: every flag is an option, another name of one, without effect, or
+answered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from stages.cli import MegatronOptions
+from stages.pretrain.config import PretrainConfig
+from tests.trainyard.megatron.flags import TRAINING
+from trainyard.errors import ConfigError
+from trainyard.megatron.absent import HARMLESS
+from trainyard.megatron.command import understand
+from trainyard.megatron.spellings import RENAMED, RULES, named_in_tables, vocabulary
+
+MORE = ("yaml-cfg", "config", "log-level", "help", "world-size", "init-method")
+VOCABULARY = vocabulary(PretrainConfig, MORE)
+
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+LAUNCHED |= {"LOCAL_RANK": "1"}
+
+
+def ours(line: str, environ: dict[str, str] | None = None) -> str:
+    return " ".join(understand(line.split(), PretrainConfig, environ or {}, MORE).arguments)
+
+
+def remarks(line: str, environ: dict[str, str] | None = None) -> list[str]:
+    return understand(line.split(), PretrainConfig, environ or {}, MORE).remarks
+
+
+def test_every_flag_has_an_answer() -> None:
+    kinds = Counter(_check(name) for name in TRAINING.split())
+    assert kinds.keys() == {"ours", "rule", "accepted", "absent"}
+    assert kinds["ours"] > 200
+
+
+def _check(name: str) -> str:
+    meaning = VOCABULARY.meaning(name.replace("_", "-"))
+    assert meaning.reason or meaning.kind in ("ours", "rule"), name
+    if meaning.kind == "accepted":
+        for line in (f"--{name}", f"--{name} 1 2 --lr 1", f"--{name}=3"):
+            words = understand(line.split(), PretrainConfig, {}, MORE)
+            assert words.arguments in ([], ["--lr", "1"])
+            assert words.remarks == [f"--{name}: taken, without effect: {meaning.reason}"]
+    elif meaning.kind == "absent":
+        with pytest.raises(ConfigError, match=f"--{name} is not there: "):
+            ours(f"--{name} 77")
+    return meaning.kind
+
+
+def test_the_tables_name_nothing_that_is_an_option() -> None:
+    others = {*named_in_tables(), *RENAMED} - {"batch-size", "train-steps"}
+    assert [name for name in others if VOCABULARY._ours(name) is not None] == []
+    assert [new for new in RENAMED.values() if VOCABULARY.meaning(new).kind == "unknown"] == []
+    assert not set(RULES) & {*named_in_tables(), *RENAMED}
+    assert [name for name in HARMLESS if VOCABULARY.meaning(name).kind != "absent"] == []
+
+
+@pytest.mark.parametrize("field", ["yaml_cfg", "world_size", "init_method"])
+def test_the_options_besides_are_in_the_help(field: str) -> None:
+    assert field in MegatronOptions.__dataclass_fields__
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--batch-size 4 --train-steps 9", "--micro-batch-size 4 --train-iters 9"),
+        ("--warmup-steps 5 --gradient-clip-val .5", "--lr-warmup-iters 5 --clip-grad .5"),
+        ("--encoder-seq-length 64", "--seq-length 64"),
+        ("--model-parallel-size 2", "--tensor-model-parallel-size 2"),
+        ("--warmup 0.01", "--lr-warmup-fraction 0.01"),
+        ("--layernorm-epsilon=1e-6", "--norm-epsilon 1e-6"),
+        ("--disable-bias-linear", "--disable-bias-linear"),
+        ("--no-save-optim", "--no-save-optim"),
+        ("--no-bias-gelu-fusion", "--no-bias-gelu-fusion"),
+        ("--no-check-for-nan-in-loss-and-grad", "--no-check-for-nan-in-loss-and-grad"),
+        ("--no-overlap-p2p-communication --lr 1", "--lr 1"),
+        ("--disable-bias-gelu-fusion", "--no-bias-gelu-fusion"),
+        ("--override-opt_param-scheduler", "--override-opt-param-scheduler"),
+        ("--num_layers 2 --lr_decay_style cosine", "--num-layers 2 --lr-decay-style cosine"),
+        ("--use-rotary-position-embeddings", "--position-embedding-type rope"),
+        (
+            "--use-rotary-position-embeddings --no-position-embedding",
+            "--position-embedding-type rope",
+        ),
+        (
+            "--position-embedding-type rope --use-rotary-position-embeddings --rope-type rope",
+            "--position-embedding-type rope",
+        ),
+        ("--expert-model-parallel-size 1 --main-grads-dtype fp32 --lr 1", "--lr 1"),
+        ("--load r/ --ckpt-step 300", "--load r/iter_0000300"),
+        ("--pretrained-checkpoint p --save s", "--load p --finetune --save s"),
+        ("--load s --pretrained-checkpoint p --save s", "--load p --finetune --save s"),
+        ("--logging-level 30", "--log-level warning"),
+        ("--rerun-mode report_stats", "--rerun-mode report_determinism_stats"),
+        ("--data-path 0.3 a 0.7 b --split 9,1,0", "--data-path 0.3 a 0.7 b --split 9,1,0"),
+        ("--num-layers 2 --num-layers 4", "--num-layers 2 --num-layers 4"),
+        ("--mock-data --vocab-size 9", "--mock-data --tokenizer-type NullTokenizer --vocab-size 9"),
+        ("--mock-data --vocab-size 9 --config f", "--mock-data --vocab-size 9 --config f"),
+        ("--sequence-parallel --lr 1", "--lr 1"),
+        ("--sequence-parallel --tensor-model-parallel-size 1", "--tensor-model-parallel-size 1"),
+        ("--sequence-parallel --config f", "--sequence-parallel --config f"),
+        (
+            "--sequence-parallel --model-parallel-size 2",
+            "--sequence-parallel --tensor-model-parallel-size 2",
+        ),
+        ("--world-size 4", "--nproc-per-node 4"),
+        ("--world-size 4 --nproc-per-node 4", "--nproc-per-node 4"),
+        ("--nope --help", "--help"),
+    ],
+)
+def test_other_spellings_are_ours(given: str, expected: str) -> None:
+    assert ours(given) == expected
+    assert ours(expected) == expected  # ranks get the command again
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--epochs 3", r"--train-samples 3 x \(\(tokens"),
+        ("--epochs 3 --dataset-size 50", "--train-samples 150, which is 3 x --dataset-size"),
+        ("--num-layer 2", "--num-layer is not an option: did you mean --num-layers or"),
+        ("--tensor-model-parallel 2", "did you mean --tensor-model-parallel-size"),
+        ("--hiden-size 2", "did you mean --hidden-size"),
+        ("--nothing-like-it 2", "--help lists all options"),
+        ("--batch-size 2 --micro-batch-size 2", "--batch-size and --micro-batch-size are names of"),
+        ("--seq-length 2 --encoder-seq-length 2", "are names of one option; give one"),
+        ("--checkpoint-activations", "--recompute-granularity"),
+        ("--num-experts 8", "mixture of experts comes later"),
+        ("--expert-model-parallel-size 2", "comes later"),
+        ("--no-position-embedding", "give --position-embedding-type rope, or none"),
+        (
+            "--use-rotary-position-embeddings --position-embedding-type none",
+            "means --position-embedding-type rope, which is none",
+        ),
+        ("--rope-type yarn", "give --position-embedding-type yarn"),
+        ("--ckpt-step 300", "--ckpt-step is a step of --load"),
+        ("--ckpt-step x --load r", "--ckpt-step must be a whole number above 0, got 'x'"),
+        ("--load r --pretrained-checkpoint p --save s", "two checkpoints to begin with"),
+        ("--logging-level 15", "give --log-level, one of debug"),
+        ("--world-size 8 --nproc-per-node 4", "torchrun --nnodes"),
+        ("--world-size none", "--world-size must be a whole number"),
+        ("--init-method file:///x", "must be tcp://HOST:PORT"),
+        ("--init-method tcp://h:99999999", "must be tcp://HOST:PORT"),
+        ("--nnodes 2", "an option of torchrun"),
+        ("--rank 0", "torchrun or the scheduler gives each process its rank"),
+        ("--world-size 1 2", "--world-size takes one value"),
+        ("--zero-stage 1", "--use-distributed-optimizer is its ZeRO stage 1"),
+        ("--json-key text", "stages.tokenize --json-keys"),
+    ],
+)
+def test_what_is_not_there_is_answered(given: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ours(given)
+
+
+def test_what_has_no_effect_is_said_once_a_reason() -> None:
+    line = "--no-rope-fusion --moe-router-topk 2 --no_masked_softmax_fusion --lr 1"
+    first, second = remarks(line)
+    assert first.startswith("--no-rope-fusion, --no_masked_softmax_fusion: taken, without effect: ")
+    assert "--num-experts" in second
+    assert ours(line) == "--lr 1"
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "sets"),
+    [
+        ("--world-size 4 --local_rank 1", LAUNCHED, {}),
+        ("--init-method env://", {}, {}),
+        ("--init-method tcp://h:29500", {}, {}),
+        ("--init-method tcp://h:29500", LAUNCHED, {}),
+        (
+            "--init-method tcp://h:29500 --world-size 4 --local-rank 1",
+            {"RANK": "1", "WORLD_SIZE": "4"},
+            {"MASTER_ADDR": "h", "MASTER_PORT": "29500", "LOCAL_RANK": "1"},
+        ),
+        (
+            "--init-method tcp://[::1]:29500",
+            {"RANK": "1", "MASTER_PORT": "7"},
+            {"MASTER_ADDR": "::1"},
+        ),
+    ],
+)
+def test_ranks_find_each_other(given: str, environ: dict[str, str], sets: dict[str, Any]) -> None:
+    understood = understand(given.split(), PretrainConfig, environ, MORE)
+    assert understood.environment == sets
+    assert understood.arguments == []
+
+
+def test_a_launcher_knows_better() -> None:
+    with pytest.raises(ConfigError, match="--world-size 8: the launcher started 4 ranks"):
+        ours("--world-size 8", LAUNCHED)
+    assert remarks("--init-method tcp://h:1", LAUNCHED) == [
+        "--init-method: the launcher's MASTER_ADDR=a holds"
+    ]
+    assert remarks("--local_rank 3", LAUNCHED) == [
+        "--local_rank: taken, without effect: LOCAL_RANK holds"
+    ]
+    assert "ranks are started here" in remarks("--local-rank 3")[0]

@@ -1,0 +1,275 @@
+"""Every backend that runs here against attention written out."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainyard.models.backends.cases import KINDS, LOCAL, attend, expected, inputs, masks
+from trainyard.models.backends.base import Numerics
+from trainyard.models.backends.flash import FlashBackend
+from trainyard.models.backends.local import LocalBackend
+from trainyard.models.backends.sdpa import SdpaBackend
+from trainyard.models.masks import CAUSAL, AttentionMask
+from trainyard.parallel import blocks, varlen
+from trainyard.parallel.blocks import BlockCall, block_backward, block_forward
+from trainyard.testing.tolerances import FP32_SUM_ORDER
+
+S = 24
+BACKENDS = {"cpu": SdpaBackend("cpu"), "unfused": SdpaBackend("math", True), "local": LOCAL}
+
+each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+each_mask = pytest.mark.parametrize("kind", KINDS)
+each_sink = pytest.mark.parametrize("with_sink", [False, True], ids=["vanilla", "sink"])
+each_group = pytest.mark.parametrize("groups", [4, 2, 1])
+
+
+def compare(backend: Any, given: list[Tensor], mask: AttentionMask, with_sink: bool) -> None:
+    found, right = attend(backend, given, mask, with_sink), expected(given, mask, with_sink)
+    for got, wanted in zip([found[0], *found[1]], [right[0], *right[1]], strict=True):
+        torch.testing.assert_close(got, wanted.to(got.dtype), **FP32_SUM_ORDER)
+
+
+@each_backend
+@each_mask
+@each_sink
+@each_group
+def test_backends_agree(backend: Any, kind: str, with_sink: bool, groups: int) -> None:
+    compare(backend, inputs(S, groups=groups), masks(S)[kind], with_sink)
+
+
+@each_backend
+@each_sink
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
+def test_queries_are_the_last_of_the_keys(backend: Any, kind: str, with_sink: bool) -> None:
+    compare(backend, inputs(5, S, groups=2), masks(S)[kind], with_sink)
+
+
+@each_backend
+@each_mask
+def test_heads_do_not_see_each_other(backend: Any, kind: str) -> None:
+    q, k, v, sink = (x.detach() for x in inputs(S))
+    order, mask = torch.tensor([2, 0, 3, 1]), masks(S)[kind]
+    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.25}
+    out = backend.attend(q, k, v, mask, sink=sink, **options)
+    moved = [x[:, order] for x in (q, k, v)]
+    permuted = backend.attend(*moved, mask, sink=sink[order], **options)
+    torch.testing.assert_close(permuted, out[:, order], **FP32_SUM_ORDER)
+
+
+@pytest.mark.slow
+@each_backend
+@each_sink
+def test_a_compiler_takes_backends_whole(backend: Any, with_sink: bool) -> None:
+    given = inputs(8, groups=2)
+    torch._dynamo.reset()
+
+    def doubled(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, mask: AttentionMask) -> Tensor:
+        out: Tensor = backend.attend(
+            q, k, v, mask, dropout_p=0.0, scale=0.25, sink=sink if with_sink else None
+        )
+        return 2 * out
+
+    compiled = torch.compile(doubled, fullgraph=True, backend="aot_eager", dynamic=False)
+    for kind in ("causal", "documents and window"):
+        mask = masks(8)[kind]
+        plain, other = doubled(*given, mask), compiled(*given, mask)
+        torch.testing.assert_close(other, plain)
+        for got, right in zip(
+            torch.autograd.grad(other.sum(), given[:3]),
+            torch.autograd.grad(plain.sum(), given[:3]),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, right)
+
+
+def test_scaling_by_the_layer_changes_rounding_alone() -> None:
+    given = [x.detach() for x in inputs(S)]
+    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.25}
+    scaled = LocalBackend(Numerics(layer_scaling=7)).attend(*given[:3], CAUSAL, **options)
+    plain = LOCAL.attend(*given[:3], CAUSAL, **options)
+    torch.testing.assert_close(scaled, plain, **FP32_SUM_ORDER)
+
+
+def test_scaling_by_the_layer_keeps_fp16_scores_finite() -> None:
+    q = torch.full((1, 1, 2, 8), 100.0, dtype=torch.float16)
+    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 1.0}
+    assert not LOCAL.attend(q, q, q, CAUSAL, **options).isfinite().all()
+    scaled = LocalBackend(Numerics(layer_scaling=8))
+    assert scaled.attend(q, q, q, CAUSAL, **options).isfinite().all()
+
+
+def test_softmax_in_fp32_is_nearer_to_the_truth() -> None:
+    q, k, v, _ = inputs(S, dtype=torch.bfloat16)
+    given = [x.detach() * 4 for x in (q, k, v)]
+    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.25}
+    right = LOCAL.attend(*(x.double() for x in given), CAUSAL, **options)
+    wide = LocalBackend(Numerics(softmax_in_fp32=True)).attend(*given, CAUSAL, **options)
+    assert wide.dtype == torch.bfloat16
+    assert (wide - right).abs().mean() <= (
+        LOCAL.attend(*given, CAUSAL, **options) - right
+    ).abs().mean()
+
+
+@each_backend
+def test_dropout_keeps_the_mean(backend: Any) -> None:
+    q, k, v, _ = (x.detach() for x in inputs(8))
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"dropout_p": 0.25, "scale": 0.25}
+    mean = sum(backend.attend(q, k, v, CAUSAL, **options) for _ in range(2000)) / 2000
+    right = LOCAL.attend(q, k, v, CAUSAL, dropout_p=0.0, scale=0.25)
+    torch.testing.assert_close(mean, right, rtol=0, atol=0.1)
+
+
+# --- what runs on CUDA alone, on stand-ins ----------------------------------------------------
+
+
+def packed_call(
+    q_lengths: Tensor, k_lengths: Tensor, causal: bool, left: int | None, right: int | None
+) -> Any:
+    """Slices and call of each document."""
+    call = BlockCall(
+        0.25,
+        causal,
+        window_left=-1 if left is None else left,
+        window_right=-1 if right is None else right,
+    )
+    for i in range(len(q_lengths) - 1):
+        rows = slice(int(q_lengths[i]), int(q_lengths[i + 1]))
+        if rows.stop > rows.start:
+            yield rows, slice(int(k_lengths[i]), int(k_lengths[i + 1])), call
+
+
+def one(x: Tensor, rows: slice) -> Tensor:
+    """(T, n, d) as (1, n, rows, d)."""
+    return x[rows].transpose(0, 1).unsqueeze(0)
+
+
+class PackedKernels:
+    """torch.ops.aten as far as varlen.py uses it, document by document in plain torch."""
+
+    def _flash_attention_forward(
+        self, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *args: Any, **kw: Any
+    ) -> Any:
+        assert kw["scale"] == 0.25
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
+        for rows, keys, call in self._documents(cu_q, cu_k, args[3], kw):
+            made = block_forward("math", one(q, rows), one(k, keys), one(v, keys), call)
+            out[rows], lse[:, rows] = made[0][0].transpose(0, 1), made[1][0]
+        return out, lse, torch.zeros(2, dtype=torch.uint64), None, None
+
+    def _flash_attention_backward(
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        cu_q: Any,
+        cu_k: Any,
+        *args: Any,
+        **kw: Any,
+    ) -> Any:
+        grads = [torch.zeros_like(x) for x in (q, k, v)]
+        for rows, keys, call in self._documents(cu_q, cu_k, args[3], kw):
+            made = block_backward(
+                "math",
+                one(dout, rows),
+                one(q, rows),
+                one(k, keys),
+                one(v, keys),
+                one(out, rows),
+                lse[:, rows].unsqueeze(0),
+                torch.zeros(2),
+                call,
+            )
+            for grad, part, place in zip(grads, made, (rows, keys, keys), strict=True):
+                grad[place] += part[0].transpose(0, 1)
+        return grads
+
+    def _documents(self, cu_q: Any, cu_k: Any, causal: bool, kw: Any) -> Any:
+        return packed_call(cu_q, cu_k, causal, kw["window_size_left"], kw["window_size_right"])
+
+
+@each_sink
+@pytest.mark.parametrize("s", [S, 5])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
+def test_flash_kernels_of_torch_are_called_right(
+    monkeypatch: pytest.MonkeyPatch, kind: str, s: int, with_sink: bool
+) -> None:
+    monkeypatch.setattr(varlen, "_ATEN", PackedKernels())
+    monkeypatch.setitem(blocks.FORWARD, "flash", blocks.FORWARD["math"])
+    monkeypatch.setitem(blocks.BACKWARD, "flash", blocks.BACKWARD["math"])
+    backend = SdpaBackend("flash")
+    if masks(S)[kind].plain and not with_sink:
+        pytest.skip("goes through scaled_dot_product_attention, which has no flash on the CPU")
+    compare(backend, inputs(s, S, groups=2), masks(S)[kind], with_sink)
+
+
+def fake_flash(version: int) -> SimpleNamespace:
+    """The functions of a flash-attn package, with the names that its version has."""
+    allowed = {"softmax_scale", "causal", "window_size"}
+    allowed |= {2: {"dropout_p", "deterministic"}, 3: {"deterministic"}, 4: set()}[version]
+
+    def packed(q: Any, k: Any, v: Any, lengths: Any, options: Any) -> Tensor:
+        assert set(options) == allowed
+        left, right = options["window_size"]
+        assert ((left, right) == (None, None)) or version != 4 or left is not None
+        parts = []
+        for rows, keys, call in packed_call(
+            *lengths, options["causal"], left, -1 if right is None else right
+        ):
+            made = block_forward("math", one(q, rows), one(k, keys), one(v, keys), call)
+            parts.append(made[0][0].transpose(0, 1))
+        return torch.cat(parts)
+
+    def flash_attn_varlen_func(
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        **options: Any,
+    ) -> Any:
+        out = packed(q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
+        return out if version == 2 else (out, None)
+
+    def flash_attn_func(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        b, s, t = q.shape[0], q.shape[1], k.shape[1]
+        lengths = (torch.arange(b + 1) * s, torch.arange(b + 1) * t)
+        rows = [x.flatten(0, 1) for x in (q, k, v)]
+        out = packed(*rows, lengths, options).unflatten(0, (b, s))
+        return out if version == 2 else (out, None)
+
+    return SimpleNamespace(
+        flash_attn_func=flash_attn_func, flash_attn_varlen_func=flash_attn_varlen_func
+    )
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("s", [S, 5])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
+def test_the_flash_package_is_called_right(
+    monkeypatch: pytest.MonkeyPatch, version: int, kind: str, s: int
+) -> None:
+    names = {2: ["flash_attn"], 3: ["flash_attn_interface"], 4: ["flash_attn", "flash_attn.cute"]}
+    for name in names[version]:
+        module = ModuleType(name)
+        module.__dict__.update(vars(fake_flash(version)))
+        monkeypatch.setitem(sys.modules, name, module)
+    mask, given = masks(S)[kind], inputs(s, S, groups=2)
+    out = FlashBackend(version).attend(
+        *given[:3], mask, dropout_p=0.0, scale=1.0 / math.sqrt(given[0].shape[3])
+    )
+    right = expected(given, mask, False)[0]
+    torch.testing.assert_close(out, right.float(), **FP32_SUM_ORDER)

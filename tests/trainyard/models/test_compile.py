@@ -1,0 +1,96 @@
+"""A compiler takes a layer whole, once for all layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+from trainyard.models.init import init_parameters
+from trainyard.parallel.model import ModelParallel
+from trainyard.testing.pool import RankPool
+
+VOCAB = 64
+SMALL: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "seq_length": 16,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.0,
+}
+LLAMA: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "group_query_attention": True,
+    "num_query_groups": 2,
+    "qk_layernorm": True,
+}
+SELECTIVE = {"recompute_granularity": "selective"}
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": LLAMA,
+    "window": LLAMA | {"window_size": "5,0"},
+    "fp32 residual": {"fp32_residual_connection": True, "apply_layernorm_1p": True},
+    "core": LLAMA | SELECTIVE,
+    "modules": LLAMA | SELECTIVE | {"recompute_modules": ("mlp", "layernorm", "core_attn")},
+    "full": LLAMA | {"recompute_granularity": "full", "recompute_num_layers": 2},
+    "offload": LLAMA | {"cpu_offloading_num_layers": 2},
+}
+
+
+def step(model: GPTModel) -> list[torch.Tensor]:
+    tokens = torch.randint(0, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
+    losses = model.loss(tokens, tokens.roll(-1, 1), dropout_seed=torch.tensor(11))
+    losses.mean().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [losses.detach(), *gradients]
+
+
+RARER = ("window", "fp32 residual", "core")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.full] * (kind in RARER)) for kind in KINDS],
+)
+def test_layers_compile_whole_and_once(kind: str) -> None:
+    torch._dynamo.reset()
+    config = GPTConfig(**(SMALL | KINDS[kind]))
+    plain, compiled = GPTModel(config, VOCAB), GPTModel(config, VOCAB)
+    init_parameters(plain, 3)
+    init_parameters(compiled, 3)
+    counter = CompileCounterWithBackend("aot_eager" if kind == "modules" else "eager")
+    for layer in compiled.decoder.layers.values():
+        layer.compile(fullgraph=True, backend=counter)
+    for ours, theirs in zip(step(compiled), step(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert counter.frame_count == 1
+
+
+def check_cut_layers(sp: bool) -> None:
+    parallel = ModelParallel(dist.group.WORLD, sequence_parallel=sp)
+    config = GPTConfig(**(SMALL | KINDS["modules"]))
+    plain, compiled = GPTModel(config, VOCAB, parallel), GPTModel(config, VOCAB, parallel)
+    init_parameters(plain, 3)
+    init_parameters(compiled, 3)
+    counter = CompileCounterWithBackend("aot_eager")
+    for layer in compiled.decoder.layers.values():
+        layer.compile(fullgraph=True, backend=counter)
+    for ours, theirs in zip(step(compiled), step(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.full
+@pytest.mark.distributed
+@pytest.mark.parametrize("sp", [False, True])
+def test_cut_layers_compile_whole_and_once(ranks: RankPool, sp: bool) -> None:
+    ranks.run(check_cut_layers, 2, sp)

@@ -1,0 +1,71 @@
+"""The models of recipes/models have their published numbers of parameters."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.pretrain.config import PretrainConfig
+from trainyard.config import from_dict, leaves
+from trainyard.models.config import GPTConfig
+
+FOLDER = Path(__file__).parents[3] / "recipes" / "models"
+PUBLISHED = {
+    "gpt-125m": (50257, 124_439_808),
+    "gpt-345m": (50257, 354_823_168),
+    "gpt-1.3b": (50257, 1_315_723_264),
+    "gpt-7b": (50257, 6_658_404_352),
+    "gpt3-175b": (50257, 174_604_259_328),
+    "llama2-7b": (32000, 6_738_415_616),
+    "llama2-70b": (32000, 68_976_648_192),
+    "llama3-8b": (128256, 8_030_261_248),
+    "llama3-70b": (128256, 70_553_706_496),
+    "mistral-7b": (32000, 7_241_732_096),
+    "qwen3-8b": (151936, 8_190_735_360),
+}
+"""Tokens, not padded, and parameters: as the weights were published, GPT's by the formula of
+arXiv:2104.04473, section 2."""
+
+
+def document(name: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text())
+
+
+def model(name: str) -> GPTConfig:
+    known = {key for key, _, _ in leaves(GPTConfig)}
+    return from_dict(GPTConfig, {k: v for k, v in document(name).items() if k in known}, name)
+
+
+def test_every_preset_is_counted() -> None:
+    assert {file.stem for file in FOLDER.glob("*.toml")} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_their_published_parameters(name: str) -> None:
+    vocab, published = PUBLISHED[name]
+    assert model(name).num_params(vocab) == published
+    assert f"{published:,}" in (FOLDER / f"{name}.toml").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("gpt")])
+def test_gpt_presets_follow_the_formula_of_the_paper(name: str) -> None:
+    config, (vocab, published) = model(name), PUBLISHED[name]
+    h, layers = config.hidden_size, config.num_layers
+    in_layers = 12 * layers * h * h + 13 * layers * h
+    assert published == in_layers + (vocab + config.seq_length) * h + 2 * h
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_are_documents_of_pretrain(name: str) -> None:
+    known = {key for key, _, _ in leaves(PretrainConfig)}
+    assert set(document(name)) <= known
+
+
+def test_gpt3_runs_as_upstream_runs_it() -> None:
+    document_ = document("gpt3-175b")
+    degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "global_batch_size")
+    assert [document_[key] for key in degrees] == [8, 16, 1536]
+    assert document_["rampup_batch_size"] == [16, 16, 5859375]

@@ -1,0 +1,161 @@
+"""What the options of parallelism refuse, and what of them belongs to the identity of a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from trainyard.config import digest_relevant
+from trainyard.errors import ConfigError
+from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
+from trainyard.parallel.fit import check_model
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tensor_model_parallel_size": 0}, "--tensor-model-parallel-size must be at least 1, got 0"),
+    ({"sequence_parallel": True}, "--sequence-parallel .* give --tensor-model-parallel-size 2"),
+    (
+        {"tensor_model_parallel_size": 2, "tp_comm_overlap": True},
+        "--tp-comm-overlap .* needs --sequence-parallel",
+    ),
+    ({"distribute_saved_activations": True}, "--distribute-saved-activations .* use that"),
+    ({"rank_order": "tp-pp-dp"}, "--rank-order tp-pp-dp must name each of tp, cp, ep, dp, pp once"),
+    (
+        {"rank_order": "pp-tp-cp-ep-dp", "use_tp_pp_dp_mapping": True},
+        "--use-tp-pp-dp-mapping means .* give one of them",
+    ),
+    (
+        {"microbatch_group_size_per_virtual_pipeline_stage": 4},
+        "--microbatch-group-size-per-virtual-pipeline-stage 4 is about the interleaved schedule",
+    ),
+    (
+        {
+            "pipeline_model_parallel_size": 4,
+            "num_virtual_stages_per_pipeline_rank": 2,
+            "microbatch_group_size_per_virtual_pipeline_stage": 2,
+        },
+        r"per-virtual-pipeline-stage \(2\) must be at least --pipeline-model-parallel-size \(4\)",
+    ),
+    ({"distributed_timeout_minutes": 0.0}, "--distributed-timeout-minutes must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_what_cannot_be_meant_is_refused_in_words(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ParallelConfig(**options)
+
+
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"tensor_model_parallel_size": 8},
+        r"--num-attention-heads \(12\) must be divisible by .* \(8\); the nearest .* 6 or 12",
+    ),
+    (
+        {"tensor_model_parallel_size": 6},
+        r"--num-query-groups \(4\) must be divisible by .* \(6\); the nearest .* works: 4",
+    ),
+    (
+        {"context_parallel_size": 3},
+        r"--seq-length \(64\) must be divisible by 2 x .* \(6\).* 60 or 66.* works: 2 or 4",
+    ),
+    (
+        {
+            "tensor_model_parallel_size": 4,
+            "sequence_parallel": True,
+            "context_parallel_size": 32,
+        },
+        r"--seq-length \(64\) / .* \(32\) must be divisible by .* \(4\) under --sequence-parallel",
+    ),
+    (
+        {"context_parallel_size": 8, "cp_comm_type": "a2a"},
+        r"a2a: --num-attention-heads \(12\) must .* 6 or 12, or use --cp-comm-type p2p",
+    ),
+    (
+        {
+            "tensor_model_parallel_size": 2,
+            "context_parallel_size": 4,
+            "cp_comm_type": "a2a",
+        },
+        r"a2a: --num-attention-heads \(12\) / --tensor-model-parallel-size \(2\) must",
+    ),
+    (
+        {"pipeline_model_parallel_size": 5},
+        r"--num-layers \(12\) must be divisible by --pipeline-model-parallel-size \(5\)",
+    ),
+    (
+        {"num_layers_per_virtual_pipeline_stage": 2},
+        "--num-layers-per-virtual-pipeline-stage needs --pipeline-model-parallel-size above 1",
+    ),
+    (
+        {
+            "pipeline_model_parallel_size": 2,
+            "num_layers_per_virtual_pipeline_stage": 2,
+            "num_virtual_stages_per_pipeline_rank": 3,
+        },
+        "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages.* give one",
+    ),
+]
+
+SIZES: dict[str, Any] = {
+    "num_layers": 12,
+    "num_attention_heads": 12,
+    "num_query_groups": 4,
+    "ffn_hidden_size": 48,
+    "seq_length": 64,
+}
+
+
+@pytest.mark.parametrize(("options", "words"), MISFITS)
+def test_a_model_that_does_not_fit_is_refused_with_what_would(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_model(ParallelConfig(**options), **SIZES)
+
+
+def test_the_feed_forward_width_and_the_vocabulary_are_cut_too() -> None:
+    config = ParallelConfig(tensor_model_parallel_size=4)
+    check_model(config, **SIZES, padded_vocab_size=128)
+    with pytest.raises(ConfigError, match=r"--ffn-hidden-size \(50\) .* 2 or 5"):
+        check_model(config, **{**SIZES, "ffn_hidden_size": 50})
+    with pytest.raises(ConfigError, match=r"the padded vocabulary \(126\)"):
+        check_model(config, **SIZES, padded_vocab_size=126)
+
+
+def test_a_fitting_model_is_taken() -> None:
+    config = ParallelConfig(
+        tensor_model_parallel_size=4,
+        sequence_parallel=True,
+        tp_comm_overlap=True,
+        context_parallel_size=2,
+        pipeline_model_parallel_size=3,
+        num_virtual_stages_per_pipeline_rank=2,
+        microbatch_group_size_per_virtual_pipeline_stage=4,
+    )
+    check_model(config, **SIZES)
+    assert config.model_ranks == 24
+    assert config.order == DEFAULT_ORDER
+
+
+def test_how_a_run_is_cut_is_no_part_of_its_identity() -> None:
+    """A run may go on at other degrees."""
+    cut = ParallelConfig(
+        nproc_per_node=4,
+        tensor_model_parallel_size=2,
+        sequence_parallel=True,
+        pipeline_model_parallel_size=2,
+        context_parallel_size=2,
+        cp_comm_type="a2a",
+    )
+    assert digest_relevant(cut) == digest_relevant(ParallelConfig()) == {}
+
+
+def test_all_is_checked_before_torch_is_loaded() -> None:
+    program = (
+        "import sys; import trainyard.parallel.fit, trainyard.parallel.dims; "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,74 @@
+"""Ranks that stay: results, failures, and that no call disturbs the next."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainyard.errors import ConfigError
+from trainyard.testing.pool import RankPool
+
+pytestmark = pytest.mark.distributed
+
+
+def total(start: float) -> tuple[float, int]:
+    value = torch.full((), start + dist.get_rank())
+    dist.all_reduce(value)
+    return value.item(), os.getpid()
+
+
+def test_the_same_processes_serve_calls_of_any_size(ranks: RankPool) -> None:
+    four = ranks.run(total, 4, 10.0)
+    assert [value for value, _ in four] == [46.0] * 4
+    two = ranks.run(total, 2, 1.0)
+    assert [value for value, _ in two] == [3.0] * 2
+    assert [pid for _, pid in two] == [pid for _, pid in four[:2]]
+    assert ranks.run(total, 1, 7.0)[0][0] == 7.0
+
+
+def refuse() -> None:
+    if dist.get_rank() == 1:
+        raise ConfigError("--this is wrong")
+    dist.barrier()
+
+
+def die() -> None:
+    if dist.get_rank() == 2:
+        os._exit(9)
+    dist.barrier()
+
+
+def test_the_first_error_comes_out_and_the_next_call_is_well(ranks: RankPool) -> None:
+    with pytest.raises(ConfigError, match="--this is wrong") as caught:
+        ranks.run(refuse, 2)
+    assert "raised on rank 1" in caught.value.__notes__[0]
+    assert ranks.run(total, 2, 0.0)[1][0] == 1.0
+
+
+def test_a_rank_that_dies_is_told_and_replaced(ranks: RankPool) -> None:
+    with pytest.raises(RuntimeError, match="rank 2 ended with exit code 9"):
+        ranks.run(die, 3)
+    assert [value for value, _ in ranks.run(total, 3, 0.0)] == [3.0] * 3
+
+
+def sleep_on_one() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(60)
+
+
+def test_a_rank_that_does_not_end_is_named(ranks: RankPool) -> None:
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] still ran after 1 s"):
+        ranks.run(sleep_on_one, 2, timeout_seconds=1.0)
+    assert ranks.run(total, 2, 0.0)[0][0] == 1.0
+
+
+def draw() -> float:
+    return torch.rand(()).item()
+
+
+def test_generators_begin_anew_with_each_call(ranks: RankPool) -> None:
+    assert ranks.run(draw, 2) == ranks.run(draw, 2)

@@ -1,0 +1,196 @@
+"""The small run of `cases.Cut`, on the ranks of a pool or in this process, and what came of it put
+together again by global name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.trainyard.training.layouts.cases import (
+    MICRO_BATCH_SIZE,
+    NUM_MICROBATCHES,
+    SEQ_LENGTH,
+    VOCAB,
+    Cut,
+)
+from trainyard.checkpoint.layout import Held, slices_held
+from trainyard.datasets.loader import Batch
+from trainyard.models.gpt import GPTModel
+from trainyard.models.init import init_parameters
+from trainyard.optim.schedule import Rates
+from trainyard.parallel.dims import dims_of
+from trainyard.parallel.groups import ProcessGroups, build_groups
+from trainyard.testing.pool import RankPool
+from trainyard.training.batch_size import BatchSize
+from trainyard.training.build import build_trainee, gpt_layout, gpt_provider
+from trainyard.training.step import StepOptions, Trainee
+from trainyard.training.tensors import model_tensors, optimizer_tensors
+
+NUM_STEPS = 5
+LEARNING_RATE = 0.01
+SEED = 11
+CPU = torch.device("cpu")
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a global tensor as one rank holds it."""
+
+    name: str
+    values: Tensor
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    """Of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank says of a run."""
+
+    losses: list[float]
+    norms: list[float]
+    first_moments: list[Piece]
+    """After the first step: a tenth of its clipped gradient."""
+    tensors: list[Piece]
+    """Parameters and the state of the optimizer, in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a run."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: Tensors
+    """Of the first step, clipped, by name; up to a factor."""
+    tensors: Tensors
+    """`model.NAME`, `optimizer.KIND.NAME` after the last step."""
+
+
+def run_of(cut: Cut, ranks: RankPool | None = None, num_steps: int = NUM_STEPS) -> Run:
+    """Train over as many ranks as the cut needs, or here where that is one; together again."""
+    if cut.world_size == 1:
+        return together([train(cut, num_steps)])
+    assert ranks is not None
+    return together(ranks.run(train, cut.world_size, cut, num_steps))
+
+
+@cache
+def reference(cut: Cut, num_steps: int = NUM_STEPS) -> Run:
+    """The run in one process that a cut is to be equal to."""
+    return run_of(cut.alone(), num_steps=num_steps)
+
+
+# --- on a rank --------------------------------------------------------------------------------
+
+
+def train(cut: Cut, num_steps: int) -> Share:
+    """This rank's part of the run."""
+    trainee = trainee_of(cut)
+    size = BatchSize(NUM_MICROBATCHES * MICRO_BATCH_SIZE, MICRO_BATCH_SIZE, cut.dp)
+    losses, norms, first_moments = [], [], []
+    for step in range(1, num_steps + 1):
+        rates = Rates(LEARNING_RATE / step**0.5, 0.1, LEARNING_RATE / step**0.5)
+        result = trainee.step(step, size, batches(cut, step, trainee.groups), rates)
+        losses.append(result.lm_loss)
+        norms.append(result.grad_norm)
+        if step == 1:
+            held = optimizer_tensors(trainee)
+            first_moments = pieces({n: h for n, h in held.items() if ".exp_avg." in n})
+    trainee.optimizer.finish_parameters()
+    found = pieces(model_tensors(trainee.chunks) | optimizer_tensors(trainee))
+    return Share(losses, norms, first_moments, found)
+
+
+def trainee_of(cut: Cut) -> Trainee:
+    """The model of a cut, its weights drawn; on the ranks of the default group, or alone."""
+    is_several = dist.is_initialized()
+    dims = dims_of(cut.parallel, dist.get_world_size() if is_several else 1)
+    groups = build_groups(dims, dist.get_rank() if is_several else 0)
+    trainee = build_trainee(
+        gpt_provider(cut.model, VOCAB),
+        gpt_layout(cut.model, MICRO_BATCH_SIZE),
+        cut.parallel,
+        cut.optimizer,
+        cut.precision,
+        groups,
+        CPU,
+        StepOptions(seed=SEED, per_token=cut.per_token),
+    )
+    for chunk in trainee.chunks:
+        assert isinstance(chunk, GPTModel)
+        init_parameters(chunk, SEED)
+    trainee.optimizer.adopt_model_parameters()
+    return trainee
+
+
+def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
+    """This rank's micro-batches of a step."""
+    for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
+        yield microbatch(step, cut.order[place])
+
+
+def microbatch(step: int, number: int) -> Batch:
+    """Text that counts in steps of its own; how many of its tokens are trained on differs."""
+    generator = torch.Generator().manual_seed(1000 * step + number)
+    start = torch.randint(VOCAB, (MICRO_BATCH_SIZE, 1), generator=generator)
+    stride = torch.randint(1, 4, (MICRO_BATCH_SIZE, 1), generator=generator)
+    text = (start + stride * torch.arange(SEQ_LENGTH + 1)) % VOCAB
+    mask = torch.ones(MICRO_BATCH_SIZE, SEQ_LENGTH)
+    mask[:, : number % 5] = 0.0
+    positions = torch.arange(SEQ_LENGTH).expand(MICRO_BATCH_SIZE, -1)
+    return {
+        "tokens": text[:, :-1].contiguous(),
+        "labels": text[:, 1:].contiguous(),
+        "loss_mask": mask,
+        "position_ids": positions,
+    }
+
+
+def pieces(held: Mapping[str, Held]) -> list[Piece]:
+    """What a rank holds, copied."""
+    return [
+        Piece(name, part.tensor.detach().clone(), tuple(part.offset), tuple(part.global_shape))
+        for name, parts in held.items()
+        for part in slices_held(name, parts)
+    ]
+
+
+# --- of all ranks -----------------------------------------------------------------------------
+
+
+def together(shares: Sequence[Share]) -> Run:
+    """One run from what its ranks hold. They must say the same of what they know together."""
+    first = shares[0]
+    for share in shares:
+        assert (share.losses, share.norms) == (first.losses, first.norms), "ranks disagree"
+    return Run(
+        first.losses,
+        first.norms,
+        assembled([piece for share in shares for piece in share.first_moments]),
+        assembled([piece for share in shares for piece in share.tensors]),
+    )
+
+
+def assembled(parts: Sequence[Piece]) -> Tensors:
+    """Whole tensors. What several ranks hold must be the same bits, and nothing may be missing."""
+    wholes: Tensors = {}
+    filled: Tensors = {}
+    for part in parts:
+        whole = wholes.setdefault(part.name, torch.empty(part.shape, dtype=part.values.dtype))
+        known = filled.setdefault(part.name, torch.zeros(part.shape, dtype=torch.bool))
+        box = tuple(slice(o, o + n) for o, n in zip(part.offset, part.values.shape, strict=True))
+        both = known[box]
+        assert torch.equal(whole[box][both], part.values[both]), f"replicas differ: {part.name}"
+        whole[box] = part.values
+        known[box] = True
+    missing = [name for name, known in filled.items() if not known.all()]
+    assert not missing, f"no rank holds all of {missing}"
+    return wholes

@@ -1,0 +1,52 @@
+"""The same run, cut over ranks in every way: five steps come to what one process comes to.
+
+A handful in the unit suite, every pair of choices in CI, every cut in `make test-full`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainyard.training.layouts.cases import (
+    Cut,
+    all_cuts,
+    pairwise_cuts,
+    valid_rows,
+)
+from tests.trainyard.training.layouts.compare import assert_equals_one_process
+from trainyard.testing.covering import combinations_of
+from trainyard.testing.pool import RankPool
+
+QUICK = (
+    Cut(tensor="tp2 sp", pp=2, kind="llama", tied=False, recompute="selective"),
+    Cut(context="p2p", dp=2, reduction="zero overlap"),
+    Cut(pp=2, chunks=2, dp=2, reduction="overlap", recompute="full"),
+    Cut(tensor="tp2", context="a2a", kind="llama", bf16=True),
+)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("cut", QUICK, ids=str)
+def test_a_cut_run_equals_one_process(cut: Cut, ranks: RankPool) -> None:
+    assert_equals_one_process(cut, ranks)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", pairwise_cuts(), ids=str)
+def test_every_pair_of_choices_equals_one_process(cut: Cut, ranks: RankPool) -> None:
+    assert_equals_one_process(cut, ranks)
+
+
+@pytest.mark.distributed
+@pytest.mark.full
+@pytest.mark.parametrize("cut", all_cuts(), ids=str)
+def test_every_cut_equals_one_process(cut: Cut, ranks: RankPool) -> None:
+    assert_equals_one_process(cut, ranks)
+
+
+def test_the_selection_has_every_pair_and_no_more_than_it_needs() -> None:
+    names = ("tensor", "context", "pp", "chunks", "dp", "reduction", "recompute", "kind", "tied")
+    chosen = [tuple(getattr(cut, name) for name in (*names, "bf16")) for cut in pairwise_cuts()]
+    assert combinations_of(chosen) == combinations_of(valid_rows())
+    assert 30 <= len(chosen) <= 50
+    assert 300 <= len(all_cuts()) <= 500

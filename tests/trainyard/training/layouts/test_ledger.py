@@ -1,0 +1,106 @@
+"""A growing batch, cut in any way, writes the same ledger, up to the last digits of what is
+computed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.trainyard.training.layouts.cases import SEQ_LENGTH, VOCAB, Cut
+from tests.trainyard.training.layouts.runs import trainee_of
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.gpt import Sample
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.schedule import build_schedule
+from trainyard.testing.pool import RankPool
+from trainyard.testing.tolerances import FP32_LAYOUT
+from trainyard.training.config import TrainingConfig
+from trainyard.training.data import RunData
+from trainyard.training.ledger import parse_ledger
+from trainyard.training.length import length_of
+from trainyard.training.loop import TrainLoop
+from trainyard.training.metrics import Workload
+
+TRAINING = TrainingConfig(
+    micro_batch_size=2,
+    global_batch_size=16,
+    rampup_batch_size=(4, 4, 24),
+    train_samples=72,
+    eval_interval=4,
+    eval_iters=1,
+)
+OPTIMIZER = OptimizerConfig(lr=0.01, adam_eps=1e-3, lr_warmup_samples=16)
+
+COMPUTED = {
+    "lm_loss": FP32_LAYOUT.loss,
+    "validation_loss": FP32_LAYOUT.loss,
+    "grad_norm": FP32_LAYOUT.grad_norm,
+}
+"""What sums make; all else in a ledger is exact."""
+
+
+class Counting:
+    """Samples that count upwards from a number of their own; some of their tokens do not count."""
+
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> Sample:
+        text = (index * 7 + (1 + index % 3) * np.arange(SEQ_LENGTH + 1)) % VOCAB
+        mask = np.ones(SEQ_LENGTH, np.float32)
+        mask[: index % 5] = 0.0
+        return {
+            "tokens": text[:-1],
+            "labels": text[1:],
+            "loss_mask": mask,
+            "position_ids": np.arange(SEQ_LENGTH),
+        }
+
+    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.stack([np.zeros_like(indices), indices], axis=1)
+
+
+def ledger_of(cut: Cut) -> list[dict[str, Any]]:
+    trainee = trainee_of(cut)
+    length = length_of(TRAINING, cut.dp, SEQ_LENGTH)
+    data = RunData(
+        DataConfig(data_path=("none",)),
+        Counting(),
+        (("valid", Counting()),),
+        length.schedule.final,
+        trainee.groups.dp_rank,
+    )
+    schedule = build_schedule(OPTIMIZER, None, length.global_batch_size, TRAINING.train_samples)
+    loop = TrainLoop(
+        trainee, schedule, data, TRAINING, length, Workload(SEQ_LENGTH, 1e6, cut.world_size)
+    )
+    assert loop.run() == "finished"
+    return parse_ledger(loop.ledger.text())
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Cut(dp=2, reduction="zero overlap"),
+        Cut(pp=2, chunks=2),
+        pytest.param(Cut(tensor="tp2 sp", context="p2p", pp=2), marks=pytest.mark.slow),
+        pytest.param(Cut(tensor="tp2", pp=2, dp=2, reduction="zero"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_growing_batch_gives_the_same_ledger_at_any_cut(cut: Cut, ranks: RankPool) -> None:
+    expected = ledger_of(cut.alone())
+    assert [line["global_batch_size"] for line in expected] == [4, 4, 8, 12, 16, 16]
+    for of_rank in ranks.run(ledger_of, cut.world_size, cut):
+        for found, right in zip(of_rank, expected, strict=True):
+            assert found.keys() == right.keys()
+            for name, value in right.items():
+                if name in COMPUTED:
+                    assert math.isclose(found[name], value, rel_tol=COMPUTED[name]), name
+                else:
+                    assert found[name] == value, name

@@ -1,0 +1,160 @@
+"""The batch of every step: Megatron-LM's ramp, tables over tokens, and the length of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from trainyard.errors import ConfigError
+from trainyard.training.batch_size import (
+    BatchSchedule,
+    build_batch_schedule,
+    constant_batch_size,
+    run_length,
+)
+
+
+def schedule(**options: Any) -> BatchSchedule:
+    return build_batch_schedule(
+        **{"global_batch_size": 64, "micro_batch_size": 2, "dp": 2, **options}
+    )
+
+
+def megatrons(consumed: int, start: int, increment: int, samples: int, final: int) -> int:
+    """RampupBatchsizeNumMicroBatchesCalculator.update."""
+    if consumed > samples:
+        return final
+    per_increment = samples / ((final - start) // increment)
+    return start + int(consumed / per_increment) * increment
+
+
+def walked(batches: BatchSchedule, samples: int) -> list[int]:
+    """Consumed samples before each step of a run, step by step."""
+    consumed, found = 0, []
+    while consumed + batches.at(consumed).global_batch_size <= samples:
+        found.append(consumed)
+        consumed += batches.at(consumed).global_batch_size
+    return [*found, consumed]
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 12), st.integers(1, 400))
+def test_the_ramp_is_megatrons_at_every_sample(
+    start: int, increment: int, num_steps: int, samples: int
+) -> None:
+    final = start + increment * num_steps
+    batches = schedule(
+        global_batch_size=final,
+        micro_batch_size=1,
+        dp=1,
+        rampup_batch_size=(start, increment, samples),
+    )
+    for consumed in range(samples + 3):
+        expected = megatrons(consumed, start, increment, samples, final)
+        assert batches.at(consumed).global_batch_size == expected, consumed
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 12), st.integers(1, 400), st.data())
+def test_steps_and_samples_of_a_run_are_those_of_walking_it(
+    start: int, increment: int, num_steps: int, samples: int, data: st.DataObject
+) -> None:
+    assume(increment or num_steps == 1)
+    rampup = (start, increment, samples) if increment else ()
+    final = start + increment * num_steps
+    batches = schedule(global_batch_size=final, micro_batch_size=1, dp=1, rampup_batch_size=rampup)
+    total = data.draw(st.integers(0, 2 * samples + 50))
+    walk = walked(batches, total)
+    assert batches.iterations_to(total) == len(walk) - 1
+    for steps in data.draw(st.lists(st.integers(0, len(walk) - 1), max_size=4)):
+        assert batches.samples_after(steps) == walk[steps]
+
+
+def test_the_ramp_of_the_largest_gpt3() -> None:
+    batches = schedule(
+        global_batch_size=1536, micro_batch_size=1, dp=8, rampup_batch_size=(16, 16, 5859375)
+    )
+    assert batches.at(0).global_batch_size == 16
+    assert batches.at(0).num_microbatches == 2
+    assert batches.at(61677).global_batch_size == 16
+    assert batches.at(61678).global_batch_size == 32
+    assert batches.at(5859374).global_batch_size == 1520
+    assert batches.at(5859375).global_batch_size == 1536
+    assert len(batches.stages) == 96
+    steps, _ = run_length(batches, None, 146_484_375)  # 300 billion tokens of 2,048
+    assert steps == pytest.approx((146_484_375 - 5_859_375) / 1536 + 19_600, rel=0.01)
+
+
+def test_the_golden_sequence_of_a_small_ramp() -> None:
+    batches = schedule(rampup_batch_size=(16, 16, 100))
+    sizes = [batches.at(consumed).global_batch_size for consumed in walked(batches, 400)[:-1]]
+    assert sizes == [16, 16, 16, 32, 48, 64, 64, 64, 64]
+
+
+def test_a_table_over_tokens() -> None:
+    batches = schedule(
+        global_batch_size=None,
+        micro_batch_size=4,
+        dp=8,
+        seq_length=1024,
+        step_batch_size_schedule="0:768 1.5M:1536 250B:3072",
+    )
+    assert batches.at(0).global_batch_size == 768
+    assert batches.at(1464).global_batch_size == 768
+    assert batches.at(1465).global_batch_size == 1536, "1,465 samples are 1,500,160 tokens"
+    assert batches.at(250 * 10**9 // 1024 - 1).global_batch_size == 1536
+    assert batches.at(250 * 10**9 // 1024).global_batch_size == 3072
+    assert batches.final.num_microbatches == 96
+
+
+def test_a_batch_that_ranks_do_not_fill_may_be_lowered() -> None:
+    assert schedule(global_batch_size=63, decrease_if_needed=True).final.global_batch_size == 60
+    ramp = schedule(rampup_batch_size=(8, 14, 100), decrease_if_needed=True)
+    assert [stage.global_batch_size for stage in ramp.stages] == [8, 20, 36, 48, 64]
+    with pytest.raises(ConfigError, match=r"near it: 4$"):
+        schedule(global_batch_size=3, decrease_if_needed=True)
+
+
+def test_a_constant_batch() -> None:
+    assert constant_batch_size(None, 4, 2).num_microbatches == 1
+    assert constant_batch_size(24, 4, 2).num_microbatches == 3
+    assert run_length(schedule(), 10, None) == (10, 640)
+    assert run_length(schedule(), None, 650) == (10, 650)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"global_batch_size": 10}, r"--global-batch-size \(10\).*= 4; near it: 8 or 12 \(--decr"),
+        ({"rampup_batch_size": (16, 16)}, "takes three numbers"),
+        ({"rampup_batch_size": (16, 0, 9)}, "must be at least 1"),
+        ({"rampup_batch_size": (16, 20, 9)}, r"steps of 20 from 16 do not lead to .*\(64\)"),
+        ({"rampup_batch_size": (80, 4, 9)}, "do not lead"),
+        ({"rampup_batch_size": (10, 6, 9)}, "--rampup-batch-size: the size 10 must be divisible"),
+        ({"step_batch_size_schedule": "0-64"}, "'0-64' is not TOKENS:SIZE"),
+        ({"step_batch_size_schedule": "1M:64"}, "must begin at 0 tokens"),
+        ({"step_batch_size_schedule": "0:32 xM:64"}, "no number of tokens"),
+        ({"step_batch_size_schedule": "0:32 2M:48 1M:64"}, "must grow"),
+        ({"step_batch_size_schedule": "0:32 2M:48"}, "ends at a batch of 48"),
+        (
+            {"step_batch_size_schedule": "0:64", "rampup_batch_size": (16, 16, 100)},
+            "not both",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        schedule(**options)
+
+
+def test_runs_whose_length_is_not_said_are_refused() -> None:
+    for lengths in ((None, None), (1, 1)):
+        with pytest.raises(ConfigError, match="--train-iters or --train-samples"):
+            run_length(schedule(), *lengths)
+    with pytest.raises(ConfigError, match="--train-iters 8 would be --train-samples 320"):
+        run_length(schedule(rampup_batch_size=(16, 16, 100)), 8, None)
+    with pytest.raises(ConfigError, match="less than the first batch"):
+        run_length(schedule(), None, 63)

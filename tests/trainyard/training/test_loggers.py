@@ -1,0 +1,258 @@
+"""Where figures go: the console, JSON lines, TensorBoard, Weights & Biases, plug-ins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee
+from trainyard.errors import ConfigError
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.callbacks.console import training_line
+from trainyard.training.callbacks.jsonl import JsonLines
+from trainyard.training.callbacks.sinks import Guarded, build_sinks
+from trainyard.training.callbacks.tensorboard import TensorBoard
+from trainyard.training.facts import RunFacts
+from trainyard.training.ledger import Ledger, StepRecord
+from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.metrics import StepTiming
+from trainyard.training.peaks import peak_tflops
+from trainyard.training.state import TrainState
+
+FACTS = RunFacts(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", save="runs/tiny")
+
+
+def event(step: int, **fields: Any) -> StepEvent:
+    record = StepRecord(step, 8 * step, 96 * step, 8, **fields)
+    timing = StepTiming(step, 500.0, 4000.0, 494.7, 25.0, 2**30)
+    return StepEvent(record, timing, TrainState(step), Ledger(), step == 6, False)
+
+
+def taken(step: int, **fields: Any) -> StepEvent:
+    return event(step, lm_loss=2.0, learning_rate=1e-3, grad_norm=0.5, **fields)
+
+
+# --- console ----------------------------------------------------------------------------------
+
+
+def test_the_line_has_megatrons_fields_and_the_figures_of_a_gpu() -> None:
+    events = [taken(1), taken(2, loss_scale=1024.0, num_zeros=3, params_norm=7.0)]
+    line = training_line(events, FACTS, True, "2026-01-01 00:00:00")
+    assert line == (
+        " [2026-01-01 00:00:00] iteration        2/       6 | consumed samples:           16 | "
+        "elapsed time per iteration (ms): 500.0 | tokens per GPU (tokens/s/GPU): 2000.0 | "
+        "throughput per GPU (TFLOP/s/GPU): 494.7 | MFU (% of dense bf16 peak): 50.0 | "
+        "learning rate: 1.000000E-03 | global batch size:     8 | lm loss: 2.000000E+00 | "
+        "loss scale: 1024.0 | grad norm: 0.500 | num zeros: 3 | params norm: 7.000 | "
+        "number of skipped iterations:   0 | number of nan iterations:   0 | data wait (%): 5.0 | "
+        "time left: 0:00:02 |"
+    )
+
+
+def test_steps_that_were_not_taken_are_counted_and_not_averaged() -> None:
+    nan = event(2, learning_rate=1e-3, skipped=True)
+    overflow = event(3, lm_loss=100.0, learning_rate=1e-3, skipped=True, loss_scale=2.0)
+    passed = event(4, passed_over=True)
+    line = training_line([taken(1), nan, overflow, passed], FACTS, False, "now")
+    assert "lm loss: 2.000000E+00 |" in line
+    assert "number of skipped iterations:   2 | number of nan iterations:   1 |" in line
+    assert "learning rate" not in line  # the last one was passed over
+    assert "lm loss" not in training_line([passed], FACTS, True, "now")
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA H20", 148.0),
+        ("cpu", None),
+    ],
+)
+def test_the_peak_follows_from_the_name_of_the_device(name: str, tflops: float | None) -> None:
+    assert peak_tflops(name) == tflops
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def test_json_lines_go_on_after_the_steps_that_count(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "metrics.jsonl"
+    (sink,) = (
+        s for s in build_sinks(LoggingConfig(metrics_jsonl=str(path)), FACTS) if s.name == "jsonl"
+    )
+    build_loop(build_trainee(), callbacks=[sink]).run()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert {"lm_loss", "tokens_per_second_per_gpu", "mfu", "data_wait_ms", "ms"} <= set(lines[0])
+    assert "validation_loss" in lines[2]
+    with path.open("a") as file:
+        file.write('{"step": 6')  # torn
+    again = JsonLines(path, FACTS)
+    again.begin(TrainState(step=4))
+    again.after_step(taken(5))
+    again.end()
+    assert [json.loads(s)["step"] for s in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
+
+
+class Writer:
+    """What TensorBoard's writer is asked."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_tensorboard_has_megatrons_tags_on_both_axes() -> None:
+    writer = Writer()
+    config = LoggingConfig(
+        tensorboard_log_interval=2,
+        log_validation_ppl_to_tensorboard=True,
+        log_world_size_to_tensorboard=True,
+    )
+    facts = replace(FACTS, gauges={"forward-backward-time": 0.25})
+    sink = TensorBoard(writer, config, facts)
+    for step in (1, 2):
+        sink.after_step(taken(step, num_zeros=3, params_norm=7.0))
+    sink.after_step(taken(3, validation_loss=2.0))
+    by_step = {tag: step for tag, _, step in writer.scalars if " vs samples" not in tag}
+    by_samples = {tag: step for tag, _, step in writer.scalars if " vs samples" in tag}
+    assert by_step == {
+        **dict.fromkeys(("learning-rate", "batch-size", "lm loss", "loss-scale", "grad-norm"), 2),
+        **dict.fromkeys(("num-zeros", "params-norm", "world-size", "samples vs steps"), 2),
+        **dict.fromkeys(("iteration-time", "throughput", "tokens-per-second-per-gpu"), 2),
+        **dict.fromkeys(("data-wait-share", "mfu", "forward-backward-time"), 2),
+        **dict.fromkeys(("lm loss validation", "lm loss validation ppl"), 3),
+    }
+    assert by_samples["lm loss vs samples"] == 16
+    assert by_samples["lm loss validation ppl vs samples"] == 24
+
+
+def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = LoggingConfig(tensorboard_dir=str(tmp_path))
+    sinks = build_sinks(config, FACTS)
+    build_loop(build_trainee(), callbacks=sinks).run()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [entry.step for entry in found.Scalars("lm loss")] == [1, 2, 3, 4, 5, 6]
+    assert [entry.step for entry in found.Scalars("lm loss vs samples")] == list(range(8, 49, 8))
+    assert [entry.step for entry in found.Scalars("lm loss validation")] == [3, 6]
+
+
+def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = LoggingConfig(wandb_project="yard", wandb_save_dir=str(tmp_path))
+    sinks = [sink for sink in build_sinks(config, FACTS) if sink.name == "wandb"]
+    build_loop(build_trainee(), callbacks=sinks).run()
+    assert sinks[0].num_failures == 0
+    wandb.teardown()  # a process of its own writes the file, at the latest when this one ends
+    (file,) = tmp_path.rglob("run-*.wandb")
+    assert b"lm loss validation" in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("torch.utils.tensorboard", {"tensorboard_dir": "somewhere"}),
+        ("wandb", {"wandb_project": "yard"}),
+    ],
+)
+def test_a_logger_without_its_package_is_refused_in_words(
+    module: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"needs the package .* pip install 'trainyard\[logging"):
+        build_sinks(LoggingConfig(**options), FACTS)  # type: ignore[arg-type]
+
+
+# --- plug-ins and failures --------------------------------------------------------------------
+
+PLUG_IN = """
+from trainyard.training.callbacks.base import Callback
+
+SEEN = []
+
+class InHouse(Callback):
+    def after_step(self, event):
+        SEEN.append(event.record.step)
+
+def make(config, facts):
+    return InHouse() if facts.rank == 0 else None
+"""
+
+
+def test_a_package_brings_a_logger_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in_house_logs.py").write_text(PLUG_IN)
+    info = tmp_path / "in_house-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: in-house\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[trainyard.loggers]\nin-house = in_house_logs:make\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sinks = build_sinks(LoggingConfig(loggers=("in-house",)), FACTS)
+    assert [sink.name for sink in sinks] == ["console", "in-house"]
+    build_loop(build_trainee(), callbacks=sinks[1:]).run()
+    assert sys.modules["in_house_logs"].SEEN == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(ConfigError, match=r"--loggers elsewhere.*console, in-house, jsonl"):
+        build_sinks(LoggingConfig(loggers=("elsewhere",)), FACTS)
+
+
+class Broken(Callback):
+    """Fails now and then."""
+
+    def after_step(self, event: StepEvent) -> None:
+        if event.record.step in (2, 4):
+            raise OSError(28, "No space left on device")
+
+
+def test_a_logger_that_fails_costs_its_own_lines_only(caplog: pytest.LogCaptureFixture) -> None:
+    collector = Collector([])
+    assert build_loop(build_trainee(), callbacks=[Guarded("x", Broken()), collector]).run()
+    assert len(collector.events) == 6
+    first, last = (r.getMessage() for r in caplog.records if "logger" in r.msg)
+    assert "failed at step 2" in first
+    assert "failed 2 times" in last
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"log_interval": 0}, "--log-interval"),
+        ({"memory_monitor_interval": 0.0}, "--memory-monitor-interval"),
+        ({"wandb_entity": "us"}, "--wandb-project"),
+        ({"metrics_jsonl": "s3://bucket/file"}, "--metrics-jsonl"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LoggingConfig(**options)
+
+
+def test_memory_is_of_cuda_devices_alone() -> None:
+    from trainyard.training.scalars import memory_scalars
+
+    assert memory_scalars(torch.device("cpu")) == []
+    assert TRAINING.manual_gc is False

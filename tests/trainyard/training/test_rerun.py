@@ -1,0 +1,164 @@
+"""Whose fault an impossible result is: what is decided, and that a step can be run again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from tests.trainyard.training.small import Collector, build_loop, build_trainee
+from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
+from trainyard.training.rerun import RerunMachine, StepJudge, StepSums, Suspicion
+from trainyard.training.spikes import SpikeDetector
+from trainyard.training.step import Trainee
+
+NAN = math.nan
+HERE, THERE = ("a/cuda:0", "a/cuda:1"), ("b/cuda:0", "b/cuda:1")
+
+
+def sums(loss: float, norm: float = 1.0, overflow: bool = False) -> StepSums:
+    return StepSums(loss, norm, 1.0, False, overflow)
+
+
+def judged(judge: StepJudge, *results: StepSums) -> StepSums:
+    waiting = list(results)
+    return judge(7, lambda: waiting.pop(0))
+
+
+def test_a_possible_result_is_computed_once() -> None:
+    assert judged(StepJudge(RerunMachine(HERE)), sums(2.0)).loss == 2.0
+
+
+def test_an_overflow_in_fp16_is_no_reason() -> None:
+    assert judged(StepJudge(RerunMachine(HERE)), sums(2.0, math.inf, overflow=True)).loss == 2.0
+
+
+def test_the_same_result_twice_ends_the_run_to_be_tried_elsewhere() -> None:
+    kept: list[Suspicion | None] = []
+    with pytest.raises(RerunElsewhere, match=r"both times on a/cuda:0.*other machines") as error:
+        judged(StepJudge(RerunMachine(HERE), keep=kept.append), sums(NAN, NAN), sums(NAN, NAN))
+    assert error.value.exit_status == 16
+    (suspicion,) = kept
+    assert suspicion is not None
+    again = Suspicion.of_document(suspicion.document())
+    assert (again.step, again.where) == (7, HERE)
+    assert math.isnan(again.loss)
+
+
+def test_another_result_the_second_time_is_a_transient_fault() -> None:
+    with pytest.raises(ValidationFailed, match="transient fault") as error:
+        judged(StepJudge(RerunMachine(HERE)), sums(NAN), sums(2.0))
+    assert error.value.exit_status == 17
+
+
+SUSPECTED = Suspicion(7, NAN, NAN, HERE)
+
+
+def test_elsewhere_the_same_result_is_the_models_and_another_the_machines() -> None:
+    forgotten: list[Suspicion | None] = []
+    judge = StepJudge(RerunMachine(THERE, SUSPECTED), keep=forgotten.append)
+    with pytest.raises(ValidationFailed, match="no machine is to blame"):
+        judged(judge, sums(NAN, NAN))
+    judge = StepJudge(RerunMachine(THERE, SUSPECTED), keep=forgotten.append)
+    assert judged(judge, sums(2.0)).loss == 2.0
+    assert forgotten == [None, None]
+
+
+def test_the_same_machine_again_tells_nothing() -> None:
+    kept: list[Suspicion | None] = []
+    judge = StepJudge(RerunMachine(("a/cuda:1", "b/cuda:0"), SUSPECTED), keep=kept.append)
+    with pytest.raises(RerunElsewhere, match="a/cuda:1"):
+        judged(judge, sums(NAN, NAN))
+    assert kept == [SUSPECTED]
+
+
+@pytest.mark.parametrize(("second", "words"), [(9.0, "it is the data"), (2.0, "made a mistake")])
+def test_a_spike_is_looked_into_and_training_goes_on(
+    second: float, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = StepJudge(RerunMachine(HERE), SpikeDetector())
+    for number in range(32):
+        judged(judge, sums(2.0 + 0.01 * (number % 3)))
+    assert judged(judge, sums(9.0), sums(second)).loss == second
+    assert words in caplog.text
+
+
+def test_noise_and_falling_losses_are_no_spikes() -> None:
+    detector = SpikeDetector()
+    for number in range(300):
+        loss = 10.0 / (1 + 0.02 * number) + 0.1 * math.sin(number * 1.7)
+        assert not detector.is_spike(loss), number
+        detector.add(loss)
+    assert detector.is_spike(6.0)
+
+
+# --- in a step --------------------------------------------------------------------------------
+
+
+def with_judge(judge: StepJudge) -> Trainee:
+    trainee = build_trainee(dropout=0.1)
+    trainee._options = replace(trainee._options, judge=judge)
+    return trainee
+
+
+def spoil(trainee: Trainee, should: Callable[[int], bool]) -> None:
+    """Multiply the losses of some calls of the model with NaN."""
+    model, calls = trainee.chunks[0], iter(range(10**6))
+    forward = model.forward_stage
+
+    def spoiled(*arguments: object) -> Tensor:
+        output: Tensor = forward(*arguments)  # type: ignore[operator]
+        return output * NAN if should(next(calls)) else output
+
+    model.forward_stage = spoiled  # type: ignore[assignment]
+
+
+def test_a_step_run_twice_is_the_same_step() -> None:
+    plain, twice = Collector([]), Collector([])
+    build_loop(build_trainee(dropout=0.1), callbacks=[plain]).run()
+    judge = StepJudge(None)
+    build_loop(with_judge(judge), callbacks=[twice]).run()
+    assert twice.events[-1].ledger.text() == plain.events[-1].ledger.text()
+    assert judge.differences == [0.0] * 6
+    assert "6 steps were run twice, 0 gave another loss" in judge.report()
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "error"), [({9}, ValidationFailed), (set(range(8, 99)), RerunElsewhere)]
+)
+def test_a_fault_leaves_the_state_before_the_step_to_be_saved(
+    spoiled: set[int], error: type[Exception]
+) -> None:
+    collector = Collector([])
+    trainee = with_judge(StepJudge(RerunMachine(HERE)))
+    spoil(trainee, lambda call: call in spoiled)  # four micro-batches a step: step 3
+    loop = build_loop(trainee, replace_evaluation(), [collector])
+    with pytest.raises(error):
+        loop.run()
+    last = collector.events[-1]
+    assert (last.record.step, last.is_stopping, last.timing) == (2, True, None)
+    assert loop.state.step == 2
+    assert trainee.optimizer.num_updates == 2
+
+
+def test_without_the_check_a_step_that_is_not_finite_is_passed_over_and_counted() -> None:
+    collector, trainee = Collector([]), build_trainee()
+    spoil(trainee, lambda call: call == 5)
+    with pytest.raises(DataError, match="diverged"):
+        build_loop(trainee, replace_evaluation()).run()
+    trainee = build_trainee()
+    trainee._options = replace(trainee._options, check_finite=False)
+    spoil(trainee, lambda call: call == 5)
+    assert build_loop(trainee, replace_evaluation(), [collector]).run() == "finished"
+    skipped = [event.record.step for event in collector.events if event.record.skipped]
+    assert skipped == [2]
+    assert trainee.optimizer.num_updates == 5
+
+
+def replace_evaluation():  # type: ignore[no-untyped-def]
+    from tests.trainyard.training.small import TRAINING
+
+    return replace(TRAINING, eval_iters=0)

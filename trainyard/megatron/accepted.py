@@ -1,0 +1,241 @@
+"""Flags of Megatron-LM that are taken and change nothing here, by the reason why. Data.
+
+Names are flags without dashes; `x-*` is every flag that begins so. Options of a part that the run
+does not ask for have no effect in Megatron-LM either; the flag that asks for the part is in
+`absent`."""
+
+from __future__ import annotations
+
+ACCEPTED: tuple[tuple[str, str], ...] = (
+    (
+        "kernels are torch.compile's (--compile-layers) and those of --attention-backend; what is "
+        "fused changes no result",
+        """
+        no-masked-softmax-fusion masked-softmax-fusion no-bias-swiglu-fusion bias-swiglu-fusion
+        no-bias-dropout-fusion bias-dropout-fusion no-rope-fusion rope-fusion apply-rope-fusion
+        no-persist-layer-norm persist-layer-norm memory-efficient-layer-norm
+        no-gradient-accumulation-fusion gradient-accumulation-fusion
+        no-gradient-reduce-div-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl
+        scaled-upper-triang-masked-softmax-fusion scaled-masked-softmax-fusion
+        use-fused-weighted-squared-relu use-te-activation-func use-transformer-engine-op-fuser
+        transformer-impl enable-cuda-graph external-cuda-graph cuda-graph-* onnx-safe use-kitchen*
+        kitchen-* no-clone-scatter-output-in-embedding clone-scatter-output-in-embedding
+        """,
+    ),
+    (
+        "there is one implementation of the model, with Megatron core's parameter names",
+        "use-mcore-models use-legacy-models",
+    ),
+    (
+        "communication under computation is arranged here: --overlap-grad-reduce, "
+        "--overlap-param-gather and --tp-comm-overlap ask for it, and pipeline stages always send "
+        "while they compute",
+        """
+        overlap-p2p-communication no-overlap-p2p-communication overlap-p2p-comm
+        no-async-tensor-model-parallel-allreduce async-tensor-model-parallel-allreduce
+        overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
+        no-align-grad-reduce align-grad-reduce no-align-param-gather align-param-gather
+        delay-grad-reduce delay-param-gather no-delay-grad-reduce
+        defer-embedding-wgrad-compute wgrad-deferral-limit delay-wgrad-compute
+        no-scatter-gather-tensors-in-pipeline scatter-gather-tensors-in-pipeline
+        use-ring-exchange-p2p batch-p2p-communication no-batch-p2p-communication
+        no-contiguous-buffers-in-local-ddp use-contiguous-buffers-in-local-ddp ddp-impl
+        tp-comm-overlap-* disable-tp-comm-* tp-comm-split-* tp-comm-atomic-* tp-comm-bulk-*
+        no-tp-comm-split-* no-tp-comm-bulk-* tp-comm-bootstrap-backend tp-comm-overlap-cfg
+        """,
+    ),
+    (
+        "NCCL is set by its own environment variables (NCCL_*), and groups are made as they are "
+        "needed",
+        """
+        nccl-communicator-config-path use-nccl-ub nccl-ub disable-symmetric-registration use-sharp
+        sharp-enabled-group high-priority-stream-groups pipeline-model-parallel-comm-backend
+        disable-gloo-process-groups enable-gloo-process-groups use-gloo-process-groups
+        distributed-timeout-seconds-after-init create-all-gather-group
+        """,
+    ),
+    (
+        "first weights are drawn by parameter name from --seed, alike on every device and at any "
+        "degree of parallelism, and only where nothing is loaded",
+        """
+        no-initialization use-cpu-initialization init-model-with-meta-device lazy-mpu-init
+        te-rng-tracker inference-rng-tracker
+        """,
+    ),
+    (
+        "dropout and the order of samples follow from --seed and the step, so no state of random "
+        "generators is kept",
+        "no-save-rng no-load-rng",
+    ),
+    (
+        "the loss is computed in fp32, and query-key scaling is off unless "
+        "--apply-query-key-layer-scaling is given",
+        "fp16-lm-cross-entropy no-query-key-layer-scaling fp32-allreduce dynamic-loss-scale",
+    ),
+    (
+        "checkpoints have one format, whole tensors by name, which any degrees of parallelism read "
+        "(docs/formats.md); each step is checked when it is read, and none is removed",
+        """
+        ckpt-format dist-ckpt-format use-dist-ckpt auto-detect-ckpt-format dist-ckpt-strictness
+        ckpt-fully-parallel-save no-ckpt-fully-parallel-save ckpt-fully-parallel-load
+        ckpt-assume-constant-structure dist-ckpt-save-pre-mcore-014
+        dist-ckpt-optim-fully-reshardable distrib-optim-fully-reshardable-mem-efficient
+        no-strict-fsdp-dtensor-load load-main-params-from-ckpt verify-integrity
+        use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
+        save-retain-interval replication replication-jump replication-factor
+        """,
+    ),
+    (
+        "training waits while a step is saved, by --save-interval",
+        "async-save async-strategy use-persistent-ckpt-worker non-persistent-*",
+    ),
+    (
+        "always so: a --load that holds no checkpoint is refused",
+        "exit-on-missing-checkpoint",
+    ),
+    (
+        "SIGTERM, SIGINT and SIGUSR1 always save and stop",
+        "exit-signal",
+    ),
+    (
+        "samples are read through indices that are found by content (--data-cache-path)",
+        """
+        dataloader-fast-cache-load dataloader-defer-npy-index-mmap per-dataset-sequences-path
+        sample-rate
+        """,
+    ),
+    (
+        "an internal service of its makers",
+        """
+        adlr-autoresume adlr-autoresume-interval no-one-logger enable-one-logger one-logger-*
+        app-tag-run-name app-tag-run-version enable-ft-package calc-ft-timeouts
+        run-workload-inspector-server disable-msc enable-msc otel-* enable-experimental
+        config-logger-dir result-rejected-tracker-filename test-mode
+        """,
+    ),
+    (
+        "of a mixture of experts, which --num-experts would ask for",
+        "moe-* overlap-moe-expert-parallel-comm",
+    ),
+    (
+        "of FP8 and FP4 training, which --fp8-format and --fp4-format would ask for",
+        """
+        fp8-* no-fp8-wgrad fp4-* first-last-layers-bf16 num-layers-at-start-in-bf16
+        num-layers-at-end-in-bf16 keep-fp8-transpose-cache reuse-grad-buf-for-mxfp8-param-ag
+        """,
+    ),
+    (
+        "of multi-latent attention, which --multi-latent-attention would ask for",
+        """
+        q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim rotary-scaling-factor
+        mscale mscale-all-dim cache-mla-latents
+        """,
+    ),
+    ("of multi-token prediction, which --mtp-num-layers would ask for", "mtp-*"),
+    (
+        "of state space layers, which --hybrid-layer-pattern would ask for",
+        "mamba-* disable-mamba-mem-eff-path",
+    ),
+    (
+        "of fully sharded data parallelism, which --use-megatron-fsdp and --use-torch-fsdp2 would "
+        "ask for",
+        """
+        fsdp-* torch-fsdp2-* suggested-communication-unit-size enable-full-sharding-in-hsdp
+        outer-dp-sharding-strategy
+        """,
+    ),
+    (
+        "of other models than GPT (BERT, T5, retrieval, vision), which this command does not train",
+        """
+        bert-* mask-prob short-seq-prob decoder-seq-length decoder-num-layers
+        retriever-* retro-* ict-* biencoder-* titles-data-path query-in-block-prob
+        use-one-sent-docs evidence-data-path block-data-path embedding-path indexer-*
+        output-bert-embeddings relative-attention-* num-classes img-h img-w num-channels patch-dim
+        classes-fraction data-per-class-fraction head-lr-mult vision-pretraining-type
+        vision-backbone-type swin-* mask-type mask-factor iter-per-epoch dino-* mrope-section
+        """,
+    ),
+    (
+        "of inference; stages.benchmark generates text",
+        """
+        inference-* max-tokens-to-oom flash-decode use-legacy-static-engine symmetric-ar-type
+        nccl-all-reduce-for-prefill mlp-chunks-for-prefill disable-chunked-prefill
+        enable-chunked-prefill decode-only-cuda-graphs
+        """,
+    ),
+    (
+        "of reinforcement learning, which --perform-rl-step would ask for",
+        "rl-* no-rl-* grpo-* langrl-* no-langrl-*",
+    ),
+    ("of the optimizer Muon, which --optimizer would name", "muon-*"),
+    (
+        "of fill-in-the-middle data, which --fim-data would ask for",
+        """
+        fim-rate fim-spm-rate fim-split-sample fim-fragment-rate fim-no-prefix fim-prefix-token
+        fim-middle-token fim-suffix-token fim-pad-token fim-eod-token
+        """,
+    ),
+    (
+        "of profiling, which --profile would ask for",
+        """
+        profile-step-start profile-step-end profile-ranks memory-snapshot-path
+        """,
+    ),
+    (
+        "of an optimizer on the CPU, which --optimizer-cpu-offload would ask for",
+        """
+        optimizer-offload-fraction use-torch-optimizer-for-cpu-offload no-pin-cpu-grads
+        no-pin-cpu-params overlap-cpu-optimizer-d2h-h2d
+        """,
+    ),
+    (
+        "of in-process restart, which --inprocess-restart would ask for",
+        """
+        inprocess-max-iterations inprocess-monitor-* inprocess-progress-watchdog-interval
+        inprocess-heartbeat-* inprocess-soft-timeout inprocess-hard-timeout
+        inprocess-barrier-timeout inprocess-completion-timeout inprocess-last-call-wait
+        inprocess-termination-grace-time inprocess-granularity inprocess-active-world-size
+        inprocess-empty-cuda-cache
+        """,
+    ),
+    (
+        "memory of the device is left to torch (PYTORCH_CUDA_ALLOC_CONF sets it)",
+        "empty-unused-memory-level train-sync-interval",
+    ),
+    (
+        "--manual-gc always collects around a measurement",
+        "no-manual-gc-eval manual-gc-eval",
+    ),
+    (
+        "stragglers are reported from the start, without a port to listen on",
+        "disable-straggler-on-startup straggler-ctrlr-port",
+    ),
+    (
+        "spikes are warned of in any case",
+        "check-for-large-grads",
+    ),
+    (
+        "gradients are added up in the format that they are kept in, fp32 unless "
+        "--grad-reduce-in-bf16 is given",
+        "ddp-reduce-scatter-with-fp32-accumulation",
+    ),
+    (
+        "not measured here",
+        "log-energy log-max-attention-logit",
+    ),
+    (
+        "--monitor-memory-continuously watches memory, every --memory-monitor-interval seconds",
+        "log-memory-interval log-device-memory-used",
+    ),
+)
+
+CLASS_FIELDS = """
+init_method output_layer_init_method perform_initialization params_dtype timers
+finalize_model_grads_func pipeline_dtype grad_scale_func enable_autocast autocast_dtype
+variable_seq_lengths num_microbatches_with_partial_activation_checkpoints batch_p2p_comm
+batch_p2p_sync use_ring_exchange_p2p deallocate_pipeline_outputs no_sync_func grad_sync_func
+param_sync_func _cpu_offloading_context cpu_offloading_weights cpu_offloading_activations
+lazy_mpu_init fp8_wgrad hidden_dropout_func moe_token_dropping
+"""
+"""Fields of Megatron-LM's model classes, as --yaml-cfg files name them, that are no options of its
+programs and make no difference here."""

@@ -1,0 +1,57 @@
+"""A command line as flags with what stands behind each. Knows no names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainyard.errors import ConfigError
+
+
+@dataclass(slots=True)
+class Option:
+    """A flag with what stands behind it."""
+
+    given: str
+    """As it was typed, dashes included."""
+    name: str
+    """Without dashes, hyphens inside."""
+    values: list[str]
+
+    @property
+    def value(self) -> str:
+        """Its one value."""
+        if len(self.values) != 1:
+            raise ConfigError(
+                f"{self.given} takes one value, got {' '.join(self.values) or 'none'}"
+            )
+        return self.values[0]
+
+    @property
+    def number(self) -> int:
+        """Its one value, a number above 0."""
+        if not self.value.isdigit() or int(self.value) < 1:
+            raise ConfigError(f"{self.given} must be a whole number above 0, got {self.value!r}")
+        return int(self.value)
+
+    def tokens(self) -> list[str]:
+        """As it is written here."""
+        return ["--" + self.name, *self.values]
+
+
+def split_options(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
+    """What stands before the first flag, and the flags with their values."""
+    first: list[str] = []
+    options: list[Option] = []
+    for token in arguments:
+        if token.startswith("--") and len(token) > 2:
+            given, equals, value = token.partition("=")
+            name = given[2:].replace("_", "-")
+            options.append(Option(given, name, [value] if equals else []))
+        elif token == "-h":
+            options.append(Option(token, "help", []))
+        elif options:
+            options[-1].values.append(token)
+        else:
+            first.append(token)
+    return first, options

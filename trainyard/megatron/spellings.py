@@ -1,0 +1,154 @@
+"""What a flag or key of Megatron-LM is here: an option of ours, without effect, or not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from trainyard.config import leaves, other_names
+from trainyard.megatron.absent import ABSENT, HARMLESS
+from trainyard.megatron.accepted import ACCEPTED
+
+RENAMED: dict[str, str] = {
+    "train-steps": "train-iters",
+    "warmup-steps": "lr-warmup-iters",
+    "gradient-clip-val": "clip-grad",
+    "batch-size": "micro-batch-size",
+    "encoder-seq-length": "seq-length",
+    "encoder-num-layers": "num-layers",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+    "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
+    "warmup": "lr-warmup-fraction",
+    "persistent-save-interval": "save-interval",
+    "layernorm-epsilon": "norm-epsilon",
+    "layernorm-zero-centered-gamma": "apply-layernorm-1p",
+    "min-scale": "min-loss-scale",
+    "num-moe-experts": "num-experts",
+    "barrier-with-L1-time": "barrier-with-level-1-timing",
+    "no-log-learnig-rate-to-tensorboard": "no-log-learning-rate-to-tensorboard",
+}
+"""Older and other spellings; ours are on the right."""
+
+VALUES: dict[tuple[str, str], str] = {
+    ("rerun-mode", "report_stats"): "report_determinism_stats",
+    ("optimizer", "adamw"): "adam",
+}
+"""Other spellings of values."""
+
+
+RULES = (
+    *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
+    *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank", "epochs"),
+)
+"""Flags that mean more than another name; `command` has the rule of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a name stands for."""
+
+    kind: Literal["ours", "accepted", "absent", "rule", "unknown"]
+    name: str = ""
+    """Our flag, without dashes; `no-x` where it turns x off."""
+    reason: str = ""
+    """Why it has no effect, or what to do instead."""
+
+
+def _tables(rows: Iterable[tuple[str, str]], kind: Literal["accepted", "absent"]) -> None:
+    for reason, names in rows:
+        for name in names.split():
+            if name.endswith("*"):
+                _PREFIXES[name[:-1]] = Meaning(kind, reason=reason)
+            else:
+                assert name not in _EXACT, f"{name} is in two rows"
+                _EXACT[name] = Meaning(kind, reason=reason)
+
+
+_EXACT: dict[str, Meaning] = {}
+_PREFIXES: dict[str, Meaning] = {}
+_tables(ACCEPTED, "accepted")
+_tables(ABSENT, "absent")
+
+
+def named_in_tables() -> set[str]:
+    """Every name that the tables answer by itself."""
+    return set(_EXACT)
+
+
+class Vocabulary:
+    """The options of a command, under all their names."""
+
+    def __init__(self, config_class: type, more: Iterable[str] = ()) -> None:
+        """more: flags besides those of the configuration."""
+        self.others = {flag(other): flag(name) for other, name in other_names(config_class).items()}
+        self.switches = {
+            flag(name) for name, annotation, _ in leaves(config_class) if annotation is bool
+        }
+        self.names = {flag(name) for name, _, _ in leaves(config_class)} | set(more)
+
+    def meaning(self, name: str) -> Meaning:
+        """What a flag without dashes stands for, hyphens inside."""
+        ours = self._ours(name)
+        if ours is not None:
+            return Meaning("ours", ours)
+        renamed = RENAMED.get(name)
+        if renamed is not None:
+            return self.meaning(renamed)
+        if name in RULES:
+            return Meaning("rule")
+        found = _EXACT.get(name) or _EXACT.get(name.lower())
+        if found is not None:
+            return found
+        prefixes = [prefix for prefix in _PREFIXES if name.startswith(prefix)]
+        if prefixes:
+            return _PREFIXES[max(prefixes, key=len)]
+        return Meaning("unknown", reason=self._nearest(name))
+
+    def _ours(self, name: str) -> str | None:
+        if name in self.names:
+            return name
+        if name in self.others:
+            return self.others[name]
+        for negation in ("no-", "disable-"):
+            if name.startswith(negation) and name.removeprefix(negation) in self.switches:
+                return "no-" + name.removeprefix(negation)
+        return None
+
+    def _nearest(self, name: str) -> str:
+        known = [
+            *self.names,
+            *self.others,
+            *("no-" + s for s in self.switches),
+            *RENAMED,
+            *RULES,
+            *_EXACT,
+        ]
+        # An abbreviation, as argparse takes them, else a slip of the pen.
+        begins = sorted((k for k in known if k.startswith(name)), key=self._rank)[:3]
+        near = begins or difflib.get_close_matches(name, known, n=3)
+        if not near:
+            return "--help lists all options"
+        return f"did you mean {' or '.join('--' + n for n in near)}?"
+
+    def _rank(self, name: str) -> tuple[bool, int]:
+        return name not in self.names, len(name)
+
+
+@cache
+def vocabulary(config_class: type, more: tuple[str, ...] = ()) -> Vocabulary:
+    """The options of a configuration class, and more flags."""
+    return Vocabulary(config_class, more)
+
+
+def flag(name: str) -> str:
+    """A key as a flag without dashes."""
+    return name.replace("_", "-")
+
+
+def is_harmless(name: str, values: Sequence[str]) -> bool:
+    """Whether an absent option asks for nothing with these values."""
+    return len(values) == 1 and values[0] in HARMLESS.get(name, ())

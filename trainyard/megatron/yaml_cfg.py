@@ -1,0 +1,222 @@
+"""Megatron-LM's --yaml-cfg files as documents of options.
+
+Keys are the names under which its programs hold options: mostly flags with underscores, some turned
+around (`add_bias_linear: False`) or under names of its model classes (`layernorm_epsilon`). A key
+whose value is null, False or empty asks for nothing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.config import leaves
+from trainyard.errors import ConfigError
+from trainyard.megatron.accepted import CLASS_FIELDS
+from trainyard.megatron.command import NO_EFFECT, epochs_answer
+from trainyard.megatron.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
+from trainyard.megatron.yaml_text import Entry, read_entries
+
+TURNED_AROUND = {"add_bias_linear": "disable_bias_linear"}
+"""Keys that say the opposite of an option of ours."""
+
+ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "quick_geglu": "quick_geglu"}
+"""Values of activation_func, besides gelu, and the option that each is."""
+
+TENSOR = "tensor_model_parallel_size"
+
+Document = dict[str, Any]
+
+
+def read_yaml_cfg(
+    text: str,
+    config_class: type,
+    environ: Mapping[str, str],
+    where: str,
+    given: Mapping[str, str] = types.MappingProxyType({}),
+) -> tuple[Document, list[str]]:
+    """The document of options that the file describes, and what is to be said about it.
+
+    given: values of flags that stand beside it on the command line. Raises ConfigError for what
+    cannot be, in words."""
+    return _Reader(config_class, where, given).read(read_entries(text, environ, where))
+
+
+class _Reader:
+    def __init__(self, config_class: type, where: str, given: Mapping[str, str]) -> None:
+        self.vocabulary = vocabulary(config_class)
+        self.annotations = {name: annotation for name, annotation, _ in leaves(config_class)}
+        self.where, self.given = where, given
+        self.document: Document = {}
+        self.sources: dict[str, str] = {}
+        self.remarks: list[str] = []
+        self.ineffective: dict[str, list[str]] = {}
+
+    def read(self, entries: Mapping[str, Entry]) -> tuple[Document, list[str]]:
+        """Every entry into the document."""
+        rest = dict(entries)
+        self._activation(rest)
+        self._names_of_others(rest)
+        for key, entry in rest.items():
+            self._entry(key, entry)
+        self._sequence_parallel()
+        for reason, keys in self.ineffective.items():
+            self.remarks.append(f"{self.where}: {', '.join(keys)}: {NO_EFFECT}: {reason}")
+        return self.document, self.remarks
+
+    def _entry(self, key: str, entry: Entry) -> None:
+        meaning = self._meaning(key)
+        if meaning.kind == "unknown":
+            raise self._error(entry, f"{key} is no option: {_as_keys(meaning.reason)}")
+        if entry.value is None:
+            return
+        if meaning.kind == "ours":
+            self._set(meaning.name.replace("-", "_"), key, entry)
+        elif meaning.kind == "rule":
+            raise self._error(entry, f"{key}: {self._rule(key, entry)}")
+        elif meaning.kind == "accepted":
+            if _asks(entry.value):
+                self.ineffective.setdefault(meaning.reason, []).append(key)
+        elif _asks(entry.value) and not is_harmless(flag(key), [str(entry.value)]):
+            raise self._error(entry, f"{key}: {entry.value!r} is not there: {meaning.reason}")
+
+    def _rule(self, key: str, entry: Entry) -> str:
+        if key == "epochs":
+            return epochs_answer(entry.value, self.document.get("dataset_size"))
+        return f"give it on the command line, --{flag(key)} {entry.value}"
+
+    def _meaning(self, key: str) -> Meaning:
+        if key in CLASS_FIELDS.split():
+            return Meaning("accepted", reason="a matter of Megatron-LM's own classes")
+        turned = TURNED_AROUND.get(key)
+        if turned is not None:
+            return self.vocabulary.meaning("no-" + flag(turned))
+        meaning = self.vocabulary.meaning(flag(key))
+        if meaning.kind == "unknown":  # the name of what a flag turns off
+            for negation in ("no-", "disable-"):
+                found = self.vocabulary.meaning(negation + flag(key))
+                if found.kind in ("accepted", "absent"):
+                    return Meaning("accepted", reason=found.reason)
+        return meaning
+
+    def _set(self, name: str, key: str, entry: Entry) -> None:
+        value = VALUES.get((flag(name), str(entry.value)), entry.value)
+        if name not in self.annotations:  # turned off
+            name = name.removeprefix("no_")
+            value = not self._boolean(key, entry)
+        if name in self.document:
+            raise self._error(entry, f"{key} and {self.sources[name]} say the same; give one")
+        self.document[name] = self._fitted(value, self.annotations[name], key, entry)
+        self.sources[name] = key
+
+    # --- values -----------------------------------------------------------------------------
+
+    def _fitted(self, value: Any, annotation: Any, key: str, entry: Entry) -> Any:
+        """A value in the type that an option has; what does not fit is left for its check."""
+        args = typing.get_args(annotation)
+        if types.NoneType in args:
+            (annotation,) = (a for a in args if a is not types.NoneType)
+        if typing.get_origin(annotation) is tuple:
+            items = value if isinstance(value, list) else shlex.split(str(value))
+            inner = typing.get_args(annotation)[0]
+            return [self._fitted(item, inner, key, entry) for item in items]
+        if annotation is bool:
+            return self._boolean(key, entry) if isinstance(value, str) else value
+        if annotation is str and isinstance(value, list):
+            return ",".join(map(str, value))
+        if annotation is str and isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)
+        if annotation in (int, float) and isinstance(value, str):
+            return _number(value)
+        if annotation is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value
+
+    def _boolean(self, key: str, entry: Entry) -> bool:
+        words = {"true": True, "1": True, "false": False, "0": False}
+        found = words.get(str(entry.value).lower())
+        if found is None:
+            raise self._error(entry, f"{key} must be true or false, got {entry.value!r}")
+        return found
+
+    # --- keys that mean more than another name --------------------------------------------------
+
+    def _activation(self, rest: dict[str, Entry]) -> None:
+        """activation_func with gated_linear_unit, for Megatron-LM's model classes."""
+        gated, named = rest.pop("gated_linear_unit", None), rest.pop("activation_func", None)
+        function = named.value if named is not None else None
+        if function is not None and function not in (*ACTIVATIONS, "gelu"):
+            raise self._error(
+                typing.cast(Entry, named),
+                f"activation_func {function!r}: choose one of gelu, {', '.join(ACTIVATIONS)}",
+            )
+        if gated is not None and gated.value and function not in ("swiglu", "quick_geglu"):
+            raise self._error(
+                gated, "gated_linear_unit: gated MLPs here are activation_func swiglu, quick_geglu"
+            )
+        if named is None or function in (None, "gelu"):
+            return
+        option = ACTIVATIONS[function]
+        same = rest.pop(option, None)
+        if same is not None and same.value is False:
+            raise self._error(
+                named, f"activation_func {function} contradicts {option}: False in {same.place}"
+            )
+        self.document[option], self.sources[option] = True, "activation_func"
+
+    def _names_of_others(self, rest: dict[str, Entry]) -> None:
+        fusion = rest.pop("bias_activation_fusion", None)
+        if fusion is not None and fusion.value is not None and "bias_gelu_fusion" not in rest:
+            rest["bias_gelu_fusion"] = fusion
+        rotary = rest.pop("use_rotary_position_embeddings", None)
+        if rotary is not None and rotary.value:
+            kind = rest.setdefault(
+                "position_embedding_type", Entry("rope", rotary.line, rotary.section)
+            )
+            if kind.value != "rope":
+                raise self._error(
+                    rotary,
+                    "use_rotary_position_embeddings contradicts position_embedding_type in "
+                    f"{kind.place}",
+                )
+        added = rest.pop("add_position_embedding", None)
+        if added is not None and added.value is False and "position_embedding_type" not in rest:
+            raise self._error(
+                added, "add_position_embedding: give position_embedding_type rope, or none"
+            )
+        offloading = rest.pop("cpu_offloading", None)
+        layers = rest.get("cpu_offloading_num_layers")
+        if offloading is not None and offloading.value and (layers is None or not layers.value):
+            raise self._error(offloading, "cpu_offloading: give cpu_offloading_num_layers too")
+
+    def _sequence_parallel(self) -> None:
+        """On one tensor-parallel rank it is turned off, as in Megatron-LM: files carry it along."""
+        size = self.given.get(flag(TENSOR), self.document.get(TENSOR, 1))
+        if self.document.get("sequence_parallel") and str(size) == "1":
+            del self.document["sequence_parallel"]
+            self.remarks.append(f"{self.where}: sequence_parallel: turned off, as {TENSOR} is 1")
+
+    def _error(self, entry: Entry, words: str) -> ConfigError:
+        return ConfigError(f"{self.where}, {entry.place}: {words}")
+
+
+def _as_keys(words: str) -> str:
+    """Flags in a text as they stand in a file."""
+    return re.sub("--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), words)
+
+
+def _asks(value: Any) -> bool:
+    """Whether a value of something that is not an option here asks for anything."""
+    return value not in (None, False, "", [])
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,198 @@
+"""Which kernel computes attention, and why: a pure function of what was asked for, the device and
+what the model needs. Standard library only.
+
+`--attention-backend` as Megatron-LM has it: flash is FlashAttention (the flash-attn package where
+it is installed, torch's own kernel where not), fused is cuDNN's (through torch, or through
+Transformer Engine for what torch does not pass on), unfused is matrix products and a softmax in
+torch's own order, local the same written out here; auto takes the fastest that fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainyard.errors import ConfigError
+
+Request = Literal["auto", "flash", "fused", "unfused", "local"]
+Backend = Literal["sdpa", "flash", "te", "local"]
+
+HALVES = ("float16", "bfloat16")
+CUDNN_HEAD_DIM, FLASH_HEAD_DIM = 128, 256
+"""Widest head that forward and backward take on every generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What attention would run on."""
+
+    type: str
+    capability: tuple[int, int] = (0, 0)
+    """CUDA's compute capability: (8, 0) Ampere, (9, 0) Hopper, (10, 0) Blackwell."""
+    flash_attn: int = 0
+    """Major version of the flash-attn package; 0: not installed."""
+    transformer_engine: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a layer asks of its kernel."""
+
+    dtype: str
+    """Of queries, keys and values: bfloat16."""
+    head_dim: int
+    window: bool = False
+    documents: bool = False
+    sink: bool = False
+    dropout: bool = False
+    deterministic: bool = False
+    context: str | None = None
+    """--cp-comm-type where sequences are cut over ranks."""
+
+    @property
+    def parts_of_keys(self) -> bool:
+        """Whether results over parts of the keys are put together: the kernel has to give the
+        log-sum-exp."""
+        return self.sink or self.context in ("p2p", "allgather")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, its kernel, and why."""
+
+    backend: Backend
+    kernel: str
+    """cudnn, flash, efficient, math, cpu; of the package: flash2, flash3, flash4."""
+    reason: str
+    strict: bool = False
+    """It was asked for by name: no other kernel may step in."""
+
+
+def choose_backend(request: Request, device: Device, needs: Needs) -> Choice:
+    """The first candidate without a problem; ConfigError says what each one's problem is."""
+    problems: list[str] = []
+    candidates = _candidates(request, device, needs)
+    for backend, kernel in candidates:
+        problem = _problem(backend, kernel, device, needs)
+        if problem is None:
+            return Choice(backend, kernel, _reason(request, device, problems), request != "auto")
+        problems.append(f"{_name(backend, kernel)} {problem}")
+    raise ConfigError(
+        f"--attention-backend {request} cannot be had here: {'; '.join(problems)}. Use "
+        "--attention-backend auto, or unfused, which always works"
+    )
+
+
+def _candidates(request: Request, device: Device, needs: Needs) -> list[tuple[Backend, str]]:
+    cudnn: tuple[Backend, str] = ("sdpa", "cudnn")
+    package: tuple[Backend, str] = ("flash", f"flash{device.flash_attn}")
+    flash: tuple[Backend, str] = ("sdpa", "flash")
+    math: tuple[Backend, str] = ("sdpa", "math")
+    if request == "local":
+        return [("local", "math")]
+    if request == "unfused":
+        return [math]
+    if request == "fused":
+        return [cudnn, ("te", "cudnn")]
+    if device.type == "cpu":
+        return [("sdpa", "cpu")]
+    flashes = [package, flash] if device.flash_attn else [flash]
+    if request == "flash":
+        return flashes
+    if device.type != "cuda":
+        return [math]
+    # cuDNN is 1.6 to 1.9 times as fast as FlashAttention-2 on Hopper, slower on Ampere.
+    ordered = [cudnn, *flashes] if device.capability >= (9, 0) else [*flashes, cudnn]
+    return [*ordered, ("sdpa", "efficient"), math]
+
+
+def _problem(backend: Backend, kernel: str, device: Device, needs: Needs) -> str | None:
+    """Why a candidate cannot do what is needed, as a verb phrase; None if it can."""
+    if kernel in ("math", "cpu"):
+        return None
+    if device.type != "cuda":
+        return f"needs a CUDA device, not {device.type}"
+    if kernel == "efficient":
+        return _problem_of_efficient(needs)
+    if device.capability < (8, 0):
+        return f"needs compute capability 8.0 or more, not {_dotted(device.capability)}"
+    if needs.dtype not in HALVES:
+        return f"computes in bf16 and fp16, not {needs.dtype}"
+    limit = CUDNN_HEAD_DIM if kernel == "cudnn" else FLASH_HEAD_DIM
+    if needs.head_dim > limit or needs.head_dim % 8:
+        return f"takes heads of a multiple of 8 up to {limit} channels, not {needs.head_dim}"
+    if backend == "flash":
+        return _problem_of_package(kernel, device, needs)
+    if backend == "te":
+        return _problem_of_te(device, needs)
+    return _problem_of_cudnn(needs) if kernel == "cudnn" else None
+
+
+def _problem_of_cudnn(needs: Needs) -> str | None:
+    if needs.deterministic:
+        return "is not bitwise reproducible in its backward pass (--deterministic-mode)"
+    if needs.window:
+        return "has no windows (--window-size) through torch"
+    if needs.documents:
+        return "has no packed documents through torch"
+    return None
+
+
+def _problem_of_efficient(needs: Needs) -> str | None:
+    if needs.deterministic:
+        return "is not bitwise reproducible in its backward pass (--deterministic-mode)"
+    if needs.parts_of_keys:
+        return f"cannot put parts of the keys together ({_parts_reason(needs)})"
+    return None
+
+
+def _problem_of_package(kernel: str, device: Device, needs: Needs) -> str | None:
+    if kernel in ("flash3", "flash4"):
+        if device.capability < (9, 0):
+            return f"needs compute capability 9.0 or more, not {_dotted(device.capability)}"
+        if needs.dropout:
+            return "has no attention dropout (--attention-dropout)"
+    if kernel == "flash4" and needs.deterministic:
+        return "is not bitwise reproducible in its backward pass (--deterministic-mode)"
+    if needs.parts_of_keys:
+        return f"differentiates no log-sum-exp ({_parts_reason(needs)})"
+    return None
+
+
+def _problem_of_te(device: Device, needs: Needs) -> str | None:
+    if not device.transformer_engine:
+        return "is not installed"
+    if needs.deterministic:
+        return "is not bitwise reproducible in its backward pass (--deterministic-mode)"
+    if needs.parts_of_keys:
+        return f"is not used for parts of the keys ({_parts_reason(needs)})"
+    return None
+
+
+def _parts_reason(needs: Needs) -> str:
+    return "--softmax-type" if needs.sink else f"--cp-comm-type {needs.context}"
+
+
+def _reason(request: Request, device: Device, problems: list[str]) -> str:
+    if request != "auto":
+        text = f"asked for with --attention-backend {request}"
+    elif device.type == "cuda":
+        text = f"the fastest that fits, compute capability {_dotted(device.capability)}"
+    else:
+        text = f"the one for {device.type}"
+    return "; ".join((text, *(f"{problem}" for problem in problems)))
+
+
+def _name(backend: Backend, kernel: str) -> str:
+    if backend == "flash":
+        return f"flash-attn {kernel.removeprefix('flash')}"
+    if backend == "te":
+        return "Transformer Engine"
+    return {
+        "cudnn": "cuDNN",
+        "flash": "torch's FlashAttention-2",
+        "efficient": "torch's efficient",
+    }[kernel]
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

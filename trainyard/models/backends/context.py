@@ -1,0 +1,175 @@
+"""Attention over sequences that are cut over context-parallel ranks, by three ways of communicating
+(`--cp-comm-type`):
+
+p2p        keys and values go round a ring while they are computed with; plain causal or full
+allgather  every rank gets all keys and values, of its group heads only; windows, documents
+a2a        every rank gets all tokens of a share of the heads; windows, documents, any backend
+
+b batch, n query heads, g key and value heads, s local tokens, d head channels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainyard.errors import ConfigError
+from trainyard.models.backends.base import AttentionBackend
+from trainyard.models.backends.select import Selected
+from trainyard.models.masks import AttentionMask
+from trainyard.parallel.block_attention import block_attention, causal_blocks
+from trainyard.parallel.config import ContextCommunication
+from trainyard.parallel.context import (
+    gather_sequences,
+    heads_to_sequence,
+    local_positions,
+    piece_begins,
+    sequence_to_heads,
+)
+from trainyard.parallel.model import ModelParallel, group_rank, group_size
+from trainyard.parallel.ring_attention import ring_attention
+
+ADVICE = "use --cp-comm-type allgather or a2a"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextAttention:
+    """An `AttentionBackend` whose sequences lie on several ranks; the mask is of the whole."""
+
+    group: ProcessGroup
+    comm_type: ContextCommunication
+    backend: AttentionBackend
+    kernel: str
+    """Of the backend, for parts of the keys: cudnn, flash, cpu or math."""
+
+    @staticmethod
+    def around(selected: Selected, parallel: ModelParallel) -> ContextAttention | None:
+        """The backend that was selected, for sequences on the ranks of `parallel`."""
+        if selected.backend is None or selected.choice is None or parallel.cp is None:
+            return None
+        kernel = selected.choice.kernel
+        return ContextAttention(parallel.cp, parallel.cp_comm_type, selected.backend, kernel)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        *,
+        dropout_p: float,
+        scale: float,
+        sink: Tensor | None = None,
+    ) -> Tensor:
+        """q: (b, n, s, d), k, v: (b, g, s, d), the local part. Returns (b, n, s, d)."""
+        assert mask.rules_only, "a matrix does not say which part of the sequence it is about"
+        if self.comm_type == "a2a":
+            return self._exchanged(q, k, v, mask, dropout_p, scale, sink)
+        if self.comm_type == "allgather":
+            return self._gathered(q, k, v, mask, dropout_p, scale, sink)
+        if not mask.plain:
+            raise ConfigError(
+                "--cp-comm-type p2p passes keys round and has no rule but causality; for packed "
+                f"documents or --window-size {ADVICE}"
+            )
+        return ring_attention(
+            q,
+            k,
+            v,
+            self.group,
+            kernel=self.kernel,
+            causal=mask.causal,
+            scale=scale,
+            dropout_p=dropout_p,
+            sink=sink,
+        )
+
+    def _gathered(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        dropout_p: float,
+        scale: float,
+        sink: Tensor | None,
+    ) -> Tensor:
+        size, rank, s = group_size(self.group), group_rank(self.group), q.shape[2]
+        k, v = gather_sequences((k, v), self.group)
+        if not mask.causal:
+            if not mask.plain:
+                places = local_positions(k.shape[2], size, rank, q.device)
+                mask = replace(mask, positions=places.unsqueeze(0))
+            return self.backend.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale, sink=sink)
+        half = s // 2
+        early, late = piece_begins(half, size, rank)
+        if mask.plain:
+            blocks = causal_blocks(0, half, early) + causal_blocks(half, s, late)
+            return block_attention(
+                q, k, v, blocks, kernel=self.kernel, scale=scale, dropout_p=dropout_p, sink=sink
+            )
+        parts = []
+        for rows, begin in ((slice(0, half), early), (slice(half, s), late)):
+            end, first = begin + half, mask.first_key(begin)
+            parts.append(
+                self.backend.attend(
+                    q[:, :, rows],
+                    k[:, :, first:end],
+                    v[:, :, first:end],
+                    mask.part(first, end),
+                    dropout_p=dropout_p,
+                    scale=scale,
+                    sink=sink,
+                )
+            )
+        return torch.cat(parts, dim=2)
+
+    def _exchanged(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        dropout_p: float,
+        scale: float,
+        sink: Tensor | None,
+    ) -> Tensor:
+        size, rank = group_size(self.group), group_rank(self.group)
+        copies = copies_of_groups(k.shape[1], size)
+        if copies > 1:
+            k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
+        q, k, v = sequence_to_heads((q, k, v), self.group)
+        if sink is not None:
+            sink = sink.chunk(size)[rank]
+        out = self.backend.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale, sink=sink)
+        return heads_to_sequence(out, self.group)
+
+
+def copies_of_groups(groups: int, cp_size: int) -> int:
+    """How often each key and value head has to be there for every rank to get as many.
+
+    Query heads that divide by groups and by ranks divide by the copies as well."""
+    return cp_size // math.gcd(groups, cp_size)
+
+
+def check_context(
+    comm_type: ContextCommunication, cp_size: int, heads: int, window: tuple[int, int] | None
+) -> None:
+    """Refuse, before anything is built, what a way of communicating cannot do.
+
+    heads: query heads of one tensor-parallel rank."""
+    if cp_size == 1:
+        return
+    if comm_type == "p2p" and window is not None:
+        raise ConfigError(
+            f"--cp-comm-type p2p passes keys round and has no windows; with --window-size {ADVICE}"
+        )
+    if comm_type == "a2a" and heads % cp_size:
+        raise ConfigError(
+            f"--cp-comm-type a2a deals heads out: the {heads} of a rank (--num-attention-heads / "
+            f"--tensor-model-parallel-size) must be divisible by --context-parallel-size "
+            f"({cp_size}); use --cp-comm-type p2p or allgather"
+        )

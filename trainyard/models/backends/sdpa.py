@@ -1,0 +1,148 @@
+"""torch's scaled dot-product attention with a chosen kernel, and torch's kernels directly where it
+does not pass on what they can do: windows, packed documents, sinks.
+
+b batch, n query heads, g key and value heads, s queries, t keys, d head channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trainyard.models.masks import AttentionMask, materialise, packed_lengths
+from trainyard.parallel.block_attention import Block, block_attention, causal_blocks
+from trainyard.parallel.varlen import varlen_attention
+
+CUDNN, FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
+EFFICIENT, MATH = SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+ORDER = {
+    "cudnn": [CUDNN, FLASH, EFFICIENT, MATH],
+    "flash": [FLASH, CUDNN, EFFICIENT, MATH],
+    "efficient": [EFFICIENT, MATH],
+    "math": [MATH],
+}
+"""Kernels in the order of preference; one that was asked for by name stands alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaBackend:
+    """A kernel of torch: cudnn, flash, efficient or math, or whatever it has on the CPU."""
+
+    kernel: str
+    strict: bool = False
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        *,
+        dropout_p: float,
+        scale: float,
+        sink: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend`."""
+        s, t = q.shape[2], k.shape[2]
+        if self.kernel == "flash" and mask.rules_only and (sink is not None or not mask.plain):
+            return _flash(q, k, v, mask, dropout_p, scale, sink)
+        square = mask.plain and (s == t or not mask.causal)
+        if sink is not None:
+            return self._with_sink(q, k, v, mask, dropout_p, scale, sink)
+        if square:
+            return self._sdpa(q, k, v, None, mask.causal, dropout_p, scale)
+        if mask.plain and self.kernel in ("cudnn", "flash"):
+            blocks = causal_blocks(0, s, t - s)
+            return block_attention(
+                q, k, v, blocks, kernel=self.kernel, scale=scale, dropout_p=dropout_p
+            )
+        dense = materialise(mask, s, t, q.device)
+        return self._sdpa(q, k, v, dense, False, dropout_p, scale)
+
+    def _sdpa(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dense: Tensor | None,
+        causal: bool,
+        dropout_p: float,
+        scale: float,
+    ) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
+        if self.kernel == "cpu":
+            return functional.scaled_dot_product_attention(
+                q, k, v, dense, dropout_p, causal, scale=scale, enable_gqa=grouped
+            )
+        kernels = ORDER[self.kernel][:1] if self.strict else ORDER[self.kernel]
+        if dense is not None and self.kernel != "math":
+            kernels = ORDER["efficient"]
+        if grouped and EFFICIENT in kernels[:1]:  # it alone has no grouped heads
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+            grouped = False
+        with sdpa_kernel(kernels, set_priority=True):
+            return functional.scaled_dot_product_attention(
+                q, k, v, dense, dropout_p, causal, scale=scale, enable_gqa=grouped
+            )
+
+    def _with_sink(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        dropout_p: float,
+        scale: float,
+        sink: Tensor,
+    ) -> Tensor:
+        """By the log-sum-exp of a kernel: what is given to the sink is taken from all keys."""
+        s, t = q.shape[2], k.shape[2]
+        kernel = self.kernel if self.kernel in ("cudnn", "cpu") else "math"
+        blocks, dense = [Block(0, s, 0, t, mask.causal)], None
+        if mask.plain and mask.causal and s != t:
+            blocks = causal_blocks(0, s, t - s)
+        elif not mask.plain:
+            blocks, dense = [Block(0, s, 0, t)], materialise(mask, s, t, q.device)
+            kernel = "math" if kernel == "cudnn" else kernel
+        return block_attention(
+            q, k, v, blocks, kernel=kernel, scale=scale, dropout_p=dropout_p, sink=sink, mask=dense
+        )
+
+
+def _flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    dropout_p: float,
+    scale: float,
+    sink: Tensor | None,
+) -> Tensor:
+    """FlashAttention-2 with its own windows and documents; queries are the last of the keys."""
+    s, t = q.shape[2], k.shape[2]
+    window = mask.window or (-1, -1)
+    if mask.bounds is not None:
+        return varlen_attention(
+            q,
+            k,
+            v,
+            *packed_lengths(mask, s, t),
+            causal=mask.causal,
+            window=window,
+            scale=scale,
+            dropout_p=dropout_p,
+            sink=sink,
+        )
+    return block_attention(
+        q,
+        k,
+        v,
+        [Block(0, s, 0, t, mask.causal)],
+        kernel="flash",
+        scale=scale,
+        dropout_p=dropout_p,
+        sink=sink,
+        window=window,
+    )

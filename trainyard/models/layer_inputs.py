@@ -1,0 +1,60 @@
+"""What a layer is told beside the residual stream.
+
+s sequence, b batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trainyard.models.masks import CAUSAL, AttentionMask
+from trainyard.models.rope import Rotary
+from trainyard.parallel.random import DropoutPlace
+
+if TYPE_CHECKING:
+    from trainyard.models.attention import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Positions, mask and cache for attention: the same for all layers of a forward pass."""
+
+    rotary: Rotary | None = None
+    mask: AttentionMask = CAUSAL
+    kv_cache: KVCache | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Those that all layers share."""
+        mask = self.mask
+        shared = [mask.dense, mask.bounds, mask.positions]
+        if self.rotary is not None:
+            shared += [self.rotary.cos, self.rotary.sin]
+        return [tensor for tensor in shared if tensor is not None]
+
+
+_SPREAD = 0x9E3779B97F4A7C15 - 2**64
+"""2^64 / golden ratio: seeds of neighbouring layers have no bits in common."""
+
+
+class DropoutPlaces:
+    """Where the dropouts of one forward pass stand.
+
+    Each layer has a seed of its own, so that its number is a value that goes into it and not a
+    part of its code, which would be compiled anew for each."""
+
+    def __init__(self, seed: Tensor, positions: Tensor, num_layers: int) -> None:
+        """seed: () int64, of the micro-batch. positions: (s) places of this rank's tokens."""
+        numbers = torch.arange(num_layers + 1, device=seed.device)
+        self._seeds = (seed + (numbers + 1) * _SPREAD).unbind()
+        self._positions = positions
+
+    def of_layer(self, number: int) -> DropoutPlace:
+        """For a layer, by its number in the whole model."""
+        return DropoutPlace(self._seeds[number], self._positions)
+
+    def of_embedding(self) -> DropoutPlace:
+        """Before the first layer."""
+        return DropoutPlace(self._seeds[-1], self._positions)

@@ -1,0 +1,50 @@
+"""Which layers have a property: Megatron-LM's frequencies, `4` or `[1,1,0]` or `([1]*3+[0])*8`.
+
+Standard library only."""
+
+from __future__ import annotations
+
+import ast
+
+from trainyard.errors import ConfigError
+
+
+def layer_pattern(text: str, num_layers: int, option: str) -> list[bool]:
+    """For each layer whether the option is on.
+
+    A number N switches it off in every Nth layer; a list has an entry for each layer."""
+    try:
+        value = _evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"{option} must be a number or a list such as [1,1,0] or ([1]*3+[0])*8, got {text!r}"
+        ) from error
+    if isinstance(value, int):
+        if value < 1:
+            raise ConfigError(f"{option} must be above 0, got {value}")
+        return [(layer + 1) % value != 0 for layer in range(num_layers)]
+    if len(value) != num_layers or not set(value) <= {0, 1}:
+        raise ConfigError(
+            f"{option} must have a 0 or 1 for each of --num-layers ({num_layers}) layers; "
+            f"{text!r} has {len(value)} entries"
+        )
+    return [bool(entry) for entry in value]
+
+
+def _evaluate(node: ast.expr) -> int | list[int]:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.List(elts=entries):
+            values = [_evaluate(entry) for entry in entries]
+            if all(isinstance(value, int) for value in values):
+                return [value for value in values if isinstance(value, int)]
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            a, b = _evaluate(left), _evaluate(right)
+            if isinstance(a, list) and isinstance(b, int) and len(a) * b < 100_000:
+                return a * b
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            a, b = _evaluate(left), _evaluate(right)
+            if isinstance(a, list) and isinstance(b, list):
+                return a + b
+    raise ValueError(ast.dump(node))

@@ -1,0 +1,166 @@
+"""Which keys a query may look at, said by rules and not by a matrix.
+
+The kernels know causal attention, windows and documents; a matrix of (s, t) is made only for those
+that do not. Everything follows from positions: unless it is told otherwise, the s queries are the
+last s of the t keys, so that a piece of a sequence with all keys before it needs no new rule.
+
+s queries, t keys, b batch, w document bounds of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+NO_BOUND = -1
+"""Side of a window that is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMask:
+    """A query may look where every rule lets it."""
+
+    causal: bool = True
+    """Not at later keys."""
+    window: tuple[int, int] | None = None
+    """At most so many keys to the left and to the right; `NO_BOUND`: any number (Megatron-LM's
+    --window-size)."""
+    dense: Tensor | None = None
+    """(b or 1, 1, s, t) bool, True where it may look."""
+    bounds: Tensor | None = None
+    """(b, w) places where the documents of each row begin, at least one entry t at the end of a
+    row: the `cu_seqlens` of packed samples. Not at other documents."""
+    positions: Tensor | None = None
+    """(b, s) places of the queries among the keys; unset: the last s of them."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether causality is all there is: what every kernel knows."""
+        return self.window is None and self.rules_only and self.bounds is None
+
+    @property
+    def rules_only(self) -> bool:
+        """Whether kernels with windows and documents can do without a matrix."""
+        return self.dense is None and self.positions is None
+
+    def with_window(self, window: tuple[int, int] | None) -> AttentionMask:
+        """The same with the window of a layer."""
+        return self if window is None else replace(self, window=window)
+
+    def part(self, begin: int, end: int) -> AttentionMask:
+        """For the keys `begin` to `end` alone, the queries being the last of them."""
+        assert self.rules_only, "a matrix cannot be cut along the keys of other queries"
+        if self.bounds is None:
+            return self
+        return replace(self, bounds=self.bounds.clamp(begin, end) - begin)
+
+    def first_key(self, query: int) -> int:
+        """No query from `query` on looks at a key before this one."""
+        if self.window is None or self.window[0] == NO_BOUND:
+            return 0
+        return max(0, query - self.window[0])
+
+
+CAUSAL = AttentionMask()
+FULL = AttentionMask(causal=False)
+
+
+def as_mask(mask: AttentionMask | Tensor | None) -> AttentionMask:
+    """A mask from what callers have: nothing for causal, a (b or 1, 1, s, t) matrix, or a mask."""
+    if mask is None:
+        return CAUSAL
+    if isinstance(mask, Tensor):
+        return AttentionMask(causal=False, dense=mask)
+    return mask
+
+
+def materialise(mask: AttentionMask, s: int, t: int, device: torch.device) -> Tensor | None:
+    """The matrix of all rules, (b or 1, 1, s, t), True where a query may look; None: everywhere."""
+    keys = torch.arange(t, device=device)
+    queries = mask.positions
+    if queries is None:
+        queries = keys[t - s :].unsqueeze(0)
+    parts = [rule_matrix(mask, queries, keys), mask.dense]
+    if mask.bounds is not None:
+        document = document_numbers(mask.bounds, t)  # (b, t)
+        own = document.gather(1, queries.expand(document.shape[0], -1))
+        parts.append((own.unsqueeze(2) == document.unsqueeze(1)).unsqueeze(1))
+    allowed: Tensor | None = None
+    for part in parts:
+        if part is not None:
+            allowed = part if allowed is None else allowed & part
+    return allowed
+
+
+def rule_matrix(mask: AttentionMask, queries: Tensor, keys: Tensor) -> Tensor | None:
+    """Causality and window for queries and keys at any positions.
+
+    queries: (b or 1, s); keys: (t). Returns (b or 1, 1, s, t), or None where all is allowed."""
+    distance = queries.unsqueeze(-1) - keys  # (b, s, t): above 0 for keys to the left
+    left, right = mask.window or (NO_BOUND, NO_BOUND)
+    if mask.causal:
+        right = 0
+    allowed: Tensor | None = None
+    if right != NO_BOUND:
+        allowed = distance >= -right
+    if left != NO_BOUND:
+        near = distance <= left
+        allowed = near if allowed is None else allowed & near
+    return None if allowed is None else allowed.unsqueeze(1)
+
+
+def document_numbers(bounds: Tensor, t: int) -> Tensor:
+    """(b, t) number of the document that each token of a row belongs to, from 1.
+
+    bounds: (b, w) places where documents begin; entries of t or more say nothing."""
+    begun = torch.zeros(bounds.shape[0], t + 1, dtype=torch.int32, device=bounds.device)
+    begun.scatter_(1, bounds.long().clamp(max=t), 1)
+    return begun[:, :-1].cumsum(dim=1)
+
+
+def document_mask(bounds: Tensor) -> Tensor:
+    """Causal attention that stops at documents: what `--reset-attention-mask` asks for.
+
+    bounds: (b, s + 1), the place at which each document of a row begins, and s in every entry
+    behind the last: `cu_seqlens` of packed sequences. Returns (b, 1, s, s), True where allowed."""
+    s = bounds.shape[1] - 1
+    matrix = materialise(AttentionMask(bounds=bounds), s, s, bounds.device)
+    assert matrix is not None
+    return matrix
+
+
+def causal_mask(positions: Tensor, num_seen: int) -> Tensor:
+    """(b, 1, s, t) True where key j <= the position of the query. positions: (b, s)."""
+    keys = torch.arange(num_seen, device=positions.device)
+    return (keys <= positions.unsqueeze(-1)).unsqueeze(1)
+
+
+def trim_bounds(bounds: Tensor, multiple: int = 16) -> Tensor:
+    """`bounds` (b, s + 1) less the columns that hold no document in any row, and one kept.
+
+    Kernels start blocks for every entry, so s + 1 of them are slow. For a batch that is still on
+    the CPU: it looks at the values. The width is a multiple, so that shapes seldom change."""
+    assert bounds.device.type == "cpu", "trim before the batch goes to the device"
+    s = bounds.shape[1] - 1
+    used = int((bounds < s).sum(dim=1).max()) + 1
+    width = min(-(-used // multiple) * multiple, s + 1)
+    return bounds[:, :width].contiguous()
+
+
+def packed_lengths(mask: AttentionMask, s: int, t: int) -> tuple[Tensor, Tensor]:
+    """`cu_seqlens` of queries and of keys when all rows lie behind one another, int32.
+
+    The queries are the last s of t keys of each row; a document without queries has length 0 there.
+    Returns two of (b (w - 1) + 1)."""
+    assert mask.bounds is not None
+    bounds = mask.bounds.clamp(max=t)
+    begins = bounds[:, :-1]
+    rows = torch.arange(bounds.shape[0], device=bounds.device, dtype=bounds.dtype).unsqueeze(1)
+    of_keys = (begins + rows * t).flatten()
+    of_queries = ((begins - (t - s)).clamp(min=0) + rows * s).flatten()
+    ends = of_keys.new_full((1,), bounds.shape[0])
+    return (
+        torch.cat((of_queries, ends * s)).to(torch.int32),
+        torch.cat((of_keys, ends * t)).to(torch.int32),
+    )

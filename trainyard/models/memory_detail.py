@@ -1,0 +1,186 @@
+"""Memory of training as this project spends it, kind by kind, on the most loaded device.
+
+Where the report of `memory.py` repeats upstream's formulas, this counts every parameter, biases and
+learned positions included, and what autograd keeps of each operation with fused attention: grouped
+queries, gated MLPs, context parallelism, recomputation and offloading are seen. A compiler keeps
+less. Not counted: the kernels' workspaces, communication buffers, fragmentation. Standard library
+only.
+
+Bytes for one token of one micro-batch unless said. h hidden, q and kv widths of all query and key
+heads, f MLP, V padded vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainyard.models.config import GPTConfig
+from trainyard.models.memory import Layout, schedule_growth
+
+MLP_TENSORS = {"gelu": 2, "gelu_tanh": 2, "squared_relu": 2, "swiglu": 4, "quick_geglu": 5}
+"""Tensors of the MLP's width that are kept: the first matrix's output (gate and up), what the
+activation makes of it on the way, and the second matrix's input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetailedMemory:
+    """Bytes of one device."""
+
+    stage: str
+    """Which pipeline stage it is: first, last or only."""
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """Kept by the layers for the micro-batches in flight."""
+    logits: float
+    """Final norm, logits and loss of one micro-batch."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        model = self.parameters + self.gradients + self.optimizer
+        return model + self.activations + self.logits
+
+
+def detailed_memory(config: GPTConfig, padded_vocab_size: int, layout: Layout) -> DetailedMemory:
+    """The stage that needs most."""
+    names = ["only"] if layout.pp == 1 else ["first", "last"]
+    stages = [_stage(config, padded_vocab_size, layout, name) for name in names]
+    return max(stages, key=lambda stage: stage.total)
+
+
+def _stage(config: GPTConfig, vocab: int, layout: Layout, name: str) -> DetailedMemory:
+    layers = -(-config.num_layers // layout.pp)
+    weights = parameters_here(
+        config, vocab, layout, layers, has_embedding=name != "last", has_output=name != "first"
+    )
+    width = 4 if layout.fp32 else 2
+    state = (8 if layout.fp32 else 12) / (
+        layout.dp * layout.cp if layout.distributed_optimizer else 1
+    )
+    tokens = config.seq_length * layout.micro_batch_size / layout.cp
+    return DetailedMemory(
+        stage=name,
+        parameters=weights * width,
+        gradients=weights * 4,
+        optimizer=weights * state,
+        activations=tokens * _stage_activations(config, layout, layers, name),
+        logits=tokens * _logits(config, vocab, layout) if name != "first" else 0.0,
+    )
+
+
+def parameters_here(
+    config: GPTConfig,
+    padded_vocab_size: int,
+    layout: Layout,
+    layers: int,
+    *,
+    has_embedding: bool,
+    has_output: bool,
+) -> float:
+    """Parameters of one tensor-parallel rank of a stage, every one counted."""
+    h, tp = config.hidden_size, layout.tp
+    table = padded_vocab_size * h / tp
+    positions = config.positions * h if config.position_embedding_type == "learned_absolute" else 0
+    count = layers * _layer_parameters(config, tp)
+    if has_embedding:
+        count += table + positions
+    if has_output:
+        tied = not config.untie_embeddings_and_output_weights
+        count += config.norm_params() + (0 if tied and has_embedding else table)
+    return count
+
+
+def _layer_parameters(config: GPTConfig, tp: int) -> float:
+    """Norms, and biases of the matrices that are cut by columns, are whole on every rank."""
+    whole: float = 2 * config.norm_params()
+    if config.linear_bias:
+        whole += 2 * config.hidden_size
+    if config.qk_layernorm:
+        whole += 2 * config.norm_tensors * config.head_dim
+    return whole + (config.layer_params() - whole) / tp
+
+
+# --- activations ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerBytes:
+    """What a layer keeps of a token, by module."""
+
+    residual: float
+    """One of the two inputs of norms."""
+    normalised: float
+    """One of the two outputs of norms."""
+    attention: float
+    """q, k, v and the context, which the output projection keeps alike."""
+    softmax: float
+    """Log-sum-exp of each head."""
+    mlp: float
+
+    @property
+    def all(self) -> float:
+        return 2 * (self.residual + self.normalised) + self.attention + self.softmax + self.mlp
+
+
+def _layer_bytes(config: GPTConfig, layout: Layout) -> _LayerBytes:
+    h, tp, width = config.hidden_size, layout.tp, 4 if layout.fp32 else 2
+    between = tp if layout.sequence_parallel else 1
+    heads = config.query_size + config.kv_size
+    attention = width * (2 * config.query_size + 2 * config.kv_size)
+    if config.qk_layernorm:
+        attention += width * heads  # before their norms
+    mlp = width * config.ffn_size * MLP_TENSORS[config.activation]
+    residual = 4 if config.fp32_residual_connection else width
+    return _LayerBytes(
+        residual=residual * h / between,
+        normalised=width * h / between,
+        attention=attention / tp,
+        softmax=4 * config.num_attention_heads / tp,
+        mlp=mlp / tp,
+    )
+
+
+def layer_activation_bytes(config: GPTConfig, layout: Layout) -> float:
+    """Kept by one layer for one token, after selective recomputation."""
+    kept = _layer_bytes(config, layout)
+    total = kept.all
+    if config.recomputes("core_attn"):
+        total -= kept.softmax
+    if config.recomputes("mlp"):
+        total -= kept.mlp + kept.normalised
+    if config.recomputes("layernorm"):
+        total -= kept.normalised * (1 if config.recomputes("mlp") else 2)
+    return total
+
+
+def _stage_activations(config: GPTConfig, layout: Layout, layers: int, name: str) -> float:
+    """Of all layers of a stage and all micro-batches in flight, for one token of each."""
+    kept, transient = _kept_by_layers(config, layout, layers)
+    growth, in_flight = schedule_growth(config, layout)
+    if name == "last":
+        return kept + transient
+    if layout.is_interleaved:
+        return kept * layout.pp * growth + transient
+    return kept * in_flight + transient
+
+
+def _kept_by_layers(config: GPTConfig, layout: Layout, layers: int) -> tuple[float, float]:
+    """(kept by the layers of a stage, whole for a moment in the backward pass)."""
+    whole = layer_activation_bytes(config, layout)
+    entry = _layer_bytes(config, layout).residual
+    size = config.recompute_num_layers or 1
+    if config.recompute == "full" and config.recompute_method == "block":
+        again = min(size, layers)
+        return again * entry + (layers - again) * whole, whole
+    if config.recompute == "full":
+        return -(-layers // size) * entry, size * whole
+    offloaded = min(config.cpu_offloading_num_layers, layers)
+    return (layers - offloaded) * whole, 2 * whole if offloaded else 0.0
+
+
+def _logits(config: GPTConfig, vocab: int, layout: Layout) -> float:
+    """Final norm's input and output, and logits, whose place their gradient takes."""
+    kept, width = _layer_bytes(config, layout), 4 if layout.fp32 else 2
+    copies = 3 if layout.fp32 else 1  # torch's own cross entropy in fp32
+    return kept.residual + kept.normalised + copies * width * vocab / layout.tp

@@ -1,0 +1,116 @@
+"""Activations of some layers wait for the backward pass in the memory of the host.
+
+On CUDA they are copied to pinned memory on a stream of their own while the forward pass goes on;
+the backward pass of a layer starts to fetch those of the layer before it. The bits are those that
+were saved. Parameters, and tensors that are smaller than a copy is worth, stay where they are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+SMALLEST_BYTES = 1 << 16
+
+
+class Kept:
+    """A saved tensor on the host, and perhaps on its way back."""
+
+    def __init__(self, tensor: Tensor, stream: torch.cuda.Stream | None) -> None:
+        self.device = tensor.device
+        self.stream = stream
+        self.fetched: Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
+        if stream is None:
+            self.host = tensor.detach().clone()
+            return
+        self.host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            self.host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(stream)  # its memory is not reused before the copy is done
+
+    def fetch(self) -> None:
+        """Start the way back."""
+        if self.fetched is not None:
+            return
+        if self.stream is None:
+            self.fetched = self.host
+            return
+        with torch.cuda.stream(self.stream):
+            self.fetched = self.host.to(self.device, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record(self.stream)
+
+    def take(self) -> Tensor:
+        """The tensor as it was saved, where it was saved."""
+        self.fetch()
+        tensor = self.fetched
+        assert tensor is not None
+        if self.copied is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(self.copied)
+            tensor.record_stream(current)
+        self.fetched = None
+        return tensor
+
+
+class LayerStore:
+    """The saved tensors of one layer in one forward pass."""
+
+    def __init__(
+        self, before: LayerStore | None, stream: torch.cuda.Stream | None, staying: frozenset[int]
+    ) -> None:
+        self._before, self._stream, self._staying = before, stream, staying
+        self._kept: list[Kept] = []
+
+    def pack(self, tensor: Tensor) -> Tensor | Kept:
+        """Called by autograd for every tensor that the layer saves."""
+        small = tensor.numel() * tensor.element_size() < SMALLEST_BYTES
+        if small or _storage(tensor) in self._staying:
+            return tensor
+        kept = Kept(tensor, self._stream)
+        self._kept.append(kept)
+        return kept
+
+    def unpack(self, kept: Tensor | Kept) -> Tensor:
+        """Called by autograd where the backward pass needs it."""
+        if isinstance(kept, Tensor):
+            return kept
+        before, self._before = self._before, None
+        if before is not None:  # the first need of this layer: the one before it comes next
+            for other in before._kept:
+                other.fetch()
+        return kept.take()
+
+
+class ActivationOffload:
+    """For one forward pass over a stage: hooks around each of its offloaded layers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = _copy_stream(device) if device.type == "cuda" else None
+        self._last: LayerStore | None = None
+
+    def around_layer(
+        self, layer: nn.Module, shared: Iterable[Tensor]
+    ) -> AbstractContextManager[Any]:
+        """While `layer` runs forward. shared: tensors that other layers save as well."""
+        staying = frozenset(_storage(tensor) for tensor in (*layer.parameters(), *shared))
+        store = LayerStore(self._last, self._stream, staying)
+        self._last = store
+        return saved_tensors_hooks(store.pack, store.unpack)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device and process."""
+    return torch.cuda.Stream(device)

@@ -1,0 +1,76 @@
+"""The optimizer that the options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.groups import Condition, is_vector, multipliers_of
+from trainyard.optim.optimizer import ModelOptimizer, OptimizerGroups
+from trainyard.optim.pieces import Traits
+from trainyard.optim.precision import NumberFormat, PrecisionConfig
+from trainyard.optim.rules import build_rule
+from trainyard.optim.scaler import build_scaler
+from trainyard.parallel.buffers import Member
+from trainyard.parallel.data import DataParallel
+from trainyard.parallel.model import group_rank
+from trainyard.parallel.sharding import shard_of
+
+DTYPES: dict[NumberFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def params_dtype(precision: PrecisionConfig) -> torch.dtype:
+    """Type of the model's parameters."""
+    return DTYPES[precision.params_format]
+
+
+def grads_dtype(precision: PrecisionConfig) -> torch.dtype:
+    """Type in which gradients are added up: `grad_dtype` of DataParallel."""
+    return DTYPES[precision.grads_format]
+
+
+def build_optimizer(
+    chunks: Sequence[DataParallel],
+    config: OptimizerConfig,
+    precision: PrecisionConfig,
+    groups: OptimizerGroups,
+    *,
+    tied: nn.Parameter | None = None,
+    copies: Mapping[str, str] | None = None,
+    no_weight_decay: Condition = is_vector,
+    scale_lr: Condition | None = None,
+    lr_mult: float = 1.0,
+) -> ModelOptimizer:
+    """The optimizer of the chunks of a model that this rank holds.
+
+    tied: this stage's end of an embedding that is tied over stages. copies: names of parameters
+    that only repeat another's, each with the name of that one: saved under it, counted there.
+    no_weight_decay, scale_lr: of which parameters, by global name; scaled ones take `lr_mult` times
+    the learning rate."""
+    repeated = copies or {}
+    is_first = group_rank(groups.tp) == 0
+
+    def traits_of(member: Member) -> Traits:
+        name, parameter = member
+        return Traits(
+            repeated.get(name, name),
+            multipliers_of(
+                name,
+                parameter,
+                config,
+                no_weight_decay=no_weight_decay,
+                scale_lr=scale_lr,
+                lr_mult=lr_mult,
+            ),
+            is_counted=name not in repeated and (is_first or shard_of(parameter) is not None),
+        )
+
+    rule, scaler = build_rule(config), build_scaler(precision)
+    return ModelOptimizer(chunks, config, rule, scaler, groups, traits_of, tied=tied)

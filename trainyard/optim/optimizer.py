@@ -1,0 +1,258 @@
+"""The optimizer of a rank: from the gradients of all its model chunks to updated parameters.
+
+Of a step, in this order: the sums over data-parallel ranks are waited for; whole parameters that
+saw parts of a sequence, and the two ends of a tied embedding, are added up; the norm over the whole
+model is taken, which shows any overflow; the gradients are scaled; each rank updates what it owns,
+and the model receives it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from trainyard.optim.clip import clip_factor, count_zeros, global_norm, sum_of_squares
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.pieces import TraitsOf, Unit, WholeParameters, build_units
+from trainyard.optim.rules import UpdateRule
+from trainyard.optim.scaler import LossScaler
+from trainyard.optim.schedule import Rates
+from trainyard.optim.state import StateBox
+from trainyard.parallel.data import DataParallel, all_reduce_sum
+from trainyard.parallel.gradients import reduce_partial_gradients
+from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.timing import Timed, untimed
+
+
+class OptimizerGroups(Protocol):
+    """Whom the optimizer talks to beside the data-parallel ranks of each chunk; None: nobody."""
+
+    @property
+    def tp(self) -> ProcessGroup | None:
+        """Ranks that share each matrix."""
+
+    @property
+    def model(self) -> ProcessGroup | None:
+        """Ranks that together hold one copy of the parameters (tensor x pipeline)."""
+
+    @property
+    def embedding(self) -> ProcessGroup | None:
+        """The first and the last pipeline stage, if this rank is one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What an update came to, equal on all ranks of a model."""
+
+    skipped: bool
+    """A gradient was not finite, and nothing was updated."""
+    grad_norm: float
+    """Of the whole model, before clipping; without the scale of the loss."""
+    loss_scale: float
+    """Of the next step."""
+    num_zeros: int | None = None
+    """Numbers of the gradient that are zero, where they were asked for."""
+
+
+class ModelOptimizer:
+    """Updates the parameters of all chunks of this rank. A step is `zero`, the backward passes of
+    losses multiplied by `loss_scale`, then `step` (or `reduce_gradients` and `update`)."""
+
+    def __init__(
+        self,
+        chunks: Sequence[DataParallel],
+        config: OptimizerConfig,
+        rule: UpdateRule,
+        scaler: LossScaler,
+        groups: OptimizerGroups,
+        traits_of: TraitsOf,
+        *,
+        tied: nn.Parameter | None = None,
+    ) -> None:
+        """traits_of: what build.py makes of the options. tied: this stage's end of an embedding
+        that another stage has as well."""
+        self.chunks = list(chunks)
+        self.scaler = scaler
+        self.num_updates = 0
+        self.timed: Timed = untimed
+        self._config = config
+        self._rule = rule
+        self._groups = groups
+        self._tied = tied
+        self._units = build_units(self.chunks, len(rule.moments), traits_of)
+        self._shards = next((c.group for c in self.chunks if c.is_sharded), None)
+        alone = groups.model is None and self._shards is None
+        self._is_alone = alone and all(isinstance(u, WholeParameters) for u in self._units)
+        self._device = next(m.parameter.device for c in self.chunks for m in c.members)
+        self._tensor_parallel = ModelParallel(tp=groups.tp)
+        self._has_main = False
+
+    @property
+    def loss_scale(self) -> float:
+        """What to multiply the loss by before its backward pass."""
+        return self.scaler.scale
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def zero(self) -> None:
+        """Forget the gradients of the last step."""
+        for chunk in self.chunks:
+            chunk.zero()
+
+    def step(
+        self, rates: Rates, *, divisor: float = 1.0, count_grad_zeros: bool = False
+    ) -> StepOutcome:
+        """Reduce the gradients and update. divisor: what they are to be divided by beside the scale
+        of the loss (the tokens of a step, where losses are weighed by token)."""
+        self.reduce_gradients()
+        return self.update(rates, divisor=divisor, count_grad_zeros=count_grad_zeros)
+
+    def reduce_gradients(self) -> None:
+        """Complete the gradients: over data-parallel ranks, parts of a sequence, tied ends."""
+        for chunk in self.chunks:
+            chunk.finish()
+        with self.timed("layernorm-grads-all-reduce"):
+            for chunk in self.chunks:
+                parameters = [member.parameter for member in chunk.members]
+                reduce_partial_gradients(parameters, self._tensor_parallel, chunk.grad_of)
+        if self._tied is not None and self._groups.embedding is not None:
+            with self.timed("embedding-grads-all-reduce"):
+                tied = self._chunk_of(self._tied).grad_of(self._tied)
+                all_reduce_sum(tied, self._groups.embedding)
+
+    def _chunk_of(self, parameter: nn.Parameter) -> DataParallel:
+        return next(c for c in self.chunks if any(m.parameter is parameter for m in c.members))
+
+    @torch.no_grad()
+    def update(
+        self, rates: Rates, *, divisor: float = 1.0, count_grad_zeros: bool = False
+    ) -> StepOutcome:
+        """Update from reduced gradients, unless one of them is not finite."""
+        scale = self.scaler.scale * divisor
+        with self.timed("optimizer-clip-main-grad"):
+            norm, num_zeros = self._measure(count_grad_zeros)
+        norm /= scale
+        skipped = not math.isfinite(norm)
+        self.scaler.update(skipped)
+        if not skipped:
+            with self.timed("optimizer-inner-step"):
+                self._update(rates, clip_factor(norm, self._config.clip_grad), scale)
+        return StepOutcome(skipped, norm, self.scaler.scale, num_zeros)
+
+    def _update(self, rates: Rates, factor: float, scale: float) -> None:
+        if not self._has_main:
+            self.adopt_model_parameters()
+        self.num_updates += 1
+        for unit in self._units:
+            self._update_unit(unit, rates, factor, scale)
+            unit.publish()
+        for chunk in self.chunks:
+            if chunk.gather is not None:
+                chunk.gather.begin()
+
+    def _update_unit(self, unit: Unit, rates: Rates, factor: float, scale: float) -> None:
+        grads = unit.grads()
+        if not grads:
+            return
+        grad_scale = scale / factor
+        if (
+            not unit.keeps_main
+        ):  # what is next to nothing is left to the kernel only where it rounds
+            if factor / scale != 1.0:
+                torch._foreach_mul_(grads, factor / scale)
+            grad_scale = 1.0
+        for multipliers, members in unit.groups:
+            rate, decay = multipliers.rates_of(rates)
+            pieces = unit.pieces[members]
+            self._rule.update(
+                [piece.main for piece in pieces],
+                grads[members],
+                [list(moment) for moment in zip(*(p.moments for p in pieces), strict=True)],
+                learning_rate=rate,
+                weight_decay=decay,
+                num_updates=self.num_updates,
+                grad_scale=grad_scale,
+            )
+
+    def gradient_norm(self, divisor: float = 1.0) -> float:
+        """Of the reduced gradients, as `update` will find it."""
+        return self._measure(False)[0] / (self.scaler.scale * divisor)
+
+    # --- norms --------------------------------------------------------------------------------
+
+    def _measure(self, count_grad_zeros: bool) -> tuple[float, int | None]:
+        """Norm of the gradients as they are, and how many numbers of them are zero."""
+        grads = [grad for unit in self._units for grad in unit.raw_grads()]
+        if self._is_alone:
+            zeros = int(count_zeros(grads, self._device)) if count_grad_zeros else None
+            return float(global_norm(grads)), zeros
+        pieces = [piece for unit in self._units for piece in unit.pieces]
+        counted = [g for g, piece in zip(grads, pieces, strict=True) if piece.is_counted]
+        totals = [sum_of_squares(counted, self._device)]
+        if count_grad_zeros:
+            totals.append(count_zeros(counted, self._device))
+        square, *zeros_counted = self._over_model(torch.stack(totals)).tolist()
+        return _root(square), int(zeros_counted[0]) if zeros_counted else None
+
+    @torch.no_grad()
+    def params_norm(self) -> float:
+        """L2 norm of all parameters of the whole model."""
+        mains = [p.main for unit in self._units for p in unit.pieces if p.is_counted]
+        square = self._over_model(sum_of_squares(mains, self._device)).item()
+        return _root(square)
+
+    def _over_model(self, totals: Tensor) -> Tensor:
+        """The sum over all ranks that own a part of the model."""
+        all_reduce_sum(totals, self._groups.model)
+        return all_reduce_sum(totals, self._shards)
+
+    # --- what survives a kill -----------------------------------------------------------------
+
+    def state_boxes(self) -> list[StateBox]:
+        """`exp_avg.NAME`, `exp_avg_sq.NAME` and, beside 16-bit weights, `param.NAME` (fp32): what
+        this rank has of them, as views of the live memory."""
+        return [box for unit in self._units for box in unit.boxes(self._rule.moments)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is no tensor; JSON-able."""
+        return {"num_updates": self.num_updates, "loss_scaler": self.scaler.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, document: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`, after the tensors of `state_boxes` were filled in place.
+
+        Where fp32 parameters are kept, the model's are made from them."""
+        self.num_updates = int(document["num_updates"])
+        self.scaler.load_state_dict(document.get("loss_scaler", {}))
+        self._has_main = True
+        for unit in self._units:
+            unit.publish()
+        for chunk in self.chunks:
+            if chunk.gather is not None:
+                chunk.gather.begin()
+        self.finish_parameters()
+
+    @torch.no_grad()
+    def adopt_model_parameters(self) -> None:
+        """The model's parameters were filled (initial weights, or weights alone of a checkpoint):
+        go on from them. The first update does it where nobody did."""
+        for unit in self._units:
+            unit.adopt()
+        self._has_main = True
+
+    def finish_parameters(self) -> None:
+        """All parameters of the model are there: before they are read otherwise than by a forward
+        pass."""
+        for chunk in self.chunks:
+            if chunk.gather is not None:
+                chunk.gather.finish()
+
+
+def _root(square: float) -> float:
+    """A norm, as an fp32 number."""
+    return float(torch.tensor(square, dtype=torch.float64).sqrt().float())

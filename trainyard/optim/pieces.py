@@ -1,0 +1,185 @@
+"""What this rank updates: whole parameters, or the pieces of buckets that it owns.
+
+In full precision the numbers that are updated are the model's own. Beside 16-bit parameters stands
+an fp32 copy, which takes the small steps that they could not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.optim.groups import Multipliers, grouped
+from trainyard.optim.state import StateBox, state_boxes
+from trainyard.parallel.buffers import Bucket, Member
+from trainyard.parallel.data import FULL_PRECISION, DataParallel
+from trainyard.parallel.sharding import shard_of
+
+MAIN = "param"
+"""Name of the fp32 copy among the state tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Numbers `start` and on of a (flattened) parameter, with their state."""
+
+    name: str
+    """Global name; that of the original for a copy."""
+    parameter: nn.Parameter
+    start: int
+    main: Tensor
+    moments: tuple[Tensor, ...]
+    multipliers: Multipliers
+    is_counted: bool
+    """Whether norms count it here: every number of the whole model counts on one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What is to be known of a parameter."""
+
+    name: str
+    multipliers: Multipliers
+    is_counted: bool
+
+
+TraitsOf = Callable[[Member], Traits]
+
+
+class Unit:
+    """Pieces that are updated together, in the order of their groups."""
+
+    keeps_main = False
+    """Whether parameters are kept apart from the model's."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        found = grouped([piece.multipliers for piece in pieces])
+        self.order = [place for places in found.values() for place in places]
+        self.pieces = [pieces[place] for place in self.order]
+        self.groups: list[tuple[Multipliers, slice]] = []
+        """Runs of pieces that are updated alike."""
+        begin = 0
+        for multipliers, places in found.items():
+            self.groups.append((multipliers, slice(begin, begin + len(places))))
+            begin += len(places)
+
+    def raw_grads(self) -> list[Tensor]:
+        """The gradient of each piece as it was added up."""
+        raise NotImplementedError
+
+    def grads(self) -> list[Tensor]:
+        """The gradient of each piece in the type of what is updated."""
+        return self.raw_grads()
+
+    def adopt(self) -> None:
+        """Take the model's parameters over."""
+
+    def publish(self) -> None:
+        """Give the model the updated parameters, those of this rank's pieces."""
+
+    def boxes(self, moments: Sequence[str]) -> Iterator[StateBox]:
+        """All state by name."""
+        for piece in self.pieces:
+            shape, shard = tuple(piece.parameter.shape), shard_of(piece.parameter)
+            named = list(zip(moments, piece.moments, strict=True))
+            if self.keeps_main:
+                named.append((MAIN, piece.main))
+            for name, tensor in named:
+                full = f"{name}.{piece.name}"
+                yield from state_boxes(full, tensor.view(-1), piece.start, shape, shard)
+
+
+class WholeParameters(Unit):
+    """The parameters of one rank alone in full precision, whose gradients lie where backward left
+    them."""
+
+    def __init__(self, parallel: DataParallel, num_moments: int, traits_of: TraitsOf) -> None:
+        self._parallel = parallel
+        super().__init__([_whole(member, num_moments, traits_of) for member in parallel.members])
+
+    def raw_grads(self) -> list[Tensor]:
+        """In the shapes of the parameters."""
+        return [self._parallel.grad_of(piece.parameter) for piece in self.pieces]
+
+
+def _whole(member: Member, num_moments: int, traits_of: TraitsOf) -> Piece:
+    parameter, traits = member.parameter, traits_of(member)
+    moments = tuple(torch.zeros_like(parameter, requires_grad=False) for _ in range(num_moments))
+    return Piece(
+        traits.name, parameter, 0, parameter, moments, traits.multipliers, traits.is_counted
+    )
+
+
+class BucketPiece(Unit):
+    """This rank's part of a bucket; its state is flat, and pieces are views of it."""
+
+    def __init__(self, bucket: Bucket, num_moments: int, traits_of: TraitsOf) -> None:
+        self._bucket = bucket
+        self.keeps_main = bucket.params.dtype not in FULL_PRECISION
+        self._main = bucket.own_params.float() if self.keeps_main else bucket.own_params
+        self._moments = [torch.zeros_like(self._main) for _ in range(num_moments)]
+        found = [_cut(bucket, place.start, place.stop) for place in bucket.places]
+        kept = [(place, span) for place, span in zip(bucket.places, found, strict=True) if span]
+        spans = [(begin, end) for _, (begin, end) in kept]
+        pieces = [
+            self._piece(place.member, bucket.own_start + begin - place.start, begin, end, traits_of)
+            for place, (begin, end) in kept
+        ]
+        super().__init__(pieces)
+        self._spans = [spans[place] for place in self.order]
+
+    def _piece(
+        self, member: Member, start: int, begin: int, end: int, traits_of: TraitsOf
+    ) -> Piece:
+        traits = traits_of(member)
+        return Piece(
+            traits.name,
+            member.parameter,
+            start,
+            self._main[begin:end],
+            tuple(moment[begin:end] for moment in self._moments),
+            traits.multipliers,
+            traits.is_counted,
+        )
+
+    def raw_grads(self) -> list[Tensor]:
+        """Flat."""
+        return self._split(self._bucket.own_grads)
+
+    def grads(self) -> list[Tensor]:
+        """Flat; a copy where gradients are added up in another type."""
+        return self._split(self._bucket.own_grads.to(self._main.dtype))
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        return [flat[begin:end] for begin, end in self._spans]
+
+    def adopt(self) -> None:
+        """fp32 from the model's 16 bits."""
+        if self.keeps_main:
+            self._main.copy_(self._bucket.own_params)
+
+    def publish(self) -> None:
+        """16 bits from fp32."""
+        if self.keeps_main:
+            self._bucket.own_params.copy_(self._main)
+
+
+def _cut(bucket: Bucket, start: int, stop: int) -> tuple[int, int] | None:
+    """What of a place in the bucket lies in the own piece, counted from its beginning."""
+    begin, end = max(start, bucket.own_start), min(stop, bucket.own_stop)
+    return (begin - bucket.own_start, end - bucket.own_start) if begin < end else None
+
+
+def build_units(
+    chunks: Iterable[DataParallel], num_moments: int, traits_of: TraitsOf
+) -> list[Unit]:
+    """Everything that this rank updates."""
+    units: list[Unit] = []
+    for chunk in chunks:
+        if chunk.buckets:
+            units += [BucketPiece(bucket, num_moments, traits_of) for bucket in chunk.buckets]
+        elif chunk.members:
+            units.append(WholeParameters(chunk, num_moments, traits_of))
+    return units

@@ -1,0 +1,140 @@
+"""How a parameter changes, given its gradient: AdamW and SGD.
+
+A rule takes flat or shaped tensors alike, many at once, and holds no state but what it is given."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.kernels import AdamUpdate, adam_kernel
+
+log = logging.getLogger(__name__)
+
+
+class UpdateRule(Protocol):
+    """One kind of optimizer."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the tensors that it keeps for each parameter, zeros at the beginning."""
+
+    def update(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        num_updates: int,
+        grad_scale: float = 1.0,
+    ) -> None:
+        """Change parameters and moments in place.
+
+        num_updates: from 1, this one included. grad_scale: what the gradients are to be divided by;
+        their memory may be used for that."""
+
+
+class AdamW:
+    """Adam with decoupled weight decay (arXiv:1711.05101)."""
+
+    moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        self._config = config
+        self._kernel: AdamUpdate | None = adam_kernel(config.fused_adam)
+
+    def update(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        num_updates: int,
+        grad_scale: float = 1.0,
+    ) -> None:
+        """One step for all of them."""
+        config = self._config
+        if self._kernel is not None:
+            unscale(grads, grad_scale)
+            betas = (config.adam_beta1, config.adam_beta2)
+            self._kernel(
+                [grads, params, *moments],
+                *(learning_rate, betas, config.adam_eps, num_updates, weight_decay),
+            )
+            return
+        device = params[0].device
+        step = torch.full((), float(num_updates), dtype=torch.float32, device=device)
+        divisor = None
+        if grad_scale != 1.0:
+            divisor = torch.full((), grad_scale, dtype=torch.float32, device=device)
+        # torch.optim.AdamW would call the same operator, but imports the compiler when it is built.
+        torch.ops.aten._fused_adamw_(
+            params,
+            grads,
+            *moments,
+            [],
+            [step] * len(params),
+            lr=learning_rate,
+            beta1=config.adam_beta1,
+            beta2=config.adam_beta2,
+            weight_decay=weight_decay,
+            eps=config.adam_eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+        )
+
+
+class SGD:
+    """Gradient descent with momentum; weight decay is part of the gradient, as in torch's."""
+
+    moments: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        self._momentum = config.sgd_momentum
+
+    def update(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        num_updates: int,
+        grad_scale: float = 1.0,
+    ) -> None:
+        """One step for all of them."""
+        (velocities,) = moments
+        unscale(grads, grad_scale)
+        if weight_decay:
+            torch._foreach_add_(grads, params, alpha=weight_decay)
+        torch._foreach_mul_(velocities, self._momentum)
+        torch._foreach_add_(velocities, grads)
+        torch._foreach_add_(params, velocities, alpha=-learning_rate)
+
+
+def unscale(grads: list[Tensor], grad_scale: float) -> None:
+    """Divide in place."""
+    if grad_scale != 1.0:
+        torch._foreach_mul_(grads, 1.0 / grad_scale)
+
+
+RULES: dict[str, Callable[[OptimizerConfig], UpdateRule]] = {"adam": AdamW, "sgd": SGD}
+
+
+def build_rule(config: OptimizerConfig) -> UpdateRule:
+    """The rule of --optimizer; says which, and whose kernel runs it."""
+    rule = RULES[config.optimizer](config)
+    whose = f", kernel of {config.fused_adam}" if config.optimizer == "adam" else ""
+    log.info("optimizer %s%s", config.optimizer, whose)
+    return rule

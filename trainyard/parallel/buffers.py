@@ -1,0 +1,110 @@
+"""Parameters and their gradients in contiguous memory, bucket by bucket.
+
+A bucket is two flat tensors of one layout (buckets.py). The parameters become views of the first,
+so that what is written there (an update, an all-gather) needs no copy; backward's gradients are
+added up in the second, in a type of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.parallel.buckets import BucketPlan, Slot, plan_buckets
+
+
+class Member(NamedTuple):
+    """A parameter with its global name."""
+
+    name: str
+    parameter: nn.Parameter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where a parameter lies in its bucket. Compared by identity."""
+
+    member: Member
+    start: int
+    stop: int
+
+
+class Bucket:
+    """Parameters that one collective serves, of one type and device."""
+
+    def __init__(
+        self,
+        plan: BucketPlan,
+        members: Sequence[Member],
+        grad_dtype: torch.dtype | None,
+        num_shards: int,
+        shard: int,
+    ) -> None:
+        """members: all of the model's; grad_dtype None: that of the parameters.
+
+        The rank owns part `shard` of `num_shards` of it."""
+        first = members[plan.slots[0].index].parameter
+        self.params = torch.zeros(plan.size, dtype=first.dtype, device=first.device)
+        self.grads = torch.zeros(plan.size, dtype=grad_dtype or first.dtype, device=first.device)
+        self.places = tuple(self._adopt(members[slot.index], slot) for slot in plan.slots)
+        size = plan.size // num_shards
+        self.num_shards = num_shards
+        self.own_start, self.own_stop = shard * size, (shard + 1) * size
+
+    def _adopt(self, member: Member, slot: Slot) -> Place:
+        parameter = member.parameter
+        view = self.params[slot.start : slot.stop].view(parameter.shape)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        return Place(member, slot.start, slot.stop)
+
+    @property
+    def own_params(self) -> Tensor:
+        """The piece of the parameters that this rank updates, flat."""
+        return self.params[self.own_start : self.own_stop]
+
+    @property
+    def own_grads(self) -> Tensor:
+        """The piece of the gradients that this rank has the sum of, flat."""
+        return self.grads[self.own_start : self.own_stop]
+
+    def grad_view(self, place: Place) -> Tensor:
+        """The gradient of one parameter, in its shape."""
+        return self.grads[place.start : place.stop].view(place.member.parameter.shape)
+
+
+def build_buckets(
+    members: Iterable[Member],
+    *,
+    grad_dtype: torch.dtype | None,
+    bucket_size: int | None,
+    multiple: int,
+    num_shards: int = 1,
+    shard: int = 0,
+    alone: Collection[str] = (),
+) -> list[Bucket]:
+    """Buckets for all members; those of different types lie apart. `alone`: names of parameters
+    that have a bucket each.
+
+    Within a type the order is the reverse of the members'; where types mix, buckets are ordered by
+    the member that backward reaches last."""
+    numbered = list(members)
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, member in enumerate(numbered):
+        kinds.setdefault((member.parameter.dtype, member.parameter.device), []).append(index)
+    found: list[tuple[int, Bucket]] = []
+    for indices in kinds.values():
+        held = [numbered[index] for index in indices]
+        plans = plan_buckets(
+            [member.parameter.numel() for member in held],
+            bucket_size=bucket_size,
+            multiple=multiple,
+            alone={i for i, member in enumerate(held) if member.name in alone},
+        )
+        for plan in plans:
+            earliest = min(indices[slot.index] for slot in plan.slots)
+            found.append((-earliest, Bucket(plan, held, grad_dtype, num_shards, shard)))
+    return [bucket for _, bucket in sorted(found, key=lambda pair: pair[0])]

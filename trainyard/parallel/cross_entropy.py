@@ -1,0 +1,93 @@
+"""Cross entropy over a vocabulary that may be cut over ranks, in little memory.
+
+Between forward and backward it keeps the logits as they came (bf16 in mixed precision) and one fp32
+number per token; the fp32 softmax exists for a few rows at a time, and the gradient takes the place
+of the logits. torch's own keeps fp32 log-probabilities and makes two more copies: 12 bytes a logit
+more. Under `torch.compile` the same formulas are one fused pass, not in chunks and not in place.
+
+N tokens, v logits of this rank for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainyard.parallel.collectives import all_reduce
+from trainyard.parallel.model import ModelParallel
+
+CHUNK_LOGITS = 1 << 24
+"""Logits that are held in fp32 at once: 64 MiB."""
+
+
+def lean_cross_entropy(logits: Tensor, labels: Tensor, parallel: ModelParallel) -> Tensor:
+    """See vocab.vocab_parallel_cross_entropy. logits: (s, b, v), labels: (s, b)."""
+    flat = logits.reshape(-1, logits.shape[-1])
+    local = labels.reshape(-1) - parallel.tp_rank * logits.shape[-1]
+    losses: Tensor = _CrossEntropy.apply(flat, local, parallel.tp)  # type: ignore[no-untyped-call]
+    return losses.view(labels.shape)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, local: Tensor, group: ProcessGroup | None) -> Tensor:
+        """logits: (N, v); local: (N), place of the label among them, if there. Returns (N)."""
+        highest = all_reduce(logits.amax(dim=-1).float(), group, "max")
+        parts = [_sums(*chunk) for chunk in _chunks(logits, local, highest)]
+        exponentials, of_labels = all_reduce(torch.cat(parts, dim=1), group)
+        log_sum = exponentials.log()
+        ctx.save_for_backward(logits, local, highest + log_sum)
+        ctx.is_spent = False
+        losses: Tensor = log_sum - of_labels
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, local, log_norm = ctx.saved_tensors
+        if torch.compiler.is_compiling():
+            return _gradient(logits, local, log_norm, grad), None, None
+        if ctx.is_spent:
+            raise RuntimeError("the logits of this cross entropy have become their gradient")
+        ctx.is_spent = True
+        for rows in _chunks(logits, local, log_norm, grad):
+            rows[0].copy_(_gradient(*rows))
+        return logits, None, None
+
+
+def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of each, few enough to be held in fp32; all of them where a compiler fuses."""
+    if torch.compiler.is_compiling():
+        yield logits, *others
+        return
+    rows = max(1, CHUNK_LOGITS // logits.shape[-1])
+    yield from zip(*(tensor.split(rows) for tensor in (logits, *others)), strict=True)
+
+
+def _sums(logits: Tensor, local: Tensor, highest: Tensor) -> Tensor:
+    """(2, N) fp32: sum of exp(logit - highest), and the label's logit - highest, 0 elsewhere."""
+    shifted = logits.float() - highest.unsqueeze(-1)
+    index, is_here = _index(local, logits.shape[-1])
+    of_labels = shifted.gather(-1, index).squeeze(-1).masked_fill(~is_here, 0.0)
+    return torch.stack((shifted.exp().sum(dim=-1), of_labels))
+
+
+def _gradient(logits: Tensor, local: Tensor, log_norm: Tensor, grad: Tensor) -> Tensor:
+    """(softmax - one at the label) x grad; logits: (N, v), all others (N). Returns (N, v)."""
+    softmax = (logits.float() - log_norm.unsqueeze(-1)).exp()
+    if torch.compiler.is_compiling():  # a comparison fuses with its neighbours, a scatter does not
+        places = torch.arange(logits.shape[-1], device=logits.device)
+        softmax = softmax - (places == local.unsqueeze(-1)).float()
+    else:
+        index, is_here = _index(local, logits.shape[-1])
+        # Not scatter_add_: it is slow on CUDA where bits must be the same every time.
+        at_label = softmax.gather(-1, index) - is_here.unsqueeze(-1).float()
+        softmax.scatter_(-1, index, at_label)
+    return softmax.mul_(grad.unsqueeze(-1)).to(logits.dtype)
+
+
+def _index(local: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """(N, 1) place to look at, which must exist, and (N) whether the label is really there."""
+    return local.clamp(0, size - 1).unsqueeze(-1), (local >= 0) & (local < size)

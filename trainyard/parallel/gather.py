@@ -1,0 +1,116 @@
+"""Updated parameters from the ranks that own their pieces to all (the distributed optimizer).
+
+Each bucket of parameters is gathered in place. When that is to overlap, it goes bucket by bucket in
+the order in which forward needs them, one ahead: with a single hardware queue
+(CUDA_DEVICE_MAX_CONNECTIONS=1, which tensor parallelism wants) collectives that are all enqueued at
+once would hold up the computation behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from trainyard.parallel.buffers import Bucket
+
+_all_gather: Callable[..., Any] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+
+
+class ParameterGather:
+    """Gathers all buckets after an update: at once, or as forward goes (`install`)."""
+
+    def __init__(self, buckets: Sequence[Bucket], group: ProcessGroup, overlap: bool) -> None:
+        self._buckets = list(reversed(buckets))  # forward needs first what backward ends with
+        self._group = group
+        self._overlap = overlap
+        self._numbers = {bucket: number for number, bucket in enumerate(self._buckets)}
+        self._is_installed = False
+        self._num_started = len(buckets)
+        self._num_done = len(buckets)
+        self._works: dict[int, Any] = {}
+
+    def install(self, model: nn.Module, units: Iterable[nn.Module] | None = None) -> None:
+        """Have modules wait for their parameters before their forward pass.
+
+        units: modules that wait, each for all parameters in it: layers as they are compiled, as a
+        hook inside a compiled module would break its graph (compile `layer.forward`, which the
+        module's own hooks run before). Unset: every module that has parameters of its own. Each
+        must be called itself. Parameters in no unit are waited for with the unit before them, in
+        the order of the model. Where none is before them, or they are `model`'s own, nothing is
+        sure to be called in time, as stages run without their model being called; then all
+        parameters are fetched at once."""
+        if not self._overlap:
+            return
+        waits = self._waits(model, units)
+        if model in waits:
+            return
+        for unit, number in waits.items():
+            self._wait_before(unit, number)
+        self._is_installed = True
+
+    def _waits(self, model: nn.Module, units: Iterable[nn.Module] | None) -> dict[nn.Module, int]:
+        """The last bucket that each unit waits for; what nobody can wait for is put on `model`."""
+        numbers = {
+            place.member.parameter: number
+            for number, bucket in enumerate(self._buckets)
+            for place in bucket.places
+        }
+        if units is None:
+            units = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
+        owners = {p: unit for unit in units for p in unit.parameters(recurse=unit is not model)}
+        waits: dict[nn.Module, int] = {}
+        owner = model
+        for parameter in model.parameters():
+            owner = owners.get(parameter, owner)
+            if parameter in numbers:
+                waits[owner] = max(waits.get(owner, 0), numbers[parameter])
+        return waits
+
+    def _wait_before(self, module: nn.Module, number: int) -> None:
+        def wait(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            self._finish_to(number)
+
+        module.register_forward_pre_hook(wait)
+
+    def has(self, bucket: Bucket) -> bool:
+        """Whether all of a bucket is up to date."""
+        return self._numbers[bucket] < self._num_done
+
+    def begin(self) -> None:
+        """The ranks' own pieces are up to date: fetch the others, or begin to."""
+        self._num_started = self._num_done = 0
+        if self._overlap and self._is_installed:
+            self._start_next()
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """Fetch everything that is still outstanding: before parameters are read otherwise than by
+        a forward pass (a checkpoint)."""
+        while self._num_started < len(self._buckets):
+            self._start_next()
+        self._finish_to(len(self._buckets) - 1)
+
+    def _finish_to(self, number: int) -> None:
+        """Wait for the buckets up to this one, and begin the next."""
+        while self._num_done <= number:
+            if self._num_started == self._num_done:
+                self._start_next()
+            self._works.pop(self._num_done).wait()
+            self._num_done += 1
+            if self._num_started == self._num_done:
+                self._start_next()
+
+    def _start_next(self) -> None:
+        if self._num_started == len(self._buckets):
+            return
+        bucket = self._buckets[self._num_started]
+        self._works[self._num_started] = _all_gather(
+            bucket.params, bucket.own_params, group=self._group, async_op=True
+        )
+        self._num_started += 1

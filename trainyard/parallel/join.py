@@ -1,0 +1,142 @@
+"""Ranks find each other: what the launcher set, the store they meet in, and what can go wrong.
+
+The failures have names: no address, a port that is taken, a first rank that cannot be reached,
+ranks that were started with different options."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.parallel.config import ParallelConfig
+
+OPTIONS, AGREED, DISAGREED = (f"trainyard/{name}" for name in ("options", "agreed", "disagreed"))
+"""Keys of the store in which ranks compare notes."""
+
+
+def rank_of_environment() -> tuple[int, int, int, int]:
+    """(rank, ranks, local rank, local ranks) that a launcher set, or one process alone."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, world, local_rank, local_world = (os.environ.get(name) for name in names)
+    return (
+        int(rank or 0),
+        int(world or 1),
+        int(local_rank or rank or 0),
+        int(local_world or world or 1),
+    )
+
+
+def backend_of(config: ParallelConfig, device: torch.device) -> str:
+    """The library that ranks talk through. Raises ConfigError where it cannot serve the device."""
+    backend = config.distributed_backend or ("nccl" if device.type == "cuda" else "gloo")
+    if backend == "nccl" and device.type != "cuda":
+        raise ConfigError(
+            "--distributed-backend nccl needs CUDA devices and this rank computes on the CPU; use "
+            "gloo, or leave the option out"
+        )
+    return backend
+
+
+def join_ranks(
+    config: ParallelConfig, device: torch.device, degrees: str, timeout: timedelta
+) -> None:
+    """Make torch's default group of all ranks, once all are there and agree on how to run."""
+    rank, world_size, _, _ = rank_of_environment()
+    backend = backend_of(config, device)
+    check_address()
+    try:
+        # The address and the ranks are in the environment; torchrun's own store is used under it.
+        store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
+        options = f"--distributed-backend {backend}, degrees {degrees}"
+        _agree(store, rank, world_size, options, timeout)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+    except (RuntimeError, ValueError) as error:
+        raise join_failure(error, rank, world_size, f"over {backend} ") from error
+
+
+def check_address() -> None:
+    """Refuse an environment that does not say where ranks meet."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')} and {' and '.join(missing)} not set: "
+            "ranks do not know where to meet; start with --nproc-per-node or torchrun, or set "
+            "MASTER_ADDR and MASTER_PORT to those of the first rank's machine"
+        )
+
+
+def _agree(store: Any, rank: int, world_size: int, options: str, timeout: timedelta) -> None:
+    """Compare with the first rank: ranks that disagree would wait for each other for ever."""
+    if rank == 0:
+        store.set(OPTIONS, options)
+        _hear_all(store, world_size, timeout.total_seconds())
+        return
+    expected = store.get(OPTIONS).decode()
+    if expected == options:
+        store.add(AGREED, 1)
+        return
+    message = (
+        f"rank {rank} was started with {options}, and rank 0 with {expected}; start all ranks "
+        "with the same options"
+    )
+    store.set(DISAGREED, message)
+    raise ConfigError(message)
+
+
+def _hear_all(store: Any, world_size: int, timeout_seconds: float) -> None:
+    """Wait until every other rank has agreed, or one has not."""
+    deadline = time.monotonic() + timeout_seconds
+    while (agreed := store.add(AGREED, 0)) < world_size - 1:
+        if store.check([DISAGREED]):
+            raise ConfigError(store.get(DISAGREED).decode())
+        if time.monotonic() > deadline:
+            raise InfrastructureError(
+                f"{agreed + 1} of {world_size} ranks came within {timeout_seconds:.0f} s "
+                "(--distributed-timeout-minutes): see the logs of the others, or start them"
+            )
+        time.sleep(0.02)
+
+
+def join_failure(
+    error: Exception, rank: int, world_size: int, how: str = ""
+) -> InfrastructureError:
+    """What to tell of ranks that did not find each other at MASTER_ADDR:MASTER_PORT."""
+    return InfrastructureError(_explanation(error, rank, world_size, how))
+
+
+def _explanation(error: Exception, rank: int, world_size: int, how: str) -> str:
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return (
+            f"MASTER_PORT {port} is in use on this machine, so rank 0 cannot open it: another run, "
+            "or one that has just ended? Choose another port"
+        )
+    if "gai error" in text or "Name or service not known" in text:
+        return f"rank {rank}: no machine is known as {address} (MASTER_ADDR): {_first_line(text)}"
+    if "clients joined" in text:
+        return (
+            f"not all of {world_size} ranks came to {address}:{port} in time: start the others, or "
+            f"raise --distributed-timeout-minutes {_first_line(text)}"
+        )
+    if "timed out" in text.lower() or "ECONNREFUSED" in text or "Connection refused" in text:
+        return (
+            f"rank {rank} of {world_size} did not find the others at {address}:{port}: is rank 0 "
+            "running there, is the port open between the machines, and were all "
+            f"{world_size} ranks started? (--distributed-timeout-minutes says how long to wait) "
+            f"{_first_line(text)}"
+        )
+    return f"rank {rank} of {world_size} could not join the others {how}at {address}:{port}: {text}"
+
+
+def _first_line(text: str) -> str:
+    return f"[{text.splitlines()[0]}]" if text else ""

@@ -1,0 +1,84 @@
+"""Linear maps whose matrix is cut over tensor-parallel ranks.
+
+Parameters are left unfilled, marked with the part of the whole that they are (sharding.py);
+models/init.py or a checkpoint fills them. On one rank alone each is `functional.linear` and nothing
+else.
+
+s sequence, b batch, n tensor-parallel ranks; "in" and "out" are sizes of the whole matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainyard.parallel.mappings import gather_from_tp, reduce_from_tp, reduce_scatter_to_sp
+from trainyard.parallel.matmul import column_linear, row_linear
+from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.sharding import even_shard, mark_partial_grad, mark_shard
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = x W^T + b, the rows of W cut: rank r computes channels r of y (arXiv:1909.08053).
+
+    weight: (out / n, in); bias: (out / n) or None. parts = 2: the whole is two matrices one above
+    the other, each cut for itself (a gated MLP: rank r holds [gate_r; up_r])."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        parallel: ModelParallel,
+        parts: int = 1,
+        gather_output: bool = False,
+    ) -> None:
+        super().__init__()
+        assert not gather_output or parts == 1, "gathered parts would lie interleaved"
+        self.parallel, self.gather_output = parallel, gather_output
+        size, rank = parallel.tp_size, parallel.tp_rank
+        self.weight = nn.Parameter(torch.empty(out_features // size, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features // size)) if bias else None
+        if parallel.tp is not None:
+            mark_shard(self.weight, even_shard((out_features, in_features), 0, size, rank, parts))
+            if self.bias is not None:
+                mark_shard(self.bias, even_shard((out_features,), 0, size, rank, parts))
+
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n), or
+        (s, b, out) with gather_output. weight: in place of its own (a tied output layer)."""
+        y = column_linear(x, self.weight if weight is None else weight, self.bias, self.parallel)
+        return gather_from_tp(y, self.parallel.tp) if self.gather_output else y
+
+
+class RowParallelLinear(nn.Module):
+    """y = x W^T + b, the columns of W cut: the ranks' results are added up (arXiv:1909.08053).
+
+    weight: (out, in / n); bias: (out), whole, added once after the sum, or None."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, parallel: ModelParallel
+    ) -> None:
+        super().__init__()
+        self.parallel = parallel
+        size, rank = parallel.tp_size, parallel.tp_rank
+        self.weight = nn.Parameter(torch.empty(out_features, in_features // size))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        if parallel.tp is not None:
+            mark_shard(self.weight, even_shard((out_features, in_features), 1, size, rank))
+            if self.bias is not None and parallel.sequence_parallel:
+                mark_partial_grad(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (s, b, in / n). Returns (s, b, out), (s / n, b, out) under sequence parallelism."""
+        parallel = self.parallel
+        if parallel.tp is None:
+            return functional.linear(x, self.weight, self.bias)
+        if parallel.sequence_parallel and parallel.tp_comm_overlap:
+            y = row_linear(x, self.weight, parallel)
+        elif parallel.sequence_parallel:
+            y = reduce_scatter_to_sp(functional.linear(x, self.weight), parallel.tp)
+        else:
+            y = reduce_from_tp(functional.linear(x, self.weight), parallel.tp)
+        return y if self.bias is None else y + self.bias

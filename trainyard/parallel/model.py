@@ -1,0 +1,59 @@
+"""What a layer is told of the ranks that share it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from trainyard.parallel.config import ContextCommunication
+
+
+def group_size(group: ProcessGroup | None) -> int:
+    """Ranks of a group; None is one rank alone."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def group_rank(group: ProcessGroup | None) -> int:
+    """This rank's place in a group; None is one rank alone."""
+    return 0 if group is None else dist.get_rank(group)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParallel:
+    """The groups that a layer's modules talk over, and how. The default is one process alone."""
+
+    tp: ProcessGroup | None = None
+    """Ranks that share each matrix."""
+    cp: ProcessGroup | None = None
+    """Ranks that share each sequence."""
+    sequence_parallel: bool = False
+    """Between the matrices, activations are cut over `tp` along the sequence."""
+    cp_comm_type: ContextCommunication = "p2p"
+    """How attention reaches the keys of other ranks."""
+    tp_comm_overlap: bool = False
+    """Cut the matrices' communication up and hide it behind their products."""
+
+    @property
+    def tp_size(self) -> int:
+        """Tensor-parallel ranks."""
+        return group_size(self.tp)
+
+    @property
+    def tp_rank(self) -> int:
+        """Place among the tensor-parallel ranks."""
+        return group_rank(self.tp)
+
+    @property
+    def cp_size(self) -> int:
+        """Context-parallel ranks."""
+        return group_size(self.cp)
+
+    @property
+    def cp_rank(self) -> int:
+        """Place among the context-parallel ranks."""
+        return group_rank(self.cp)
+
+
+ALONE = ModelParallel()

@@ -1,0 +1,1 @@
+"""The layers of a model over several ranks, and micro-batches through them."""

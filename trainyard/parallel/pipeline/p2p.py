@@ -1,0 +1,190 @@
+"""Tensors between the ranks of a pipeline, over gloo or NCCL.
+
+Shape and type of what passes are known to both sides, so nothing is negotiated. Every direction of
+every pair of neighbours, for activations and for gradients apart, is a channel of its own: messages
+of one channel arrive in the order in which they are sent, and none waits for another channel. On
+NCCL a channel is a communicator of two ranks with a stream of its own, since sends and receives of
+one communicator run in the order of their calls; on gloo it is a range of tags.
+
+A receive is posted ahead of need (program.py says when) and makes the current stream wait when it
+is taken. A send is waited for when the next one of its channel is due; until then its tensor is
+kept alive. On CUDA none of this makes the host wait."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+from trainyard.errors import InfrastructureError
+from trainyard.parallel.groups import ProcessGroups
+from trainyard.parallel.pipeline.schedule import Kind, Message
+
+Channel = tuple[Kind, int, int]
+"""What passes, the pipeline rank that sends, the one that receives."""
+
+TAGS = 1 << 16
+"""Messages of a channel that a tag tells apart; far more than are ever on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenSpec:
+    """What passes between stages."""
+
+    shape: tuple[int, ...]
+    """(s_local, b, h): the part of the sequence that a rank has, micro-batch, hidden."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+class PipelineLinks:
+    """What one rank sends to its neighbours and receives from them; `connect` makes them."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        hidden: HiddenSpec,
+        pairs: Mapping[Channel, ProcessGroup] | None = None,
+    ) -> None:
+        """group: the ranks of a pipeline, in order. pairs: on NCCL, a group of two ranks for each
+        channel that ends here."""
+        self.pp = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.hidden = hidden
+        self._group = group
+        self._posted: dict[Message, tuple[Work, Tensor]] = {}
+        self._sends: dict[Channel, tuple[Work, Tensor, Message]] = {}
+        self._counts: dict[Channel, int] = defaultdict(int)
+        self._pairs = dict(pairs or {})
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def post(self, message: Message) -> None:
+        """Begin to receive."""
+        buffer = torch.empty(self.hidden.shape, dtype=self.hidden.dtype, device=self.hidden.device)
+        with communicating(f"receiving {message}"):
+            work = self._begin(message.channel, buffer)
+        self._posted[message] = work, buffer
+
+    def take(self, message: Message) -> Tensor:
+        """What was received; the caller's own."""
+        work, buffer = self._posted.pop(message)
+        with communicating(f"receiving {message}"):
+            work.wait()
+        return buffer
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Begin to send. The memory of the tensor is kept until it is sent, whatever the caller
+        does with the tensor."""
+        assert tuple(tensor.shape) == self.hidden.shape, (tuple(tensor.shape), self.hidden.shape)
+        assert tensor.dtype == self.hidden.dtype, (tensor.dtype, self.hidden.dtype)
+        self._settle(message.channel)
+        tensor = tensor.detach().contiguous()
+        with communicating(f"sending {message}"):
+            work = self._begin(message.channel, tensor)
+        self._sends[message.channel] = work, tensor, message
+
+    def finish(self) -> None:
+        """Wait for what is still being sent."""
+        for channel in list(self._sends):
+            self._settle(channel)
+        assert not self._posted, f"posted and never taken: {[str(m) for m in self._posted]}"
+
+    def _settle(self, channel: Channel) -> None:
+        """Wait for the send before."""
+        if channel not in self._sends:
+            return
+        work, _, message = self._sends.pop(channel)
+        with communicating(f"sending {message}"):
+            work.wait()
+
+    # --- channels -----------------------------------------------------------------------------
+
+    def _begin(self, channel: Channel, tensor: Tensor) -> Work:
+        """Start this rank's side of the next message of a channel."""
+        _, source, target = channel
+        number = self._counts[channel]
+        self._counts[channel] += 1
+        pair = self._pairs.get(channel)
+        if pair is None:  # gloo, where a tag is what NCCL knows as a communicator
+            group, tag = self._group, 2 * (number % TAGS) + (channel[0] == "B")
+        else:
+            group, tag = pair, 0
+        if self.rank == source:
+            work = dist.isend(tensor, self._global(target), group, tag)
+        else:
+            work = dist.irecv(tensor, self._global(source), group, tag)
+        assert work is not None
+        return work
+
+    def greet(self) -> None:
+        """Send a first message through each pair's group, one after another in an order that all
+        ranks share: a communicator begins to exist when both ranks first use it, and each waits
+        for the other then."""
+        for channel in self._pairs:
+            _, source, target = channel
+            with communicating(f"connecting pipeline ranks {source} and {target}"):
+                self._begin(channel, torch.zeros(1, device=self.hidden.device)).wait()
+
+    def _global(self, rank: int) -> int:
+        return dist.get_global_rank(self._group, rank)
+
+
+def connect(
+    groups: ProcessGroups,
+    hidden: HiddenSpec,
+    chunks: int = 1,
+    timeout: timedelta | None = None,
+) -> PipelineLinks | None:
+    """The links of this rank; None where there is no pipeline. Every rank of the run calls it at
+    the same time: backends number groups by the calls that make them.
+
+    timeout: of a message; unset: the backend's default."""
+    if groups.pp is None:
+        return None
+    pairs: dict[Channel, ProcessGroup] = {}
+    if dist.get_backend(groups.pp) == "nccl":
+        for pipeline in groups.dims.group_ranks("pp"):
+            for channel in channels(len(pipeline), chunks):
+                made = _make_pair(pipeline[channel[1]], pipeline[channel[2]], timeout)
+                if groups.rank in (pipeline[channel[1]], pipeline[channel[2]]):
+                    pairs[channel] = made
+    links = PipelineLinks(groups.pp, hidden, pairs)
+    links.greet()
+    return links
+
+
+def _make_pair(source: int, target: int, timeout: timedelta | None) -> ProcessGroup:
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True  # a message is short, and a whole rank waits for it
+    if timeout is not None:
+        options._timeout = timeout
+    made: ProcessGroup = dist.new_group(
+        [source, target], timeout=timeout, backend="nccl", pg_options=options, group_desc="p2p"
+    )
+    return made
+
+
+def channels(pp: int, chunks: int) -> Iterator[Channel]:
+    """All channels of a pipeline; the ring closes only where ranks have several chunks."""
+    for rank in range(pp if chunks > 1 else pp - 1):
+        yield "F", rank, (rank + 1) % pp
+        yield "B", (rank + 1) % pp, rank
+
+
+@contextmanager
+def communicating(what: str) -> Iterator[None]:
+    """A failure to communicate means a rank or the network is gone: InfrastructureError."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise InfrastructureError(f"pipeline: {what} failed: {error}") from error

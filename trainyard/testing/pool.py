@@ -1,0 +1,214 @@
+"""Ranks that stay: a test calls a function on 1 to 8 of them as it would call it here.
+
+The processes are forked once, from a server that has imported torch, when they are first needed. A
+call gives them a fresh default process group and takes it down again, which costs milliseconds.
+What a rank imports and leaves in modules stays until the pool is closed; what a call drew from
+torch's generators does not. After a failure the ranks that took part are replaced.
+
+In tests, by the fixture `ranks` (tests/conftest.py):
+
+    @pytest.mark.distributed
+    def test_it(ranks: RankPool) -> None:
+        ranks.run(check, 4, "an argument")  # check("an argument") on four ranks
+
+where `check` is a function at the top of a module. Elsewhere: `with RankPool() as ranks`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+from trainyard.testing.distributed import (
+    PRELOADED,
+    TIMEOUT_SECONDS,
+    Failure,
+    Target,
+    find_function,
+    first_cause,
+    pickled_error,
+    target_of,
+)
+
+MAX_RANKS = 8
+
+GRACE_SECONDS = 2.0
+"""After the first failure, for the others to say what happened to them."""
+
+NAME = "trainyard rank"
+"""Of the processes, with a number: so that whoever looks for children knows them."""
+
+
+class RankPool:
+    """Up to `max_ranks` processes that serve one call after another."""
+
+    def __init__(self, max_ranks: int = MAX_RANKS) -> None:
+        self.max_ranks = max_ranks
+        self._ranks: list[_Rank] = []
+        self._num_calls = 0
+        self._store: Any = None
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for rank in self._ranks:
+            rank.kill()
+        self._ranks = []
+        self._store = None
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        world_size: int,
+        *args: Any,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> list[Any]:
+        """Call `fn(*args)` on ranks 0 to world_size - 1 over gloo; what each of them returned.
+
+        Raises what was raised first, with its traceback as a note, and not what it made other ranks
+        raise; TimeoutError when the ranks have not finished in time."""
+        assert 1 <= world_size <= self.max_ranks, (world_size, self.max_ranks)
+        ranks = self._started(world_size)
+        self._num_calls += 1
+        call = (target_of(fn), args, world_size, self._num_calls, timeout_seconds)
+        data = pickle.dumps(call)
+        for rank in ranks:
+            rank.connection.send_bytes(data)
+        replies: dict[int, Any] = {}
+        try:
+            failures = self._collect(ranks, replies, timeout_seconds)
+            if failures:
+                raise first_cause(failures)
+        except BaseException:  # an interrupt as well: half a call must not meet the next one
+            self._replace(ranks)
+            raise
+        return [replies[number] for number in range(world_size)]
+
+    # --- processes --------------------------------------------------------------------------
+
+    def _started(self, count: int) -> list[_Rank]:
+        if self._store is None:
+            self._store = _serve_store()
+        for number in range(count):
+            if number == len(self._ranks):
+                self._ranks.append(_Rank(number, self._store.port))
+            elif not self._ranks[number].process.is_alive():
+                self._ranks[number] = _Rank(number, self._store.port)
+        return self._ranks[:count]
+
+    def _replace(self, ranks: Sequence[_Rank]) -> None:
+        for rank in ranks:
+            rank.kill()
+            self._ranks[rank.number] = _Rank(rank.number, self._store.port)
+
+    # --- replies ----------------------------------------------------------------------------
+
+    def _collect(
+        self, ranks: Sequence[_Rank], replies: dict[int, Any], timeout_seconds: float
+    ) -> list[Failure]:
+        """Fill `replies`; the failures, of all ranks that told theirs in time."""
+        waiting = {rank.connection: rank for rank in ranks}
+        deadline, failures = time.monotonic() + timeout_seconds, []
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for connection in wait(list(waiting), timeout=left):
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                failure = rank.receive(replies)
+                if failure is not None:
+                    failures.append(failure)
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if waiting and not failures:
+            running = sorted(rank.number for rank in waiting.values())
+            raise TimeoutError(f"ranks {running} still ran after {timeout_seconds:.0f} s")
+        return failures
+
+
+class _Rank:
+    """One process, and the pipe to it."""
+
+    def __init__(self, number: int, port: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOADED])
+        self.number = number
+        self.connection, theirs = context.Pipe()
+        self.process: ForkServerProcess = context.Process(
+            target=_serve,
+            args=(number, port, theirs),
+            name=f"{NAME} {number}",
+            daemon=True,
+        )
+        self.process.start()
+        theirs.close()
+
+    def receive(self, replies: dict[int, Any]) -> Failure | None:
+        """What the rank sent: into `replies`, or a failure; its end is a failure too."""
+        try:
+            is_well, data = self.connection.recv()
+        except EOFError:
+            self.process.join(GRACE_SECONDS)
+            return Failure(self.number, time.monotonic(), None, "", self.process.exitcode)
+        if is_well:
+            replies[self.number] = pickle.loads(data)
+            return None
+        return Failure(self.number, *pickle.loads(data))
+
+    def kill(self) -> None:
+        """End the process now."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def _serve_store() -> Any:
+    """Where the ranks of every call meet; it lives in this process, on a port of its own."""
+    import torch.distributed
+
+    dist: Any = torch.distributed  # its stubs hide the stores
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+# --- in a rank --------------------------------------------------------------------------------
+
+
+def _serve(number: int, port: int, connection: Connection) -> None:
+    import torch
+    import torch.distributed
+
+    torch.set_num_threads(1)
+    dist: Any = torch.distributed
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    with suppress(EOFError, KeyboardInterrupt):  # the test session is over
+        while True:
+            target, args, world_size, call, timeout_seconds = pickle.loads(connection.recv_bytes())
+            os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
+            torch.manual_seed(0)
+            try:
+                dist.init_process_group(
+                    "gloo",
+                    store=dist.PrefixStore(f"call-{call}", store),
+                    rank=number,
+                    world_size=world_size,
+                    timeout=timedelta(seconds=timeout_seconds),
+                )
+                result = pickle.dumps(_call(target, args))
+                dist.destroy_process_group()
+            except BaseException as error:
+                connection.send((False, pickled_error(error)))
+                return  # what is left of its groups would disturb the next call
+            connection.send((True, result))
+
+
+def _call(target: Target, args: tuple[Any, ...]) -> Any:
+    return find_function(*target)(*args)

@@ -1,0 +1,114 @@
+"""Where a pretraining begins: at its own last step, at another run's, or at step 0."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from trainyard.checkpoint.load import Checkpoint, open_checkpoint
+from trainyard.errors import ConfigError
+from trainyard.optim.continuation import continue_schedule
+from trainyard.optim.schedule import Schedule
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.training.ledger import Ledger
+from trainyard.training.length import RunLength
+from trainyard.training.origin import (
+    check_samples_left,
+    check_tokenizer,
+    check_vocabulary,
+    refuse_other_options,
+)
+from trainyard.training.parts import Initialize
+from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.resume import FoundSteps, restore_training, restore_weights, resume
+from trainyard.training.state import TrainState
+from trainyard.training.step import Trainee
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the loop goes on from; the trainee is filled."""
+
+    state: TrainState
+    ledger: Ledger
+    schedule: Schedule
+    origin: str
+    """In words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """What decides where a run begins, and whether it may begin there."""
+
+    config: PretrainConfig
+    found: FoundSteps
+    schedule: Schedule
+    """Of the options."""
+    length: RunLength
+    num_samples: int
+    """Training samples that the data holds."""
+    tokenizer: Tokenizer
+    padded_vocab_size: int
+    initialize: Initialize
+    """Fills one chunk with its first weights."""
+
+    def begin(self, trainee: Trainee) -> Beginning:
+        """Fill the trainee, on all ranks; ConfigError where the options do not fit what is
+        there."""
+        step = self.found.latest
+        if step is not None:
+            return self._own(step, trainee)
+        refuse_other_options(self.config, self.found)
+        load = self.config.foreign_load()
+        if load is not None:
+            with open_checkpoint(load, "--load") as checkpoint:
+                return self._other(checkpoint, load, trainee)
+        for chunk in trainee.chunks:
+            self.initialize(chunk, self.config.training.seed)
+        trainee.optimizer.adopt_model_parameters()
+        return Beginning(TrainState(), Ledger(), self.schedule, "initial weights from --seed")
+
+    def _own(self, step: int, trainee: Trainee) -> Beginning:
+        """Its last step: also with --finetune, which was done when the run began."""
+        if self.config.finetune:
+            log.info(
+                "--finetune was done when this run began; it goes on from its own step %d", step
+            )
+        schedules = [self.schedule]
+
+        def look(checkpoint: Checkpoint) -> None:
+            check_vocabulary(checkpoint, self.config, self.padded_vocab_size)
+            schedules.append(self._continued(checkpoint))
+
+        batch = self.length.global_batch_size
+        state, ledger = resume(self.config.save, step, trainee, batch, look)
+        return Beginning(state, ledger, schedules[-1], f"step {step} of this run")
+
+    def _other(self, checkpoint: Checkpoint, load: str, trainee: Trainee) -> Beginning:
+        """--load: its weights alone with --finetune, else all of its training."""
+        config, state, schedule = self.config, TrainState(), self.schedule
+        check_tokenizer(checkpoint, self.tokenizer, config.finetune)
+        check_vocabulary(checkpoint, config, self.padded_vocab_size)
+        if config.finetune:
+            restore_weights(checkpoint, trainee)
+            trainee.optimizer.adopt_model_parameters()
+        else:
+            state = restore_training(checkpoint, trainee)
+            state.unmeasured = {}  # that measurement is the other run's
+        if state.step >= self.length.steps:
+            raise ConfigError(
+                f"--load {load} is at step {state.step} and this run has {self.length.steps} "
+                "(--train-iters, --train-samples): nothing is left to train; raise it, or use "
+                "--finetune"
+            )
+        if not config.finetune:
+            schedule = self._continued(checkpoint)
+        check_samples_left(config, state, self.length, self.num_samples)
+        origin = f"step {checkpoint.step} of {checkpoint.url}"
+        return Beginning(state, Ledger(state.ledger_digest), schedule, origin)
+
+    def _continued(self, checkpoint: Checkpoint) -> Schedule:
+        document = checkpoint.state["schedule"]
+        return continue_schedule(self.schedule, document, self.config.optimizer)

@@ -1,0 +1,210 @@
+"""A model in training, from its options: the chunks of this rank, their gradients, the optimizer,
+and the pipeline that joins them to other ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import nn
+
+from trainyard.datasets.loader import Batch
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+from trainyard.models.stage import ModelStage
+from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
+from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.groups import is_vector
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.data import DataParallel
+from trainyard.parallel.groups import ProcessGroups, gather_objects
+from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
+from trainyard.parallel.pipeline.partition import partition
+from trainyard.parallel.pipeline.runner import PipelineRunner
+from trainyard.parallel.sharding import shard_of
+from trainyard.training.compiled import compile_chunk
+from trainyard.training.microbatch import Preparation
+from trainyard.training.step import StepOptions, Trainee
+
+ModelProvider = Callable[[ModelParallel, ModelStage], nn.Module]
+"""The part of a model that a stage holds: a module with `forward_stage`, its parameters unfilled or
+filled, `mark_shard`ed where they are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is known of a model before it is built: enough to cut it."""
+
+    num_layers: int
+    hidden_size: int
+    seq_length: int
+    micro_batch_size: int
+    fp32_between_stages: bool = False
+    """Stages hand fp32 on, whatever the weights are (--fp32-residual-connection)."""
+
+
+def gpt_provider(config: GPTConfig, padded_vocab_size: int) -> ModelProvider:
+    """GPT."""
+
+    def provide(parallel: ModelParallel, stage: ModelStage) -> nn.Module:
+        return GPTModel(config, padded_vocab_size, parallel, stage)
+
+    return provide
+
+
+def gpt_layout(config: GPTConfig, micro_batch_size: int) -> Layout:
+    """What of a GPT decides how it is cut."""
+    return Layout(
+        config.num_layers,
+        config.hidden_size,
+        config.seq_length,
+        micro_batch_size,
+        config.fp32_residual_connection,
+    )
+
+
+def build_trainee(
+    provider: ModelProvider,
+    layout: Layout,
+    parallel: ParallelConfig,
+    optimizer_config: OptimizerConfig,
+    precision: PrecisionConfig,
+    groups: ProcessGroups,
+    device: torch.device,
+    options: StepOptions,
+    *,
+    own_positions: bool = False,
+    compile_layers: bool = False,
+    no_decay: Callable[[str, torch.Tensor], bool] | None = None,
+) -> Trainee:
+    """This rank's part of a model in training; its weights are for the caller to fill.
+
+    no_decay: of which parameters, by global name, weights do not decay; unset: vectors."""
+    chunks = build_chunks(provider, layout, parallel, precision, groups, device)
+    copies = {
+        name: original
+        for chunk in chunks
+        for name, parameter in chunk.named_parameters()
+        if (original := copy_of(parameter)) is not None
+    }
+    gradients = [
+        DataParallel(
+            chunk.named_parameters(),
+            groups.dp_cp,
+            parallel.data_parallel,
+            grad_dtype=grads_dtype(precision),
+            alone={EMBEDDING, *copies},
+        )
+        for chunk in chunks
+    ]
+    optimizer = build_optimizer(
+        gradients,
+        optimizer_config,
+        precision,
+        groups,
+        tied=next((t for c in chunks if (t := shared_embedding(c)) is not None), None),
+        copies=copies,
+        no_weight_decay=no_decay or is_vector,
+    )
+    optimizer.timed = options.timed
+    for chunk, gradient in zip(chunks, gradients, strict=True):
+        units = compile_chunk(chunk) if compile_layers else None
+        if gradient.gather is not None:
+            gradient.gather.install(chunk, units)
+    links = _links(layout, parallel, precision, groups, device, len(chunks))
+
+    def make_runner(trainee: Trainee) -> PipelineRunner[Batch]:
+        return PipelineRunner(
+            trainee.chunks,
+            trainee.forward_step,
+            links,
+            group_size=parallel.microbatch_group_size_per_virtual_pipeline_stage,
+            before_last_backward=lambda chunk: gradients[chunk].sync_on_next_backward(),
+            timed=options.timed,
+        )
+
+    preparation = Preparation(groups, device, own_positions)
+    return Trainee(chunks, optimizer, groups, preparation, options, make_runner)
+
+
+def build_chunks(
+    provider: ModelProvider,
+    layout: Layout,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    groups: ProcessGroups,
+    device: torch.device,
+) -> list[nn.Module]:
+    """The modules that this rank holds, on its device and in the type of the run."""
+    model_parallel = groups.model_parallel(parallel)
+    held = partition(parallel, layout.num_layers)[groups.pp_rank]
+    with device, _default_dtype(params_dtype(precision)):
+        return [
+            provider(model_parallel, ModelStage(part.layers, part.has_embedding, part.has_output))
+            for part in held
+        ]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _links(
+    layout: Layout,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    groups: ProcessGroups,
+    device: torch.device,
+    num_chunks: int,
+) -> PipelineLinks | None:
+    if groups.pp is None:
+        return None
+    tokens = layout.seq_length // groups.dims.cp
+    if parallel.sequence_parallel:
+        tokens //= groups.dims.tp
+    hidden = HiddenSpec(
+        (tokens, layout.micro_batch_size, layout.hidden_size),
+        torch.float32 if layout.fp32_between_stages else params_dtype(precision),
+        device,
+    )
+    timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
+    return connect(groups, hidden, num_chunks, timeout)
+
+
+def parameter_count(trainee: Trainee) -> int:
+    """Numbers that this rank holds."""
+    return sum(p.numel() for chunk in trainee.chunks for p in chunk.parameters())
+
+
+def whole_parameter_count(trainee: Trainee) -> int:
+    """Numbers of the whole model, each counted once; all ranks ask together."""
+    held: dict[str, int] = {}
+    for chunk in trainee.chunks:
+        for name, parameter in chunk.named_parameters():
+            if copy_of(parameter) is None:
+                shard = shard_of(parameter)
+                held[name] = parameter.numel() if shard is None else math.prod(shard.shape)
+    stages = gather_objects(held, trainee.groups.pp)
+    return sum({name: count for stage in stages for name, count in stage.items()}.values())
+
+
+def layers_of(chunks: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    """The transformer layers of this rank, where the model has them as a GPT does."""
+    for chunk in chunks:
+        decoder = getattr(chunk, "decoder", None)
+        layers = getattr(decoder, "layers", None)
+        if isinstance(layers, nn.ModuleDict):
+            yield from layers.values()

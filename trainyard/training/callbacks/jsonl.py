@@ -1,0 +1,79 @@
+"""All figures of every step as JSON lines in a local file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.facts import RunFacts
+from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.state import TrainState
+
+
+class JsonLines(Callback):
+    """A line for each step, its ledger entry together with its times; each line is whole on disk
+    once the step is over."""
+
+    def __init__(self, path: Path, facts: RunFacts) -> None:
+        self._path = path
+        self._facts = facts
+        self._file: TextIO | None = None
+
+    def begin(self, state: TrainState) -> None:
+        """Go on in the file after the steps that count: what a run that was killed wrote of later
+        ones is dropped."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            kept = [line for line in self._path.read_bytes().splitlines() if _until(line, state)]
+            whole = self._path.with_name(self._path.name + ".partial")
+            whole.write_bytes(b"".join(line + b"\n" for line in kept))
+            whole.replace(self._path)
+        self._file = self._path.open("a")
+
+    def after_step(self, event: StepEvent) -> None:
+        """Write it."""
+        if self._file is None:  # could not be opened at first
+            self._file = self._path.open("a")
+        self._file.write(json.dumps(figures(event, self._facts)) + "\n")
+        self._file.flush()
+
+    def end(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def failed(self) -> None:
+        """Close the file."""
+        self.end()
+
+
+def _until(line: bytes, state: TrainState) -> bool:
+    """Whether a line is whole, and of a step that is done."""
+    try:
+        return int(json.loads(line)["step"]) <= state.step
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def figures(event: StepEvent, facts: RunFacts) -> dict[str, Any]:
+    """What a step came to and how fast it was, flat."""
+    document = event.record.document()
+    timing = event.timing
+    if timing is None:
+        return document
+    document["ms"] = round(timing.ms, 3)
+    document["tokens_per_second_per_gpu"] = round(facts.tokens_per_second_per_gpu(timing), 1)
+    document["tflops_per_gpu"] = round(timing.tflops_per_gpu, 5)
+    mfu = facts.mfu(timing.tflops_per_gpu)
+    if mfu is not None:
+        document["mfu"] = round(mfu, 5)
+    document["data_wait_ms"] = round(timing.data_wait_ms, 3)
+    document["memory_bytes"] = timing.memory_bytes
+    return document
+
+
+def make(config: LoggingConfig, facts: RunFacts) -> Callback | None:
+    """The file, if --metrics-jsonl names one."""
+    return JsonLines(Path(config.metrics_jsonl), facts) if config.metrics_jsonl else None

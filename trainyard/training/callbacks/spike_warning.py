@@ -1,0 +1,33 @@
+"""A warning when the loss jumps."""
+
+from __future__ import annotations
+
+import logging
+
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.spikes import SpikeDetector
+
+log = logging.getLogger(__name__)
+
+
+class SpikeWarning(Callback):
+    """On the one rank that logs."""
+
+    def __init__(self) -> None:
+        self.num_spikes = 0
+        self._detector = SpikeDetector()
+
+    def after_step(self, event: StepEvent) -> None:
+        """Compare with the steps before."""
+        loss, record = event.record.lm_loss, event.record
+        if event.timing is None or loss is None or record.skipped:
+            return
+        bound = self._detector.bound()
+        if self._detector.is_spike(loss):
+            self.num_spikes += 1
+            log.warning(
+                "step %d: loss %.6g is above %.6g, far from the steps before; stages.blame names "
+                "the documents of the step",
+                *(record.step, loss, bound),
+            )
+        self._detector.add(loss)

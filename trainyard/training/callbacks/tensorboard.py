@@ -1,0 +1,64 @@
+"""TensorBoard, with Megatron-LM's tags and both of its x axes: steps, and samples in the tags that
+end in `vs samples`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.errors import ConfigError
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.facts import RunFacts
+from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.scalars import Scalar, step_scalars, validation_scalars
+from trainyard.training.state import TrainState
+
+
+class TensorBoard(Callback):
+    """Enters the figures of steps and measurements; `writer` is torch's SummaryWriter."""
+
+    def __init__(self, writer: Any, config: LoggingConfig, facts: RunFacts) -> None:
+        self._writer = writer
+        self._config = config
+        self._facts = facts
+
+    def begin(self, state: TrainState) -> None:
+        """The options, once."""
+        if state.step == 0 and self._facts.config:
+            rows = [f"| {name} | {value} |" for name, value in self._facts.config.items()]
+            self._writer.add_text("options", "\n".join(["| option | value |", "|-|-|", *rows]), 0)
+
+    def after_step(self, event: StepEvent) -> None:
+        """Enter what is due."""
+        step = event.record.step
+        scalars = validation_scalars(event.record, self._config)
+        if step % self._config.tensorboard_log_interval == 0:
+            scalars += step_scalars(event, self._config, self._facts)
+            scalars += [Scalar(tag, value) for tag, value in self._facts.gauges.items()]
+        for scalar in scalars:
+            self._writer.add_scalar(scalar.tag, scalar.value, step)
+            if scalar.has_samples:
+                samples = event.record.consumed_train_samples
+                self._writer.add_scalar(f"{scalar.tag} vs samples", scalar.value, samples)
+
+    def end(self) -> None:
+        """Write what waits."""
+        self._writer.close()
+
+    def failed(self) -> None:
+        """Write what waits."""
+        self._writer.close()
+
+
+def make(config: LoggingConfig, facts: RunFacts) -> Callback | None:
+    """TensorBoard, if --tensorboard-dir names a folder."""
+    if not config.tensorboard_dir:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            f"--tensorboard-dir {config.tensorboard_dir} needs the package tensorboard ({error}): "
+            "pip install 'trainyard[logging]', or leave the option out"
+        ) from error
+    writer: Any = SummaryWriter(config.tensorboard_dir, max_queue=config.tensorboard_queue_size)
+    return TensorBoard(writer, config, facts)

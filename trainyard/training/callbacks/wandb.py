@@ -1,0 +1,72 @@
+"""Weights & Biases, under the tags of TensorBoard. WANDB_MODE=offline keeps everything in
+--wandb-save-dir; `wandb sync` sends it later."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import ConfigError
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.facts import RunFacts
+from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.scalars import step_scalars, validation_scalars
+
+SAMPLES = "samples"
+"""Metric that the tags ending in `vs samples` stand for there: any chart can have it for its x
+axis."""
+
+
+class WandB(Callback):
+    """Sends the figures of steps and measurements; `run` is what wandb.init returned."""
+
+    def __init__(self, run: Any, config: LoggingConfig, facts: RunFacts) -> None:
+        self._run = run
+        self._config = config
+        self._facts = facts
+
+    def after_step(self, event: StepEvent) -> None:
+        """Send what is due."""
+        record = event.record
+        scalars = validation_scalars(record, self._config)
+        figures: dict[str, float] = {}
+        if record.step % self._config.tensorboard_log_interval == 0:
+            scalars += step_scalars(event, self._config, self._facts)
+            figures.update(self._facts.gauges)
+        figures.update({scalar.tag: scalar.value for scalar in scalars})
+        if figures:
+            figures[SAMPLES] = float(record.consumed_train_samples)
+            self._run.log(figures, step=record.step)
+
+    def end(self) -> None:
+        """Send what waits."""
+        self._run.finish()
+
+    def failed(self) -> None:
+        """Send what waits, and mark the run."""
+        self._run.finish(exit_code=1)
+
+
+def make(config: LoggingConfig, facts: RunFacts) -> Callback | None:
+    """Weights & Biases, if --wandb-project names a project."""
+    if not config.wandb_project:
+        return None
+    try:
+        wandb = importlib.import_module("wandb")
+    except ImportError as error:
+        raise ConfigError(
+            f"--wandb-project {config.wandb_project} needs the package wandb ({error}): "
+            "pip install 'trainyard[logging]', or leave the option out"
+        ) from error
+    folder = config.wandb_save_dir or None
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    run = wandb.init(
+        project=config.wandb_project,
+        name=config.wandb_exp_name or facts.save.rstrip("/").rpartition("/")[2] or None,
+        entity=config.wandb_entity or None,
+        dir=folder,
+        config=dict(facts.config),
+    )
+    return WandB(run, config, facts)

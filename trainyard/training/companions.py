@@ -1,0 +1,231 @@
+"""What accompanies a pretraining: loggers, timers, watchdogs, memory. None of it changes what a run
+makes."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainyard.artifacts import store
+from trainyard.config import to_dict
+from trainyard.models.memory import Layout
+from trainyard.parallel.device import peak_memory_bytes
+from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
+from trainyard.training.board import open_board
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.callbacks.garbage import GarbageCollection
+from trainyard.training.callbacks.progress import Progress
+from trainyard.training.callbacks.sinks import Guarded, build_sinks
+from trainyard.training.callbacks.spike_warning import SpikeWarning
+from trainyard.training.callbacks.timer_report import TimerReport
+from trainyard.training.data_wait import DataWait
+from trainyard.training.facts import RunFacts
+from trainyard.training.hang import HangWatch
+from trainyard.training.host import Host, Keeper
+from trainyard.training.length import RunLength
+from trainyard.training.memory_monitor import MemoryMonitor
+from trainyard.training.memory_report import MemoryPlan, layout_of, peak_lines, plan_memory
+from trainyard.training.metrics import StepTiming
+from trainyard.training.oom import out_of_memory_explained
+from trainyard.training.performance import FILE as PERFORMANCE
+from trainyard.training.performance import performance_document
+from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.replicas import ReplicaCheck
+from trainyard.training.rerun import RerunMachine, StepJudge, Suspicion
+from trainyard.training.scalars import memory_scalars
+from trainyard.training.spikes import SpikeDetector
+from trainyard.training.step import Trainee
+from trainyard.training.timers import COMPUTE, Timers
+
+log = logging.getLogger(__name__)
+
+SUSPICION = "suspicion"
+"""Remembered: the step that an earlier run ended at to have it tried elsewhere."""
+
+
+class Companions:
+    """Built before the trainee, which is given `timers` and `judge`."""
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        host: Host,
+        keeper: Keeper | None,
+        groups: ProcessGroups,
+        device: torch.device,
+        length: RunLength,
+        vocab_size: int,
+    ) -> None:
+        self._config, self._keeper, self._groups = config, keeper, groups
+        self._device, self._length, self._vocab_size = device, length, vocab_size
+        self._folder = logs_folder(config.save)
+        self.facts = RunFacts(
+            steps=length.steps,
+            samples=length.samples,
+            tokens_per_sample=config.model.seq_length,
+            rank=groups.rank,
+            world_size=groups.dims.world_size,
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            save=config.save,
+            config=to_dict(config),
+        )
+        self.timers = Timers(
+            config.logging.timing_log_level,
+            device,
+            always=COMPUTE if config.watch.log_straggler else (),
+            barrier=self._barrier if config.logging.barrier_with_level_1_timing else _nothing,
+        )
+        self.judge = self._build_judge()
+        self._hang = HangWatch(
+            groups.rank,
+            groups.dims.world_size,
+            open_board(groups.dims.world_size),
+            self._folder,
+            config.watch.hang_timeout_minutes,
+            end=host.end_process,
+        )
+        self._timer_report = self._build_timer_report()
+        self.wait = DataWait(self._hang.beat)
+
+    # --- callbacks ----------------------------------------------------------------------------
+
+    def callbacks(
+        self, trainee: Trainee, timings: Callback, checkpointing: Callback
+    ) -> list[Callback]:
+        """All of them, in the order in which they are to hear of a step."""
+        logged, watch, training = self._config.logging, self._config.watch, self._config.training
+        found: list[Callback] = [self._hang]
+        if training.manual_gc:
+            found.append(GarbageCollection(training.manual_gc_interval, training.save_interval))
+        if logged.monitor_memory_continuously:
+            path = self._folder / f"memory-rank{self._groups.rank:04d}.jsonl"
+            found.append(MemoryMonitor(path, self._device, logged.memory_monitor_interval))
+        found += self._of_first_rank_before() if self._groups.rank == 0 else []
+        if self.timers.is_on:
+            found.append(self._timer_report)
+        found += build_sinks(logged, self.facts) if self._groups.rank == 0 else []
+        interval = watch.check_weight_hash_across_dp_replicas_interval
+        if interval is not None:
+            found.append(ReplicaCheck(trainee, self._groups.dp_cp, interval))
+        found += [timings, checkpointing]
+        if logged.log_progress and self._groups.rank == 0:
+            path = self._folder.parent / "progress.txt"
+            progress = Progress(path, self.facts, training.save_interval)
+            found.append(Guarded("progress", progress))
+        return found
+
+    def _of_first_rank_before(self) -> list[Callback]:
+        found: list[Callback] = [SpikeWarning()]
+        if self._config.logging.log_memory_to_tensorboard:
+            found.append(_MemoryGauges(self._device, self.facts.gauges))
+        return found
+
+    def _build_timer_report(self) -> TimerReport:
+        logged, watch = self._config.logging, self._config.watch
+        return TimerReport(
+            self.timers,
+            self._groups.world,
+            self._groups.rank,
+            logged.log_interval,
+            option=logged.timing_log_option,
+            show_timers=logged.timing_log_level > 0,
+            num_stragglers=watch.straggler_minmax_count if watch.log_straggler else 0,
+            gauges=self.facts.gauges if logged.log_timers_to_tensorboard else None,
+        )
+
+    def _barrier(self) -> None:
+        if self._groups.world is not None:
+            dist.barrier(self._groups.world)
+
+    # --- running steps again ------------------------------------------------------------------
+
+    def _build_judge(self) -> StepJudge | None:
+        watch, rank = self._config.watch, self._groups.rank
+        if watch.rerun_mode == "disabled":
+            return None
+        if watch.rerun_mode == "report_determinism_stats":
+            return StepJudge(None, is_first_rank=rank == 0)
+        where = gather_objects(f"{socket.gethostname()}/{self._device}", self._groups.world)
+        kept = self._keeper.remembered(SUSPICION) if self._keeper is not None else None
+        kept = broadcast_object(kept, self._groups.world)
+        suspicion = Suspicion.of_document(kept) if kept else None
+        spikes = SpikeDetector() if watch.check_for_spiky_loss else None
+        return StepJudge(RerunMachine(where, suspicion), spikes, self._keep, rank == 0)
+
+    def _keep(self, suspicion: Suspicion | None) -> None:
+        if self._keeper is not None:
+            document = suspicion.document() if suspicion is not None else {}
+            self._keeper.remember(SUSPICION, document)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def plan(self) -> tuple[MemoryPlan, Layout]:
+        """What a rank should need, and the layout that it follows from."""
+        config, dims = self._config, self._groups.dims
+        micro, count = config.training.micro_batch_size, self._length.schedule.final
+        layout = layout_of(config.model, config.parallel, dims, micro, count.num_microbatches)
+        return plan_memory(config.model, self._vocab_size, layout, config.precision), layout
+
+    @contextmanager
+    def explaining_memory(self) -> Iterator[None]:
+        """Running out of memory inside says what would help."""
+        rank, world_size = self._groups.rank, self._groups.dims.world_size
+        with out_of_memory_explained(rank, world_size, self._device, self.plan):
+            yield
+
+    def log_start(self) -> None:
+        """The memory in theory."""
+        if self._groups.rank == 0:
+            for line in self.plan()[0].lines():
+                log.info("%s", line)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def finish(self, timings: list[StepTiming]) -> dict[str, Any] | None:
+        """On all ranks, after the last step. Returns the summary of the performance, on the first
+        rank, where it is asked for."""
+        peaks = gather_objects(peak_memory_bytes(self._device), self._groups.world)
+        if self._keeper is None:
+            return None
+        for line in peak_lines(peaks):
+            log.info("%s", line)
+        if self.judge is not None and self.judge.machine is None:
+            log.info("%s", self.judge.report())
+        if not self._config.logging.save_performance_summary:
+            return None
+        timers = self._timer_report.last
+        planned = self.plan()[0].total
+        document = performance_document(
+            timings, self.facts, peaks=peaks, planned_bytes=planned, timers=timers
+        )
+        self._keeper.write_volatile(PERFORMANCE, document)
+        return document
+
+
+class _MemoryGauges(Callback):
+    """The memory of the first rank's device, for loggers."""
+
+    def __init__(self, device: torch.device, gauges: dict[str, float]) -> None:
+        self._device = device
+        self._gauges = gauges
+
+    def after_step(self, event: StepEvent) -> None:
+        """Look."""
+        self._gauges.update({s.tag: s.value for s in memory_scalars(self._device)})
+
+
+def logs_folder(save: str) -> Path:
+    """Where ranks write what only this machine needs to see: in the run folder if it is local."""
+    local = store.local_path(save)
+    return Path("trainyard-logs") if local is None else local / "logs"
+
+
+def _nothing() -> None:
+    """Ranks do not wait for each other before they are timed."""

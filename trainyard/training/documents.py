@@ -1,0 +1,60 @@
+"""What a run says of itself: in the documents of a checkpoint, and in the metrics of its
+manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.config import digest_relevant
+from trainyard.optim.continuation import schedule_document
+from trainyard.optim.schedule import Schedule
+from trainyard.training.pretrain_config import PretrainConfig
+
+
+def config_document(
+    config: PretrainConfig,
+    input_digests: Mapping[str, str],
+    vocab_size: int,
+    padded_vocab_size: int,
+    provided: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """`config.json` of a checkpoint: all that a tool needs to build the model again.
+
+    Without paths, so that it is the same wherever the run lies; inputs are told by digest.
+    provided: names of what a program brought along, such as the model."""
+    document: dict[str, Any] = {
+        "model": digest_relevant(config.model),
+        "vocab_size": vocab_size,
+        "padded_vocab_size": padded_vocab_size,
+        "run": digest_relevant(config),
+        "inputs": dict(input_digests),
+    }
+    return document | ({"provided": dict(provided)} if provided else {})
+
+
+def state_facts(
+    config: PretrainConfig, global_batch_size: int, schedule: Schedule
+) -> dict[str, Any]:
+    """What `state.json` says of the run beside how far it is."""
+    return {
+        "seed": config.training.seed,
+        "global_batch_size": global_batch_size,
+        "seq_length": config.model.seq_length,
+        "schedule": schedule_document(schedule),
+        "rng": {"kind": "seeded for every micro-batch from seed, step and its place in the batch"},
+    }
+
+
+def losses_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """First and last losses of the whole run."""
+    trained = [line for line in lines if "lm_loss" in line]
+    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    metrics: dict[str, Any] = {}
+    if trained:
+        metrics["steps"] = trained[-1]["step"]
+        metrics["tokens"] = trained[-1]["tokens"]
+        metrics["lm_loss"] = trained[-1]["lm_loss"]
+    if measured:
+        metrics["validation_loss_first"], metrics["validation_loss"] = measured[0], measured[-1]
+    return metrics

@@ -1,0 +1,41 @@
+"""How long a run is, and at which steps it looks up. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainyard.training.batch_size import BatchSchedule, build_batch_schedule, run_length
+from trainyard.training.config import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """A run in steps and samples."""
+
+    steps: int
+    """Optimizer steps of the whole run."""
+    samples: int
+    """Training samples that it asks for."""
+    schedule: BatchSchedule
+    evaluation_steps: tuple[int, ...]
+    """After which the validation loss is measured: the last step is one of them, if any is."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """The final one, which validation takes and numbers of iterations count in."""
+        return self.schedule.final.global_batch_size
+
+
+def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
+    """The length of a run on so many data-parallel ranks; ConfigError where numbers do not fit."""
+    schedule = build_batch_schedule(
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        dp=dp,
+        seq_length=seq_length,
+        rampup_batch_size=training.rampup_batch_size,
+        step_batch_size_schedule=training.step_batch_size_schedule,
+        decrease_if_needed=training.decrease_batch_size_if_needed,
+    )
+    steps, samples = run_length(schedule, training.train_iters, training.train_samples)
+    return RunLength(steps, samples, schedule, tuple(training.evaluation_steps(steps)))

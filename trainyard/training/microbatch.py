@@ -1,0 +1,104 @@
+"""A micro-batch on its way from the loader to the model, and its losses on the way back.
+
+b rows, s tokens of the whole sequence, s_local those of this rank under context parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.datasets.loader import Batch
+from trainyard.models.gpt import DROPOUT_SEED
+from trainyard.models.masks import trim_bounds
+from trainyard.parallel.context import cut_sequence
+from trainyard.parallel.groups import ProcessGroups
+from trainyard.parallel.model import group_size
+from trainyard.training.randomness import HOST_SEED, microbatch_seed
+
+NUM_TOKENS = "num_tokens"
+"""Key of a prepared batch: () fp32, tokens of the micro-batch that count, over the whole
+sequence."""
+
+CUT = ("tokens", "labels", "loss_mask", "position_ids")
+"""What lies along the sequence, (b, s)."""
+
+
+BOUNDS = "cu_seqlens"
+"""Key of the places where documents begin, (b, s + 1), where attention stops at them."""
+
+
+class StageModule(Protocol):
+    """What training asks of a model, or of the part of one that a pipeline stage holds."""
+
+    def forward_stage(self, hidden: Tensor | None, batch: Batch) -> Tensor:
+        """hidden: (s, b, h) of the stage before, None on the first. Returns what the next stage
+        takes, or on the last the loss of each token, (b, s_local) fp32, not masked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Loader batches made ready for this rank."""
+
+    groups: ProcessGroups
+    device: torch.device
+    own_positions: bool = False
+    """Samples count positions in their own way; otherwise a model knows them, which costs less."""
+
+    def training(
+        self, batches: Iterator[Batch], seed: int, step: int, num_microbatches: int
+    ) -> Iterator[Batch]:
+        """The micro-batches of a step, each with the seed of what it drops."""
+        dims = self.groups.dims
+        for index in range(num_microbatches):
+            batch = self.ready(next(batches))
+            place = index * dims.dp + self.groups.dp_rank
+            batch[HOST_SEED] = torch.tensor(microbatch_seed(seed, step, place))
+            batch[DROPOUT_SEED] = batch[HOST_SEED].to(self.device, non_blocking=True)
+            yield batch
+
+    def ready(self, batch: Batch) -> Batch:
+        """On the device, cut to this rank's part of the sequence."""
+        if BOUNDS in batch:
+            batch = {**batch, BOUNDS: trim_bounds(batch[BOUNDS])}
+        moved = {key: t.to(self.device, non_blocking=True) for key, t in batch.items()}
+        if not self.own_positions:
+            moved.pop("position_ids", None)
+        moved[NUM_TOKENS] = moved["loss_mask"].sum()
+        if self.groups.cp is not None:
+            size, rank = group_size(self.groups.cp), self.groups.cp_rank
+            for key in CUT:
+                if key in moved:
+                    moved[key] = cut_sequence(moved[key], 1, size, rank)
+        return moved
+
+
+class Totals:
+    """Loss and tokens of a step or a measurement, added up on the device."""
+
+    def __init__(self, groups: ProcessGroups, device: torch.device) -> None:
+        self._counts = groups.tp_rank == 0 and groups.is_last_stage
+        self._counts_tokens = self._counts and groups.cp_rank == 0
+        self.values = torch.zeros(3, dtype=torch.float64, device=device)
+        """Loss, tokens, requests to stop: what this rank is to say of the whole."""
+
+    def add(self, loss: Tensor, num_tokens: Tensor) -> None:
+        """One micro-batch; said by one rank of those that know the same."""
+        if self._counts:
+            self.values[0] += loss
+        if self._counts_tokens:
+            self.values[1] += num_tokens
+
+
+def masked_loss(losses: Tensor, batch: Batch) -> Tensor:
+    """Sum of the losses that count, () fp32. losses: (b, s_local)."""
+    return (losses * batch["loss_mask"]).sum()
+
+
+def is_last_chunk(module: nn.Module) -> bool:
+    """Whether a chunk ends the model; one that does not say is the whole."""
+    stage = getattr(module, "stage", None)
+    return stage is None or bool(stage.has_output)

@@ -1,0 +1,98 @@
+"""Running out of memory, in words that help: what was held, what was foreseen, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from trainyard.errors import InfrastructureError
+from trainyard.models.memory import Layout
+from trainyard.training.memory_monitor import measure
+from trainyard.training.memory_report import MemoryPlan, gigabytes
+
+WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA's error, Python's, and the RuntimeErrors of torch's allocator on the CPU and of
+    libraries on CUDA."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in WORDS)
+
+
+def helpful_flags(layout: Layout, plan: MemoryPlan, world_size: int) -> list[str]:
+    """What lowers memory and is not done yet: first what lowers the larger part."""
+    heavy_state = plan.optimizer + plan.gradients + plan.parameters >= plan.activations
+    states, activations = [], []
+    if layout.dp > 1 and not layout.distributed_optimizer:
+        saved = gigabytes(plan.optimizer * (1 - 1 / layout.dp))
+        states.append(f"--use-distributed-optimizer (saves {saved} GB of each rank)")
+    if layout.tp > 1 and not layout.sequence_parallel:
+        activations.append("--sequence-parallel")
+    if layout.recompute == "none":
+        activations.append("--recompute-activations (little time)")
+    if layout.recompute != "full":
+        activations.append("--recompute-granularity full (a third more computing)")
+    if layout.micro_batch_size > 1:
+        lower = layout.micro_batch_size // 2
+        activations.append(f"--micro-batch-size {lower} (is {layout.micro_batch_size})")
+    if world_size > layout.tp * layout.pp:
+        states.append(f"--tensor-model-parallel-size {2 * layout.tp} (is {layout.tp})")
+        states.append(f"--pipeline-model-parallel-size {2 * layout.pp} (is {layout.pp})")
+    else:
+        states.append(
+            "more devices, with --use-distributed-optimizer or a larger "
+            "--tensor-model-parallel-size"
+        )
+    return states + activations if heavy_state else activations + states
+
+
+def out_of_memory_text(
+    error: BaseException,
+    rank: int,
+    device: torch.device,
+    held: Mapping[str, int],
+    plan: MemoryPlan,
+    flags: list[str],
+) -> str:
+    """The message. held: `memory_monitor.measure`, and "total_bytes" of the device if known."""
+    where = "on the host" if device.type == "cpu" else f"on {device}"
+    total = held.get("total_bytes")
+    names = {"allocated_bytes": "allocated", "reserved_bytes": "reserved by torch"}
+    parts = [f"{gigabytes(held[key])} GB {name}" for key, name in names.items() if key in held]
+    parts = parts or [f"{gigabytes(held['rss_bytes'])} GB resident in this process"]
+    if total is not None:
+        parts.append(f"{gigabytes(total)} GB there are")
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    foreseen = (
+        f"the plan was {gigabytes(plan.total)} GB on the most loaded rank (parameters "
+        f"{gigabytes(plan.parameters)}, gradients {gigabytes(plan.gradients)}, optimizer "
+        f"{gigabytes(plan.optimizer)}, activations {gigabytes(plan.activations)})"
+    )
+    return (
+        f"rank {rank} ran out of memory {where}: {', '.join(parts)}; {foreseen}. What would help, "
+        f"the most likely first: {'; '.join(flags)}. [{first}]"
+    )
+
+
+@contextmanager
+def out_of_memory_explained(
+    rank: int, world_size: int, device: torch.device, plan: Callable[[], tuple[MemoryPlan, Layout]]
+) -> Iterator[None]:
+    """Running out of memory inside is an InfrastructureError that says all that."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        foreseen, layout = plan()
+        held = dict(measure(device))
+        if device.type == "cuda":
+            held["total_bytes"] = torch.cuda.get_device_properties(device).total_memory
+        flags = helpful_flags(layout, foreseen, world_size)
+        text = out_of_memory_text(error, rank, device, held, foreseen, flags)
+        raise InfrastructureError(text) from error

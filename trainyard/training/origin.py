@@ -1,0 +1,89 @@
+"""What may be continued: refusals for a checkpoint that does not fit this run, before any step."""
+
+from __future__ import annotations
+
+import logging
+
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.checkpoint.load import Checkpoint
+from trainyard.errors import ConfigError
+from trainyard.parallel.config import TP
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.training.length import RunLength
+from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.resume import FoundSteps
+from trainyard.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+def refuse_other_options(config: PretrainConfig, found: FoundSteps) -> None:
+    """`--load` that names `--save` asks to go on; what lies there may be of other options."""
+    asked = config.load is not None and config.foreign_load() is None
+    if asked and found.foreign and found.latest is None:
+        raise ConfigError(
+            f"--load {config.load}: the steps there are of other options or data, so this is "
+            f"another run: give it a --save of its own, as in --load {config.load} --save "
+            f"{config.save.rstrip('/')}-2 (or leave --load out to start at step 0 here)"
+        )
+
+
+def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool) -> None:
+    """Weights learnt with other tokens are noise to these; only fine-tuning may mean it."""
+    carried = {name: digest_bytes(data) for name, data in tokenizer.files().items()}
+    differ = [
+        name
+        for name, digest in sorted(carried.items())
+        if (record := checkpoint.manifest.record(f"tokenizer/{name}")) is None
+        or record.digest != digest
+    ]
+    if differ and finetune:
+        log.warning("the tokenizer is not that of the checkpoint: %s differ", ", ".join(differ))
+    elif differ:
+        raise ConfigError(
+            f"--load {checkpoint.url} was trained with another tokenizer ({', '.join(differ)} "
+            "differ); give its own, which it carries in tokenizer/, or --finetune"
+        )
+
+
+def check_vocabulary(checkpoint: Checkpoint, config: PretrainConfig, padded: int) -> None:
+    """The rows of embedding and output layer must be as many; how many are added to the tokens
+    follows from the number of tensor-parallel ranks."""
+    theirs, vocab_size = checkpoint.config["padded_vocab_size"], checkpoint.config["vocab_size"]
+    if theirs == padded:
+        return
+    tp, unit = config.parallel.tensor_model_parallel_size, config.model.make_vocab_size_divisible_by
+    same = [n for n in range(1, 65) if config.model.padded_vocab_size(vocab_size, n) == theirs]
+    ways = [f"{TP} {' or '.join(map(str, same[:4]))}"] if same else []
+    if theirs % tp == 0:
+        ways.append(f"--make-vocab-size-divisible-by {theirs // tp} in a run of its own")
+    ways = ways or ["the options that it was trained with"]
+    raise ConfigError(
+        f"{checkpoint.url} has a vocabulary of {theirs} rows ({vocab_size} tokens, padded), and "
+        f"this run one of {padded}, padded to a multiple of --make-vocab-size-divisible-by "
+        f"({unit}) x {TP} ({tp}); go on with {', or '.join(ways)}"
+    )
+
+
+def check_samples_left(
+    config: PretrainConfig, state: TrainState, length: RunLength, num_samples: int
+) -> None:
+    """The samples of the steps that are left must be there; a cyclic order never ends."""
+    needed = samples_at_end(state, length)
+    if config.data.dataloader_type == "single" and needed > num_samples:
+        raise ConfigError(
+            f"--load is at {state.consumed_train_samples} samples, and the "
+            f"{length.steps - state.step} steps that are left end at {needed}, but the data of "
+            f"this run holds {num_samples}: keep the batch size, raise --train-iters (or "
+            "--train-samples), or begin the data anew with --finetune"
+        )
+
+
+def samples_at_end(state: TrainState, length: RunLength) -> int:
+    """Samples that are consumed when the steps that are left have been taken."""
+    consumed = state.consumed_train_samples
+    if length.schedule.is_constant:
+        return consumed + (length.steps - state.step) * length.global_batch_size
+    for _ in range(state.step, length.steps):
+        consumed += length.schedule.at(consumed).global_batch_size
+    return consumed

@@ -1,0 +1,127 @@
+"""What a program may bring along to a pretraining in place of a GPT on token files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from trainyard.datasets.form import Sample
+from trainyard.datasets.loader import Batch, ExternalData
+from trainyard.datasets.provided import Samples, as_dataset
+from trainyard.datasets.vocabulary import check_sample
+from trainyard.errors import ConfigError, DataError
+from trainyard.training.build import ModelProvider
+from trainyard.training.callbacks.base import Callback
+from trainyard.training.config import TrainingConfig
+from trainyard.training.data import RunData
+from trainyard.training.length import RunLength
+from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.samples import num_samples
+
+TrainData = Samples | ExternalData
+ValidData = Samples | Mapping[str, Samples] | None
+
+DatasetProvider = Callable[[int, int], tuple[TrainData, ValidData]]
+"""(training samples, validation samples that the run takes) -> training data, validation data: one
+dataset, several by name, or None. Every rank calls it, and must get the same samples."""
+
+ForwardStep = Callable[[nn.Module, Tensor | None, Batch], Tensor]
+"""(module, what the stage before handed on, batch) -> what `forward_stage` returns."""
+
+Initialize = Callable[[nn.Module, int], None]
+"""Fills the parameters of one module in place, given the seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What is None is that of `stages.pretrain`."""
+
+    model_provider: ModelProvider | None = None
+    initialize: Initialize | None = None
+    """Unset: normal numbers drawn by name, the same however the model is cut."""
+    dataset_provider: DatasetProvider | None = None
+    forward_step: ForwardStep | None = None
+    """Unset: the module's `forward_stage`."""
+    flops_per_token: float | None = None
+    """Forward and backward, for figures of speed; unset: 6 for each parameter."""
+    callbacks: Sequence[Callback] = ()
+    """Told of every step, after ours, on every rank."""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Names of what is brought along, part of what tells one run from another."""
+        named = {
+            name: getattr(self, name)
+            for name in ("model_provider", "initialize", "dataset_provider", "forward_step")
+        }
+        return {
+            name: f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}"
+            for name, part in named.items()
+            if part is not None
+        }
+
+
+def provided_data(
+    provide: DatasetProvider,
+    config: PretrainConfig,
+    length: RunLength,
+    dp_rank: int,
+    vocab_size: int | None,
+) -> RunData:
+    """The data of a provider; refused where it is too little, or no sample of it can be trained on.
+
+    vocab_size: ids are checked against it; None where only the model knows what they mean."""
+    sizes = num_samples(config.training, length)
+    train, valid = provide(*sizes)
+    check = _Check(vocab_size)
+    named = valid if isinstance(valid, Mapping) else {} if valid is None else {"valid": valid}
+    sets = tuple((name, as_dataset(one, f"{name} data", check)) for name, one in named.items())
+    _check_validation(config.training, config.data.full_validation, named, sizes[1])
+    final = length.schedule.final
+    if isinstance(train, ExternalData):
+        return RunData(config.data, train, sets, final, dp_rank)
+    least = sizes[0] if config.data.dataloader_type == "single" else final.global_batch_size
+    if len(train) < least:
+        raise ConfigError(
+            f"dataset_provider: the training data has {len(train)} samples and the run takes "
+            f"{least}; train for less, provide more, or take them again and again with "
+            '--dataloader-type cyclic (ProvidedData(dataloader_type="cyclic"))'
+        )
+    trained = as_dataset(train, "training data", check)
+    _ = trained[0]  # what is wrong with all of them is told before any work
+    return RunData(config.data, trained, sets, final, dp_rank)
+
+
+def _check_validation(
+    training: TrainingConfig, whole: bool, sets: Mapping[str, Samples], wanted: int
+) -> None:
+    if training.eval_iters and not sets:
+        raise ConfigError(
+            "dataset_provider returned no validation data, and --eval-iters "
+            f"{training.eval_iters} asks for it; return some, or set it to 0"
+        )
+    for name, one in sets.items():
+        if not whole and len(one) < wanted:
+            raise ConfigError(
+                f"dataset_provider: {name} has {len(one)} samples and the measurements take "
+                f"{wanted} (--eval-iters, --eval-interval); measure less, or give "
+                "--full-validation"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Looks at a sample; handed to processes that load ahead."""
+
+    vocab_size: int | None
+
+    def __call__(self, sample: Sample, name: str) -> None:
+        if "loss_mask" not in sample:
+            raise DataError(
+                f"{name} has {', '.join(sample)} and no loss_mask, the weight of each token in "
+                "the loss: (s,) float32, ones where all count"
+            )
+        if self.vocab_size is not None:
+            check_sample(sample, self.vocab_size, name)

@@ -1,0 +1,88 @@
+"""performance.json: how fast a run was and what it took, in one document (--save-performance-
+summary). Figures of this process: of a run that was continued, the last part."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainyard.models.flops import CONVENTION as FLOPS
+from trainyard.training.facts import RunFacts
+from trainyard.training.metrics import StepTiming
+from trainyard.training.peaks import CONVENTION as PEAK
+from trainyard.training.peaks import peak_tflops
+
+FILE = "performance.json"
+FORMAT_VERSION = 1
+PERCENTILES = (5, 25, 50, 75, 95, 99)
+WARM_UP = 1
+"""Steps at the beginning that compile and fill caches, and are left out where there are others."""
+
+
+def performance_document(
+    timings: Sequence[StepTiming],
+    facts: RunFacts,
+    *,
+    peaks: Sequence[int],
+    planned_bytes: float | None = None,
+    timers: Sequence[Mapping[str, float]] = (),
+) -> dict[str, Any]:
+    """The document. peaks: peak memory of each rank. timers: times (ms a step) of each rank in the
+    last interval."""
+    steady = timings[WARM_UP:] or timings
+    document: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "device": facts.device_name,
+        "ranks": facts.world_size,
+        "steps_measured": len(steady),
+        "conventions": {"flops": FLOPS, "mfu": PEAK, "peak_tflops": peak_tflops(facts.device_name)},
+    }
+    if steady:
+        document.update(_speed(steady, facts))
+    document["memory_bytes"] = {
+        "peak": max(peaks, default=0),
+        "peak_of_ranks": list(peaks),
+        "planned": planned_bytes,
+    }
+    if timers:
+        document["timers_ms"] = _timers(timers)
+    return document
+
+
+def _speed(steady: Sequence[StepTiming], facts: RunFacts) -> dict[str, Any]:
+    ms = [timing.ms for timing in steady]
+    total = sum(ms)
+    # Of the whole time: the mean of rates would flatter runs with slow steps among them.
+    tokens = sum(t.tokens_per_second * t.ms for t in steady) / total / facts.world_size
+    tflops = sum(t.tflops_per_gpu * t.ms for t in steady) / total
+    mfu = facts.mfu(tflops)
+    return {
+        "tokens_per_second_per_gpu": round(tokens, 2),
+        "tflops_per_gpu": round(tflops, 5),
+        "mfu": None if mfu is None else round(mfu, 5),
+        "step_ms": {
+            "mean": round(statistics.fmean(ms), 3),
+            **{f"p{share}": round(percentile(ms, share), 3) for share in PERCENTILES},
+            "max": round(max(ms), 3),
+        },
+        "data_wait_share": round(sum(t.data_wait_ms for t in steady) / total, 5),
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Of sorted values, between two neighbours where it falls between them."""
+    order = sorted(values)
+    place = (len(order) - 1) * share / 100.0
+    below = int(place)
+    above = min(below + 1, len(order) - 1)
+    return order[below] + (order[above] - order[below]) * (place - below)
+
+
+def _timers(ranks: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    names = dict.fromkeys(name for times in ranks for name in times)
+    found = {name: [times[name] for times in ranks if name in times] for name in names}
+    return {
+        name: {"min": round(min(values), 3), "max": round(max(values), 3)}
+        for name, values in found.items()
+    }

@@ -1,0 +1,75 @@
+"""Options of a pretraining: the model, its data, the optimizer, the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainyard.artifacts.output import Output
+from trainyard.config import location
+from trainyard.datasets.config import DataConfig
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.fit import check_model
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.training.config import TrainingConfig
+from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.watch_config import WatchConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainConfig:
+    """A training from the first step to the last, over any mix of tensor, sequence, pipeline,
+    context and data parallelism."""
+
+    model: GPTConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig
+    optimizer: OptimizerConfig
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    training: TrainingConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    save: str = location()
+    """Folder of the run: its checkpoints, ledger and manifest."""
+    load: str | None = location(None)
+    """Checkpoint of another run to go on from: a run folder (its last step) or a step folder."""
+    finetune: bool = False
+    """Take only the weights from --load: step, optimizer and data begin anew. Started again, the
+    run goes on from its own checkpoints in --save."""
+
+    def __post_init__(self) -> None:
+        """Refuse combinations that cannot be meant."""
+        if self.finetune and self.load is None:
+            raise ConfigError("--finetune takes weights from --load, which is not given")
+        model = self.model
+        check_model(
+            self.parallel,
+            num_layers=model.num_layers,
+            num_attention_heads=model.num_attention_heads,
+            num_query_groups=model.query_groups,
+            ffn_hidden_size=model.ffn_size,
+            seq_length=model.seq_length,
+        )
+
+    def foreign_load(self) -> str | None:
+        """The checkpoint of another run; --load that names --save only asks for what is done
+        anyway."""
+        same = self.load is not None and self.load.rstrip("/") == self.save.rstrip("/")
+        return None if same else self.load
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """Each prefix of token files, the tokenizer, the checkpoint to go on from."""
+        load = self.foreign_load()
+        return {
+            **self.data.inputs(),
+            "tokenizer": self.tokenizer.inputs(),
+            "load": (load,) if load else (),
+        }
+
+    def output(self) -> Output:
+        """The run folder."""
+        return Output.directory(self.save)

@@ -1,0 +1,339 @@
+"""A pretraining on one rank: build what the options name, or what a program brings along, find out
+where to begin, train, and list what was written."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainyard.datasets.form import sample_format
+from trainyard.models.backends.select import choose_attention, report_attention
+from trainyard.models.flops import flops_per_iteration
+from trainyard.models.gpt import GPTModel
+from trainyard.models.init import init_module, init_parameters
+from trainyard.models.stage import ModelStage
+from trainyard.optim.build import params_dtype
+from trainyard.optim.schedule import Schedule, build_schedule
+from trainyard.parallel.fit import check_group_size
+from trainyard.parallel.groups import ProcessGroups, broadcast_object
+from trainyard.parallel.model import ModelParallel
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.tokenizers.registry import build_tokenizer
+from trainyard.training.begin import Beginning, Origins
+from trainyard.training.build import (
+    ModelProvider,
+    build_trainee,
+    gpt_layout,
+    gpt_provider,
+    parameter_count,
+    whole_parameter_count,
+)
+from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
+from trainyard.training.callbacks.timings import Timings
+from trainyard.training.companions import Companions
+from trainyard.training.compiled import should_compile
+from trainyard.training.data import RunData, build_run_data
+from trainyard.training.documents import config_document, losses_of, state_facts
+from trainyard.training.host import Host
+from trainyard.training.ledger import parse_ledger
+from trainyard.training.length import length_of
+from trainyard.training.loop import Outcome, TrainLoop
+from trainyard.training.metrics import Workload, summary
+from trainyard.training.parts import Initialize, Parts, provided_data
+from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.resume import FoundSteps
+from trainyard.training.spans import Span, spans_of_step
+from trainyard.training.state import TrainState
+from trainyard.training.step import StepOptions, Trainee, forward_stage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a pretraining came to."""
+
+    outcome: Outcome
+    """`finished`; `stopped` by a signal or `paused` by --exit-interval, saved either way."""
+    state: TrainState
+    metrics: dict[str, Any]
+    """Of the whole run, and of the speed of this part of it; of a finished run only."""
+    chunks: list[nn.Module]
+    """The trained parts of the model that this rank holds."""
+    ledger: list[dict[str, Any]]
+    """Every step of a finished run, on rank 0."""
+
+
+class Pretraining:
+    """One run on one rank."""
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        host: Host,
+        groups: ProcessGroups,
+        device: torch.device,
+        parts: Parts | None = None,
+    ) -> None:
+        self.config, self.host, self.groups, self.device = config, host, groups, device
+        self.parts = parts or Parts()
+        training = config.training
+        self.length = length_of(training, groups.dims.dp, config.model.seq_length)
+        check_group_size(config.parallel, self.length.schedule.final.num_microbatches)
+        self.schedule: Schedule = build_schedule(
+            config.optimizer,
+            training.train_iters,
+            self.length.global_batch_size,
+            training.train_samples,
+        )
+        self.tokenizer: Tokenizer = build_tokenizer(config.tokenizer)
+        self.vocab_size = self._padded_vocab_size()
+        self.keeper = host.keeper() if groups.rank == 0 else None
+        # One rank looks: on a store that lags, two could see different steps.
+        self.found = broadcast_object(
+            self.keeper.found if self.keeper else FoundSteps(), groups.world
+        )
+        self.companions = Companions(
+            config, host, self.keeper, groups, device, self.length, self.vocab_size
+        )
+        self.data = self._build_data()
+
+    def run(self) -> Result:
+        """Train from where the run is to its end, and list its files."""
+        with self.companions.explaining_memory():
+            return self._run()
+
+    def _run(self) -> Result:
+        trainee = self._build_trainee()
+        self._parameters = self._count_parameters(trainee)
+        beginning = self._begin(trainee)
+        training, keeper = self.config.training, self.keeper
+        timings = Timings(
+            training.save_interval or self.length.steps, keeper.keep_timings if keeper else _drop
+        )
+        ours = self.companions.callbacks(trainee, timings, self._checkpointing(trainee))
+        loop = TrainLoop(
+            trainee,
+            self.schedule,
+            self.data,
+            training,
+            self.length,
+            self._workload(),
+            callbacks=[*ours, *self.parts.callbacks],
+            state=beginning.state,
+            ledger=beginning.ledger,
+            stop_requested=lambda: self.host.stop_requested,
+            wait=self.companions.wait,
+        )
+        self.host.defer_signals()
+        outcome = loop.run()
+        trainee.optimizer.finish_parameters()
+        if outcome != "finished":
+            self._log_stop(outcome, loop.state)
+            return Result(outcome, loop.state, {}, trainee.chunks, [])
+        self.companions.finish(timings.timings)
+        lines = parse_ledger(keeper.finish()) if keeper is not None else []
+        metrics = {
+            "parameters": self._parameters,
+            **losses_of(lines),
+            **summary(timings.timings),
+            "device": self._device_name(),
+            "ranks": self.groups.dims.world_size,
+            "threads": torch.get_num_threads(),
+        }
+        return Result(outcome, loop.state, metrics, trainee.chunks, lines)
+
+    # --- building ---------------------------------------------------------------------------
+
+    @property
+    def _is_gpt(self) -> bool:
+        return self.parts.model_provider is None
+
+    def _padded_vocab_size(self) -> int:
+        """Rows of the embedding; another model pads as it likes."""
+        found = self.tokenizer.vocab_size
+        if not self._is_gpt:
+            return found
+        return self.config.model.padded_vocab_size(found, self.groups.dims.tp)
+
+    def _build_data(self) -> RunData:
+        config, dp_rank = self.config, self.groups.dp_rank
+        if self.parts.dataset_provider is not None:
+            vocab_size = self.tokenizer.vocab_size if self._is_gpt else None
+            provide = self.parts.dataset_provider
+            return provided_data(provide, config, self.length, dp_rank, vocab_size)
+        length, training = config.model.seq_length, config.training
+        form = sample_format(config.data, self.tokenizer, length, training.seed)
+        return build_run_data(config.data, training, form, self.length, dp_rank)
+
+    def _model_provider(self) -> ModelProvider:
+        provide = self.parts.model_provider
+        if provide is not None:
+            return partial(_placed, provide)
+        self._report_attention()
+        return gpt_provider(self.config.model, self.vocab_size)
+
+    def _build_trainee(self) -> Trainee:
+        config, training = self.config, self.config.training
+        data = config.data
+        compiled = training.compile_layers
+        return build_trainee(
+            self._model_provider(),
+            gpt_layout(config.model, training.micro_batch_size),
+            config.parallel,
+            config.optimizer,
+            config.precision,
+            self.groups,
+            self.device,
+            StepOptions(
+                seed=training.seed,
+                per_token=training.calculate_per_token_loss,
+                count_zeros=config.logging.log_num_zeros_in_grad,
+                measure_params=config.logging.log_params_norm,
+                check_finite=config.watch.check_for_nan_in_loss_and_grad,
+                timed=self.companions.timers,
+                judge=self.companions.judge,
+                forward=self.parts.forward_step or forward_stage,
+            ),
+            own_positions=data.reset_position_ids
+            or data.dataloader_inter_document_masking
+            or self.parts.dataset_provider is not None,
+            # Whether the layers of another model can be compiled is for its author to say.
+            compile_layers=should_compile(compiled, self.device)
+            and (self._is_gpt or compiled == "on"),
+        )
+
+    def _report_attention(self) -> None:
+        """Refuse on every rank what cannot be had, before any weight; one of them says what is."""
+        config, data = self.config, self.config.data
+        report = report_attention if self.groups.rank == 0 else choose_attention
+        report(
+            config.model,
+            self.groups.model_parallel(config.parallel),
+            self.device,
+            params_dtype(config.precision),
+            documents=data.reset_attention_mask or data.dataloader_inter_document_masking,
+        )
+
+    def _count_parameters(self, trainee: Trainee) -> int:
+        if self._is_gpt:
+            return self.config.model.num_params(self.vocab_size)
+        return whole_parameter_count(trainee)
+
+    def _workload(self) -> Workload:
+        length = self.config.model.seq_length
+        if self._is_gpt:
+            flops = flops_per_iteration(self.config.model, self.vocab_size, 1)
+        else:
+            flops = (self.parts.flops_per_token or 6.0 * self._parameters) * length
+        return Workload(length, flops, self.groups.dims.world_size)
+
+    # --- where to begin ---------------------------------------------------------------------
+
+    def _begin(self, trainee: Trainee) -> Beginning:
+        origins = Origins(
+            config=self.config,
+            found=self.found,
+            schedule=self.schedule,
+            length=self.length,
+            num_samples=len(self.data.train),
+            tokenizer=self.tokenizer,
+            padded_vocab_size=self.vocab_size,
+            initialize=self._initialize(),
+        )
+        beginning = origins.begin(trainee)
+        self.schedule = beginning.schedule
+        self._log_start(trainee, beginning.origin)
+        return beginning
+
+    def _initialize(self) -> Initialize:
+        if self.parts.initialize is not None:
+            return self.parts.initialize
+        config = self.config.model
+
+        def by_name(chunk: nn.Module, seed: int) -> None:
+            if isinstance(chunk, GPTModel):
+                init_parameters(chunk, seed)
+            else:
+                init_module(chunk, config, seed)
+
+        return by_name
+
+    def _log_start(self, trainee: Trainee, origin: str) -> None:
+        if self.groups.rank == 0:
+            log.info(
+                "training parameters=%d of_this_rank=%d device=%s ranks=%d threads=%d from %s",
+                *(self._parameters, parameter_count(trainee), self._device_name()),
+                *(self.groups.dims.world_size, torch.get_num_threads(), origin),
+            )
+            valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
+            if self._is_gpt:
+                self.companions.log_start()
+            log.info("data train_samples=%d valid_samples=%s", len(self.data.train), valid)
+
+    def _device_name(self) -> str:
+        cuda = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if cuda else "cpu"
+
+    # --- where to end -----------------------------------------------------------------------
+
+    def _checkpointing(self, trainee: Trainee) -> Checkpointing:
+        document = config_document(
+            self.config,
+            self.host.input_digests,
+            self.tokenizer.vocab_size,
+            self.vocab_size,
+            self.parts.identity,
+        )
+        folder = RunFolder(
+            url=self.config.save,
+            lineage=self.host.lineage,
+            stage_name=self.host.name,
+            documents={"config.json": document},
+            files={f"tokenizer/{name}": data for name, data in self.tokenizer.files().items()},
+        )
+        return Checkpointing(
+            folder,
+            trainee,
+            self.config.training.save_interval,
+            micro_batch_size=self.config.training.micro_batch_size,
+            save_optimizer=self.config.training.save_optim,
+            facts=state_facts(self.config, self.length.global_batch_size, self.schedule),
+            passing=self.found.passing,
+            spans=self._spans(),
+            before_first=self.keeper.make_room if self.keeper else _nothing,
+        )
+
+    def _spans(self) -> tuple[Span, ...]:
+        step = self.found.latest
+        if self.groups.rank != 0 or step is None:
+            return ()
+        return spans_of_step(self.config.save, step)
+
+    def _log_stop(self, outcome: Outcome, state: TrainState) -> None:
+        why = "asked to stop" if outcome == "stopped" else "--exit-interval"
+        if self.groups.rank == 0 and state.step == 0:
+            log.warning("stopped before the first step (%s); there is nothing to save", why)
+        elif self.groups.rank == 0:
+            log.warning("saved step %d (%s); the same command continues from it", state.step, why)
+
+
+def _placed(provide: ModelProvider, parallel: ModelParallel, stage: ModelStage) -> nn.Module:
+    """A module that says which stage it is, as a GPT does."""
+    module = provide(parallel, stage)
+    if getattr(module, "stage", None) is None:
+        module.stage = stage  # type: ignore[assignment]
+    return module
+
+
+def _nothing() -> None:
+    """What ranks other than the first do to the run folder."""
+
+
+def _drop(step: int, lines: list[str]) -> None:
+    """What they do with their timings."""

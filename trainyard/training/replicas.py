@@ -1,0 +1,91 @@
+"""Whether ranks that should hold the same weights do, bit for bit.
+
+A checksum of each parameter is made where it lies and compared over the ranks that hold copies. A
+difference means that some rank computed or received something wrong, or that the code let replicas
+drift: training on it would average two models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from trainyard.errors import InfrastructureError
+from trainyard.parallel.groups import gather_objects
+from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.step import Trainee
+
+CHUNK = 2**22
+"""Numbers that are looked at together: bounds the memory of a check."""
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+MULTIPLIER = -7046029254386353131
+"""An odd number of mixed bits (2^64 divided by the golden ratio): makes places count."""
+
+
+@torch.no_grad()
+def checksum(tensor: Tensor) -> Tensor:
+    """() int64: the bits of a tensor, each number weighed by its place."""
+    bits = tensor.detach().contiguous().view(BITS[tensor.element_size()]).flatten()
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, bits.numel(), CHUNK):
+        part = bits[start : start + CHUNK].to(torch.int64)
+        place = torch.arange(start + 1, start + 1 + part.numel(), device=tensor.device)
+        total += (part * (place * MULTIPLIER | 1)).sum()
+    return total
+
+
+def checksums(chunks: Sequence[nn.Module]) -> list[tuple[str, int]]:
+    """Each parameter's name and checksum."""
+    named = list(_parameters(chunks))
+    values = torch.stack([checksum(parameter) for _, parameter in named]).tolist()
+    return [(name, value) for (name, _), value in zip(named, values, strict=True)]
+
+
+def _parameters(chunks: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    for chunk in chunks:
+        yield from chunk.named_parameters()
+
+
+def first_difference(
+    replicas: Sequence[Sequence[tuple[str, int]]],
+) -> tuple[str, list[int]] | None:
+    """The first parameter that is not the same in all, and the replicas that do not have what most
+    of them have; None where all are the same."""
+    for rows in zip(*replicas, strict=True):
+        values = [value for _, value in rows]
+        if len(set(values)) > 1:
+            usual = max(values, key=values.count)
+            return rows[0][0], [place for place, value in enumerate(values) if value != usual]
+    return None
+
+
+class ReplicaCheck(Callback):
+    """On every rank, every `interval` steps."""
+
+    def __init__(self, trainee: Trainee, group: ProcessGroup | None, interval: int) -> None:
+        """group: ranks that hold the same weights."""
+        self._trainee = trainee
+        self._group = group
+        self._interval = interval
+
+    def after_step(self, event: StepEvent) -> None:
+        """Compare. Raises InfrastructureError on all ranks of a group that differs."""
+        if self._group is None or event.timing is None or event.record.step % self._interval:
+            return
+        self._trainee.optimizer.finish_parameters()
+        found = first_difference(gather_objects(checksums(self._trainee.chunks), self._group))
+        if found is None:
+            return
+        name, places = found
+        ranks = torch.distributed.get_process_group_ranks(self._group)
+        odd = ", ".join(str(ranks[place]) for place in places)
+        raise InfrastructureError(
+            f"step {event.record.step}: {name} is not the same on all data-parallel replicas: rank "
+            f"{odd} differs from the other ranks of {ranks} (--check-weight-hash-across-dp-"
+            "replicas-interval). The last checkpoint at which they agreed is good; run again from "
+            "it without the machine of that rank"
+        )

@@ -1,0 +1,92 @@
+"""A step as named figures, under the tags that Megatron-LM writes to TensorBoard and Weights &
+Biases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from trainyard.training.callbacks.base import StepEvent
+from trainyard.training.facts import RunFacts
+from trainyard.training.ledger import StepRecord
+from trainyard.training.logging_config import LoggingConfig
+
+PERPLEXITY_EXPONENT = 20.0
+"""Bound of the exponent of a perplexity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One figure of one step."""
+
+    tag: str
+    value: float
+    has_samples: bool = False
+    """Entered once more as `TAG vs samples`, with consumed samples for the x axis."""
+
+
+def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunFacts) -> list[Scalar]:
+    """The figures of a training step; none for one that was not taken, or is heard of again."""
+    record, timing = event.record, event.timing
+    if timing is None:
+        return []
+    found = [
+        ("learning-rate", record.learning_rate, config.log_learning_rate_to_tensorboard),
+        ("batch-size", record.global_batch_size, config.log_batch_size_to_tensorboard),
+        ("lm loss", record.lm_loss, True),
+        ("loss-scale", record.loss_scale or 1.0, config.log_loss_scale_to_tensorboard),
+        ("world-size", facts.world_size, config.log_world_size_to_tensorboard),
+        ("grad-norm", record.grad_norm, True),
+        ("num-zeros", record.num_zeros, True),
+        ("params-norm", record.params_norm, True),
+    ]
+    scalars = [Scalar(tag, float(v), True) for tag, v, wanted in found if wanted and v is not None]
+    scalars.append(Scalar("samples vs steps", float(record.consumed_train_samples)))
+    scalars.append(Scalar("iteration-time", timing.ms / 1000.0))
+    rate = facts.tokens_per_second_per_gpu(timing)
+    scalars.append(Scalar("tokens-per-second-per-gpu", rate))
+    scalars.append(Scalar("throughput", timing.tflops_per_gpu))
+    scalars.append(Scalar("data-wait-share", timing.data_wait_ms / timing.ms))
+    mfu = facts.mfu(timing.tflops_per_gpu)
+    if mfu is not None:
+        scalars.append(Scalar("mfu", mfu))
+    return scalars
+
+
+def validation_scalars(record: StepRecord, config: LoggingConfig) -> list[Scalar]:
+    """The figures of a measurement; several validation sets are numbered as on the console."""
+    scalars = []
+    for suffix, loss in validations(record):
+        scalars.append(Scalar(f"lm loss validation{suffix}", loss, True))
+        if config.log_validation_ppl_to_tensorboard:
+            scalars.append(Scalar(f"lm loss validation{suffix} ppl", perplexity(loss), True))
+    return scalars
+
+
+def validations(record: StepRecord) -> list[tuple[str, float]]:
+    """(suffix, loss) of each validation set, as Megatron-LM numbers them; one alone has none."""
+    if record.validation_losses is not None:
+        losses = record.validation_losses.values()
+        return [(f"-{number}", loss) for number, loss in enumerate(losses)]
+    return [] if record.validation_loss is None else [("", record.validation_loss)]
+
+
+def perplexity(loss: float) -> float:
+    """Its exponential, bounded."""
+    return math.exp(min(PERPLEXITY_EXPONENT, loss))
+
+
+def memory_scalars(device: torch.device) -> list[Scalar]:
+    """The memory of a CUDA device now; nothing on the CPU."""
+    if device.type != "cuda":
+        return []
+    stats = torch.cuda.memory_stats(device)
+    tags = (
+        ("mem-reserved-bytes", "reserved_bytes.all.current"),
+        ("mem-allocated-bytes", "allocated_bytes.all.current"),
+        ("mem-max-allocated-bytes", "allocated_bytes.all.peak"),
+        ("mem-allocated-count", "allocation.all.current"),
+    )
+    return [Scalar(tag, float(stats.get(key, 0))) for tag, key in tags]

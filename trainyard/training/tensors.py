@@ -1,0 +1,76 @@
+"""The tensors of a trainee by the names that a checkpoint knows them by, and which part of each
+this rank holds.
+
+    model.NAME               a weight, in the type of the run
+    optimizer.param.NAME     its fp32 main parameter, in 16-bit runs
+    optimizer.exp_avg.NAME   optimizer.exp_avg_sq.NAME: Adam's moments"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from trainyard.checkpoint.layout import Held, ShardedTensor
+from trainyard.checkpoint.load import Checkpoint, restore
+from trainyard.models.tied import copy_of
+from trainyard.parallel.sharding import shard_of
+from trainyard.training.step import Trainee
+
+
+def model_tensors(chunks: Sequence[nn.Module]) -> dict[str, Held]:
+    """`model.NAME` of every weight here; the copy of a tied embedding under the original's name."""
+    held: dict[str, Held] = {}
+    for chunk in chunks:
+        for name, tensor in chunk.state_dict(keep_vars=True).items():
+            whole_name = f"model.{copy_of(tensor) or name}"
+            held.setdefault(whole_name, _parts(whole_name, tensor))
+    return held
+
+
+def _parts(name: str, tensor: Tensor) -> Held:
+    shard = shard_of(tensor)
+    values = tensor.detach()
+    if shard is None:
+        return values
+    return [
+        ShardedTensor(name, values[index], shard.shape, offset) for offset, index in shard.boxes()
+    ]
+
+
+def optimizer_tensors(trainee: Trainee) -> dict[str, Held]:
+    """`optimizer.KIND.NAME` of what this rank keeps, as views of live memory."""
+    held: dict[str, list[ShardedTensor]] = defaultdict(list)
+    for box in trainee.optimizer.state_boxes():
+        name = f"optimizer.{box.name}"
+        held[name].append(ShardedTensor(name, box.tensor, box.global_shape, box.offset))
+    return dict(held)
+
+
+def restore_together(
+    checkpoint: Checkpoint, targets: dict[str, Held], prefix: str, group: ProcessGroup | None
+) -> None:
+    """Fill what this rank holds; what no rank of the group holds is an error, as is what the
+    checkpoint lacks."""
+    restore(checkpoint, targets, prefix, elsewhere=names_over(group, targets))
+
+
+def names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str]:
+    """The names of what all ranks of a group hold."""
+    if group is None:
+        return set(targets)
+    names: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(names, sorted(targets), group=group)
+    return {name for of_rank in names for name in of_rank}
+
+
+def renamed(held: Held, name: str) -> Held:
+    """The same memory under another name."""
+    if isinstance(held, Tensor):
+        return held
+    parts = [held] if isinstance(held, ShardedTensor) else held
+    return [replace(part, name=name) for part in parts]
