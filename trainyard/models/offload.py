@@ -23,6 +23,7 @@ class Kept:
 
     def __init__(self, tensor: Tensor, stream: torch.cuda.Stream | None) -> None:
         self.device = tensor.device
+        self.strides = tensor.stride()
         self.stream = stream
         self.fetched: Tensor | None = None
         self.copied: torch.cuda.Event | None = None
@@ -43,7 +44,11 @@ class Kept:
             self.fetched = self.host
             return
         with torch.cuda.stream(self.stream):
-            self.fetched = self.host.to(self.device, non_blocking=True)
+            # With the strides that it had: compiled code has been promised them.
+            self.fetched = torch.empty_strided(
+                self.host.shape, self.strides, dtype=self.host.dtype, device=self.device
+            )
+            self.fetched.copy_(self.host, non_blocking=True)
             self.copied = torch.cuda.Event()
             self.copied.record(self.stream)
 
@@ -72,7 +77,7 @@ class LayerStore:
     def pack(self, tensor: Tensor) -> Tensor | Kept:
         """Called by autograd for every tensor that the layer saves."""
         small = tensor.numel() * tensor.element_size() < SMALLEST_BYTES
-        if small or _storage(tensor) in self._staying:
+        if small or _storage(tensor) in self._staying or _overlaps(tensor):
             return tensor
         kept = Kept(tensor, self._stream)
         self._kept.append(kept)
@@ -104,6 +109,12 @@ class ActivationOffload:
         store = LayerStore(self._last, self._stream, staying)
         self._last = store
         return saved_tensors_hooks(store.pack, store.unpack)
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether numbers stand for several: an expanded tensor, which takes no memory of its own."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in pairs)
 
 
 def _storage(tensor: Tensor) -> int:
