@@ -24,6 +24,7 @@ import tyro
 
 from stages import lifeline
 from stages.failure import report_failure
+from stages.leave import is_one_of_several, leave
 from trainyard import logging as our_logging
 from trainyard.config import (
     check_finite,
@@ -78,11 +79,26 @@ def stage_main(
     megatron: bool = False,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run one stage as a program; returns its exit status.
+    """Run one stage as a program; returns its exit status. Without `argv` the process is the
+    stage's own, and ends here where it is one of several ranks.
 
     `positional` names the option that arguments without a flag in front belong to; `megatron` says
     that the command line is one of Megatron-LM's programs."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _main(name, config_class, run_module, arguments, positional, megatron)
+    if argv is None and is_one_of_several():
+        leave(status)
+    return status
+
+
+def _main(
+    name: str,
+    config_class: type,
+    run_module: str,
+    arguments: list[str],
+    positional: str,
+    megatron: bool,
+) -> int:
     debug = "--debug" in arguments
     our_logging.configure()
     if "--version" in arguments:

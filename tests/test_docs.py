@@ -173,6 +173,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "rest"), WHOLE)
 def test_whole_commands_are_accepted(stage: str, rest: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"stages.{stage}", *arguments(rest), "--dry-run"]

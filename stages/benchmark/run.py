@@ -16,7 +16,7 @@ from trainyard.errors import ConfigError
 from trainyard.inference.measure import device_clock, request_timing, throughput
 from trainyard.inference.static import GenerationResult, check_lengths, generate
 from trainyard.models.init import named_generator
-from trainyard.parallel.device import peak_memory_bytes, resolve_device
+from trainyard.parallel.device import device_name, peak_memory_bytes, resolve_device
 from trainyard.tokenizers.base import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def describe_timings(
     return {
         "format_version": FORMAT_VERSION,
         "step": loaded.step,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_name(device),
         "num_threads": torch.get_num_threads(),
         **throughput(requests, batches),
         "peak_memory_bytes": memory,

@@ -22,6 +22,7 @@ subprocess.run([sys.executable, "-c", child])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(measure.KCMP is None, reason="no kcmp for this architecture")
 @pytest.mark.parametrize(
     ("script", "times"),

@@ -251,6 +251,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_a_job_does_not_outlive_a_flow_that_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     hold = "from stages import lifeline; lifeline.hold(5.0)"

@@ -63,14 +63,13 @@ def blend(tokens: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on a blend."""
     folder = tmp_path_factory.mktemp("run") / "run"
     words = arguments("x", folder)
     words[1:2] = blend(tokens)
-    with Zygote("stages.pretrain.run") as zygote:
-        status, _, log = zygote.run("stages.pretrain", words)
-        assert status == 0, log
+    status, _, log = zygote.run("stages.pretrain", words)
+    assert status == 0, log
     return folder
 
 
@@ -357,15 +356,14 @@ SIZES = [2, 2, 4, 6, 8, 8, 8]  # 2 up to 4 consumed samples, 4 up to 8, 6 up to 
 
 @pytest.mark.slow
 def test_a_growing_batch_is_followed(
-    tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    zygote: Zygote, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = arguments("x", tmp_path / "run", global_batch_size=8, dataloader_type="cyclic")
     at = words.index("--train-iters")
     words[at : at + 2] = ["--train-samples", "40", "--rampup-batch-size", "2", "2", "12"]
     words[1:2] = blend(tokens)
-    with Zygote("stages.pretrain.run") as zygote:
-        status, _, log = zygote.run("stages.pretrain", words)
-        assert status == 0, log
+    status, _, log = zygote.run("stages.pretrain", words)
+    assert status == 0, log
     load = str(tmp_path / "run")
     same = {**RUN, **GROWING, "dataloader_type": "cyclic", "data_path": blend(tokens)}
     del same["train_iters"]

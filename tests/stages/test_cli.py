@@ -183,6 +183,7 @@ def test_a_signal_stops_promptly_and_keeps_finished_units(
     assert done_before >= 1
 
 
+@pytest.mark.slow
 def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     first = toy.start("--gate", str(gate))

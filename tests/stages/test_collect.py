@@ -68,6 +68,7 @@ def test_the_environment_is_part_of_what_is_asked_for() -> None:
     assert CollectConfig(output_dir="d", environment="given").environment == "given"
 
 
+@pytest.mark.slow
 def test_packages_are_found_and_we_are_not_among_them() -> None:
     modules = collect_run.installed_modules()
     packages = {package for package, _ in modules.values()}

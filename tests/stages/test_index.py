@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ from trainyard.testing.kill import Zygote
 
 SHARED = [name for name, _, _ in leaves(IndexConfig) if name in PRETRAIN]
 OPTIONS = {name: PRETRAIN[name] for name in SHARED}
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote("stages.pretrain.run", "stages.index.run") as process:
-        yield process
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +83,7 @@ def test_the_output_is_the_indices_and_nothing_of_where_they_came_from(
     assert manifest(indices).metrics["train_samples"] >= 32
 
 
+@pytest.mark.slow
 def test_training_with_indices_built_ahead_is_training_without(
     zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,6 @@ from trainyard.training.length import length_of
 from trainyard.training.origin import check_samples_left
 from trainyard.training.spans import spans_of_step
 from trainyard.training.state import TrainState
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote("stages.pretrain.run") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
-    for ending in (".bin", ".idx"):
-        os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
-    return prefix
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +90,7 @@ def test_execution_options_change_nothing_and_a_finished_run_is_not_run_again(
     assert "nothing to do" in log
 
 
+@pytest.mark.slow
 def test_forced_it_is_trained_anew_to_the_same_result(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
@@ -258,6 +244,7 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
     raise AssertionError(f"it ended without saying {words!r}")
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_and_the_same_command_goes_on(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
@@ -305,7 +292,8 @@ def test_a_signal_to_the_whole_group_saves_with_loader_workers_too(
 @pytest.mark.distributed
 def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    options = {"nproc_per_node": 2, "log_interval": 1, "train_iters": 60, "save_interval": 25}
+    # Long enough that the signal comes before the end on any machine.
+    options = {"nproc_per_node": 2, "log_interval": 1, "train_iters": 250, "save_interval": 100}
     process = start(tokens, whole, **options)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output

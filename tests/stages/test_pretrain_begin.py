@@ -3,14 +3,11 @@ of the vocabulary."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.stages.pretrain_runs import arguments, ledger
-from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.testing.kill import Zygote
 
@@ -18,20 +15,6 @@ pytestmark = pytest.mark.slow
 
 QUICK = {"eval_iters": 0, "train_iters": 6, "lr_warmup_iters": 2, "lr_decay_style": "linear"}
 STOPPED = 143
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote("stages.pretrain.run") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
-    for ending in (".bin", ".idx"):
-        os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
-    return prefix
 
 
 @pytest.fixture(scope="module")

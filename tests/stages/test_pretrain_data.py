@@ -4,7 +4,6 @@ documents."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ SHORT = {"train_iters": 2, "eval_interval": 2}
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote("stages.pretrain.run", "stages.index.run") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokens")
     for name, lengths in (("t", [60] * 40), ("u", [60] * 11), ("v", [60] * 7), ("s", [9] * 99)):
@@ -48,6 +41,7 @@ def train(zygote: Zygote, save: Path, data: list[str], **options: Any) -> tuple[
     return parse_ledger((save / "ledger.jsonl").read_bytes()), log
 
 
+@pytest.mark.slow
 def test_each_validation_set_is_measured_whole_and_by_itself(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
@@ -79,6 +73,7 @@ def test_indices_of_these_options_are_built_ahead_too(
     assert "kept index" not in log
 
 
+@pytest.mark.slow
 def test_made_up_data_trains_without_files(zygote: Zygote, tmp_path: Path) -> None:
     lines, _ = train(zygote, tmp_path / "run", ["--mock-data"])
     assert lines[-1]["step"] == 2
@@ -86,6 +81,7 @@ def test_made_up_data_trains_without_files(zygote: Zygote, tmp_path: Path) -> No
     assert again == lines
 
 
+@pytest.mark.slow
 def test_masks_and_positions_by_document_change_the_loss_and_nothing_of_the_samples(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
@@ -101,6 +97,7 @@ def test_masks_and_positions_by_document_change_the_loss_and_nothing_of_the_samp
     assert masked[0]["lm_loss"] == pytest.approx(plain[0]["lm_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_pad_that_is_the_bos_too_masks_nothing(zygote: Zygote, tmp_path: Path) -> None:
     """<s> is id 1, and stands in the data; so it does as the end of document, id 2, and <unk>."""
     prefix = tmp_path / "t"

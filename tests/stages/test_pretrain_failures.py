@@ -113,7 +113,8 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, ra
 
 def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path) -> None:
     save = tmp_path / "run"
-    options = ("--tensor-model-parallel-size", "2", "--train-iters", "60")
+    # Long enough that the signal comes before the end on any machine.
+    options = ("--tensor-model-parallel-size", "2", "--train-iters", "600")
     with training(tokens, save, *options) as process:
         wait_for(save, "iteration        3/")
         process.send_signal(signal.SIGUSR1)

@@ -64,12 +64,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote("stages.pretrain.run") as process:
-        yield process
-
-
 def words(folder: Path, save: Path, tokens: str = "good", **others: Any) -> list[str]:
     given = {**OPTIONS, "data_path": str(folder / tokens), "save": str(save), **others}
     pairs = [("--" + name.replace("_", "-"), value) for name, value in given.items()]
@@ -201,6 +195,7 @@ def test_degrees_are_compared_with_the_ranks_of_a_launcher(folder: Path, tmp_pat
     assert "3 ranks cannot be shared out" in log
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_port_in_use_is_named(folder: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
@@ -213,6 +208,7 @@ def test_a_port_in_use_is_named(folder: Path, tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("rank", "told"),

@@ -26,6 +26,7 @@ def launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_three_ranks_write_one_artifact(tmp_path: Path) -> None:
     done = launch("--output-dir", str(tmp_path), "--nproc-per-node", "3")
     assert done.returncode == 0, done.stderr
@@ -36,6 +37,7 @@ def test_three_ranks_write_one_artifact(tmp_path: Path) -> None:
     assert "nothing to do" in launch("--output-dir", str(tmp_path), "--nproc-per-node", "3").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "status", "words"), [
     ("raise", 3, "the network is gone"),
     ("kill", 3, "rank 1 was killed by SIGKILL"),
@@ -54,6 +56,7 @@ def test_the_failure_of_one_rank_ends_all(
     assert not (tmp_path / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_reaches_every_rank(tmp_path: Path) -> None:
     arguments = ["--output-dir", str(tmp_path), "--nproc-per-node", "2", "--seconds", "30"]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE) as process:

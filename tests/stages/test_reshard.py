@@ -113,6 +113,7 @@ def test_a_folder_without_a_checkpoint_is_named_with_the_option(tmp_path: Path) 
         reshard(tmp_path, tmp_path.parent / "elsewhere")
 
 
+@pytest.mark.slow
 def test_the_command_line_exports_once_and_then_has_nothing_to_do(tmp_path: Path) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))
     command = [

@@ -115,6 +115,7 @@ def test_the_first_fault_is_told_whoever_meets_it(
     assert not list(tmp_path.glob("out_*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_the_tokenizer_refuses_is_a_bad_line(tmp_path: Path, workers: int) -> None:
     rows = [{**row, "title": "5"} for row in numbered(60)]
@@ -311,6 +312,7 @@ def _long_run(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_sigterm_stops_workers_promptly_with_nothing_published(tmp_path: Path) -> None:
     process = _long_run(tmp_path)
     process.send_signal(signal.SIGTERM)
@@ -322,6 +324,7 @@ def test_sigterm_stops_workers_promptly_with_nothing_published(tmp_path: Path) -
     assert not (tmp_path / "out.manifest.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no worker processes")
 def test_a_killed_worker_is_an_infrastructure_error_and_its_work_is_kept(tmp_path: Path) -> None:
     process = _long_run(tmp_path)

@@ -75,6 +75,7 @@ def test_joined_shares_are_the_bytes_of_one_run(
     assert manifest(joined).run == other.run
 
 
+@pytest.mark.slow
 def test_stores_are_alike(corpus: Path, store_url: str, tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         data = (corpus / name).read_bytes()

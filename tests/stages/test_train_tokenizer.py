@@ -98,6 +98,7 @@ def test_refusals(corpus: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "tok").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_stops_it_in_the_middle_of_training(tmp_path: Path) -> None:
     rows = (f"{i * 7919 % 100003} {i * 104729 % 999983:x}" for i in range(600_000))
     (tmp_path / "large.txt").write_text("\n".join(rows))

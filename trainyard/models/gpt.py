@@ -143,11 +143,6 @@ class GPTModel(nn.Module):
         """Of the weights."""
         return next(self.parameters()).device
 
-    @property
-    def hidden_dtype(self) -> torch.dtype:
-        """Of what goes from stage to stage."""
-        return torch.float32 if self.config.fp32_residual_connection else self.dtype
-
     # --- steps ----------------------------------------------------------------------------
 
     def _run(
@@ -207,7 +202,7 @@ class GPTModel(nn.Module):
         return DropoutPlaces(seed, held, self.config.num_layers)
 
     def _rotary(self, position_ids: Tensor) -> Rotary | None:
-        if not self.config.rotary:
+        if not self.config.rotary or not self.decoder.layers:  # nobody to turn anything for
             return None
         return build_rotary(self.config, position_ids, self.dtype)
 

@@ -119,17 +119,6 @@ def document_numbers(bounds: Tensor, t: int) -> Tensor:
     return begun[:, :-1].cumsum(dim=1)
 
 
-def document_mask(bounds: Tensor) -> Tensor:
-    """Causal attention that stops at documents: what `--reset-attention-mask` asks for.
-
-    bounds: (b, s + 1), the place at which each document of a row begins, and s in every entry
-    behind the last: `cu_seqlens` of packed sequences. Returns (b, 1, s, s), True where allowed."""
-    s = bounds.shape[1] - 1
-    matrix = materialise(AttentionMask(bounds=bounds), s, s, bounds.device)
-    assert matrix is not None
-    return matrix
-
-
 def causal_mask(positions: Tensor, num_seen: int) -> Tensor:
     """(b, 1, s, t) True where key j <= the position of the query. positions: (b, s)."""
     keys = torch.arange(num_seen, device=positions.device)

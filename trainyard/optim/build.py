@@ -42,6 +42,7 @@ def build_optimizer(
     precision: PrecisionConfig,
     groups: OptimizerGroups,
     *,
+    device: torch.device,
     tied: nn.Parameter | None = None,
     copies: Mapping[str, str] | None = None,
     no_weight_decay: Condition = is_vector,
@@ -50,10 +51,10 @@ def build_optimizer(
 ) -> ModelOptimizer:
     """The optimizer of the chunks of a model that this rank holds.
 
-    tied: this stage's end of an embedding that is tied over stages. copies: names of parameters
-    that only repeat another's, each with the name of that one: saved under it, counted there.
-    no_weight_decay, scale_lr: of which parameters, by global name; scaled ones take `lr_mult` times
-    the learning rate."""
+    device: where the chunks are. tied: this stage's end of an embedding that is tied over stages.
+    copies: names of parameters that only repeat another's, each with the name of that one: saved
+    under it, counted there. no_weight_decay, scale_lr: of which parameters, by global name; scaled
+    ones take `lr_mult` times the learning rate."""
     repeated = copies or {}
     is_first = group_rank(groups.tp) == 0
 
@@ -73,4 +74,4 @@ def build_optimizer(
         )
 
     rule, scaler = build_rule(config), build_scaler(precision)
-    return ModelOptimizer(chunks, config, rule, scaler, groups, traits_of, tied=tied)
+    return ModelOptimizer(chunks, config, rule, scaler, groups, traits_of, device=device, tied=tied)

@@ -72,10 +72,12 @@ class ModelOptimizer:
         groups: OptimizerGroups,
         traits_of: TraitsOf,
         *,
+        device: torch.device,
         tied: nn.Parameter | None = None,
     ) -> None:
-        """traits_of: what build.py makes of the options. tied: this stage's end of an embedding
-        that another stage has as well."""
+        """traits_of: what build.py makes of the options. device: where the chunks are; a stage may
+        have no parameter to tell. tied: this stage's end of an embedding that another stage has as
+        well."""
         self.chunks = list(chunks)
         self.scaler = scaler
         self.num_updates = 0
@@ -88,7 +90,7 @@ class ModelOptimizer:
         self._shards = next((c.group for c in self.chunks if c.is_sharded), None)
         alone = groups.model is None and self._shards is None
         self._is_alone = alone and all(isinstance(u, WholeParameters) for u in self._units)
-        self._device = next(m.parameter.device for c in self.chunks for m in c.members)
+        self._device = device
         self._tensor_parallel = ModelParallel(tp=groups.tp)
         self._has_main = False
 

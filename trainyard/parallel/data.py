@@ -13,6 +13,7 @@ collective does not matter."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -90,7 +91,8 @@ class DataParallel:
             self.gather = ParameterGather(self.buckets, group, config.overlap_param_gather)
         self._armed = False
         self._num_started = 0
-        self._grads: dict[nn.Parameter, Tensor] = {}
+        self._grads: dict[Tensor, Tensor] = {}
+        self._homes: dict[Tensor, tuple[_BucketSum, Place]] = {}
         for total in self._sums:
             for place in total.bucket.places:
                 self._install(total, place)
@@ -119,23 +121,32 @@ class DataParallel:
     def _install(self, total: _BucketSum, place: Place) -> None:
         """Have backward hand the gradient of a parameter over as soon as it is there."""
         parameter = place.member.parameter
-        view = total.bucket.grad_view(place)
-        self._grads[parameter] = view
+        self._grads[parameter] = total.bucket.grad_view(place)
+        self._homes[parameter] = total, place
+        # Python's collector does not see the hooks of a parameter: what they hold would live for
+        # ever, the buckets' memory and the group's threads with it.
+        ours = weakref.ref(self)
 
         def hand_over(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            assert self.gather is None or self.gather.has(total.bucket), (
-                f"{place.member.name} was used before it was fetched: none of the modules that "
-                "ParameterGather.install was given was called for it"
-            )
-            total.add(place, view, parameter.grad)
-            parameter.grad = None
-            if self._armed:
-                total.num_missing -= 1
-                if self._overlap and total.num_missing == 0:
-                    self._start_complete()
+            if (alive := ours()) is not None:
+                alive._hand_over(parameter)
 
         parameter.register_post_accumulate_grad_hook(hand_over)
+
+    def _hand_over(self, parameter: Tensor) -> None:
+        """Backward has the gradient of a parameter."""
+        total, place = self._homes[parameter]
+        assert parameter.grad is not None
+        assert self.gather is None or self.gather.has(total.bucket), (
+            f"{place.member.name} was used before it was fetched: none of the modules that "
+            "ParameterGather.install was given was called for it"
+        )
+        total.add(place, self._grads[parameter], parameter.grad)
+        parameter.grad = None
+        if self._armed:
+            total.num_missing -= 1
+            if self._overlap and total.num_missing == 0:
+                self._start_complete()
 
     # --- a step -------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ and the pipeline that joins them to other ranks."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,6 +109,7 @@ def build_trainee(
         optimizer_config,
         precision,
         groups,
+        device=device,
         tied=next((t for c in chunks if (t := shared_embedding(c)) is not None), None),
         copies=copies,
         no_weight_decay=no_decay or is_vector,
@@ -199,12 +200,3 @@ def whole_parameter_count(trainee: Trainee) -> int:
                 held[name] = parameter.numel() if shard is None else math.prod(shard.shape)
     stages = gather_objects(held, trainee.groups.pp)
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
-
-
-def layers_of(chunks: Sequence[nn.Module]) -> Iterator[nn.Module]:
-    """The transformer layers of this rank, where the model has them as a GPT does."""
-    for chunk in chunks:
-        decoder = getattr(chunk, "decoder", None)
-        layers = getattr(decoder, "layers", None)
-        if isinstance(layers, nn.ModuleDict):
-            yield from layers.values()

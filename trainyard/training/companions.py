@@ -16,7 +16,7 @@ import torch.distributed as dist
 from trainyard.artifacts import store
 from trainyard.config import to_dict
 from trainyard.models.memory import Layout
-from trainyard.parallel.device import peak_memory_bytes
+from trainyard.parallel.device import device_name, peak_memory_bytes
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.training.board import open_board
 from trainyard.training.callbacks.base import Callback, StepEvent
@@ -72,7 +72,7 @@ class Companions:
             tokens_per_sample=config.model.seq_length,
             rank=groups.rank,
             world_size=groups.dims.world_size,
-            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            device_name=device_name(device),
             save=config.save,
             config=to_dict(config),
         )

@@ -142,7 +142,7 @@ class Pretraining:
             "parameters": self._parameters,
             **losses_of(lines),
             **summary(timings.timings),
-            "device": self._device_name(),
+            "device": self.companions.facts.device_name,
             "ranks": self.groups.dims.world_size,
             "threads": torch.get_num_threads(),
         }
@@ -268,17 +268,13 @@ class Pretraining:
         if self.groups.rank == 0:
             log.info(
                 "training parameters=%d of_this_rank=%d device=%s ranks=%d threads=%d from %s",
-                *(self._parameters, parameter_count(trainee), self._device_name()),
+                *(self._parameters, parameter_count(trainee), self.companions.facts.device_name),
                 *(self.groups.dims.world_size, torch.get_num_threads(), origin),
             )
             valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
             if self._is_gpt:
                 self.companions.log_start()
             log.info("data train_samples=%d valid_samples=%s", len(self.data.train), valid)
-
-    def _device_name(self) -> str:
-        cuda = self.device.type == "cuda"
-        return torch.cuda.get_device_name(self.device) if cuda else "cpu"
 
     # --- where to end -----------------------------------------------------------------------
 

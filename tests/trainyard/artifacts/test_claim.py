@@ -34,6 +34,7 @@ def test_the_claim_of_a_dead_process_is_taken_over_at_once(store_url: str) -> No
     assert not store.exists(url)
 
 
+@pytest.mark.slow
 def test_a_claim_that_stands_still_is_taken_over(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ def test_a_claim_that_stands_still_is_taken_over(
     claim.acquire(url, 10).release()
 
 
+@pytest.mark.slow
 def test_a_claim_that_beats_is_not_taken_over(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def take_over(environment: dict[str, str]) -> None:
     os.environ.update(environment)  # the server that forks may be older than the test's own
 
 
+@pytest.mark.slow
 def test_of_eight_racing_publishers_one_wins_ten_times_in_ten(store_url: str) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, "botocore.session", "s3fs"])  # not eight times

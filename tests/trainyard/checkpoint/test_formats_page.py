@@ -34,6 +34,7 @@ def test_the_printed_reader_reads_every_tensor(
     assert "trainyard" not in reader
 
 
+@pytest.mark.slow
 def test_the_printed_reader_is_a_program(tmp_path: Path) -> None:
     (reader,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     save(str(tmp_path / "run"), {"model.a": torch.ones(2, 3)})

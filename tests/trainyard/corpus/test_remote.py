@@ -189,7 +189,8 @@ def _read_at_random(file: RangedFile, seed: int) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_share_a_folder_and_its_bound(
     method: str, s3_url: str, tmp_path: Path, reads: list[tuple[int, int]]
 ) -> None:

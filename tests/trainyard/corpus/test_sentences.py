@@ -136,6 +136,7 @@ def test_newlines_are_kept_at_the_end_of_a_sentence(nltk_data: Path) -> None:
     assert "".join(kept) == text.rstrip()
 
 
+@pytest.mark.slow
 def test_a_long_text_is_not_cut_inside_a_sentence(nltk_data: Path) -> None:
     sentence = "This sentence has some words and an end."
     text = " ".join([sentence] * 30_000)  # more than a million letters

@@ -69,6 +69,7 @@ def test_every_job_is_done_by_any_crew(crew: Crew, monkeypatch: pytest.MonkeyPat
     assert dict(run_jobs(job, [], crew, {})) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crew", CREWS)
 def test_the_first_fault_in_order_is_told_and_nobody_is_left(crew: Crew) -> None:
     with pytest.raises(DataError, match="job 7"):

@@ -91,6 +91,7 @@ def test_parameters_have_megatron_core_names() -> None:
     assert not list(build(config(softmax_type="off-by-one")).core_attention.parameters())
 
 
+@pytest.mark.slow
 @each_kind
 def test_a_layer_compiles_without_a_break(kind: str) -> None:
     settings = config(**KINDS[kind])
@@ -228,6 +229,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_that_share_heads_and_sequence_agree_with_one(

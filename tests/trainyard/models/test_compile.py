@@ -57,6 +57,7 @@ def step(model: GPTModel) -> list[torch.Tensor]:
 RARER = ("window", "fp32 residual", "core")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.full] * (kind in RARER)) for kind in KINDS],

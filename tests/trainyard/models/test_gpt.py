@@ -12,7 +12,7 @@ from torch.nn import functional
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
-from trainyard.models.masks import document_mask
+from trainyard.models.masks import AttentionMask
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 """fp32 sums of a few hundred terms taken in another order."""
@@ -134,14 +134,14 @@ def test_grouped_queries_equal_full_heads_with_repeated_keys_and_values() -> Non
 
 
 @pytest.mark.parametrize("kind", [GPT, LLAMA], ids=["learned", "rope"])
-def test_document_mask_and_positions_make_documents_strangers(kind: dict[str, Any]) -> None:
+def test_bounds_and_positions_make_documents_strangers(kind: dict[str, Any]) -> None:
     model = build(**kind)
     first, second = some_tokens(1, 9), some_tokens(1, 15)
     packed = torch.cat((first, second), dim=1)
     positions = torch.cat((torch.arange(9), torch.arange(15))).unsqueeze(0)
     bounds = torch.full((1, 25), 24)
     bounds[0, :2] = torch.tensor([0, 9])
-    logits = model(packed, positions, attention_mask=document_mask(bounds))
+    logits = model(packed, positions, attention_mask=AttentionMask(bounds=bounds))
     torch.testing.assert_close(logits[:, :9], model(first), **ROUNDING)
     torch.testing.assert_close(logits[:, 9:], model(second), **ROUNDING)
 
@@ -215,7 +215,7 @@ def test_the_residual_stream_is_in_its_dtype(fp32: bool) -> None:
     for layer in model.decoder.layers.values():
         layer.register_forward_hook(lambda _, args, out: seen.extend((args[0].dtype, out.dtype)))
     assert model(some_tokens()).dtype == torch.bfloat16
-    assert set(seen) == {model.hidden_dtype} == {torch.float32 if fp32 else torch.bfloat16}
+    assert set(seen) == {torch.float32 if fp32 else torch.bfloat16}
 
 
 def test_a_packed_batch_has_documents_that_are_strangers() -> None:

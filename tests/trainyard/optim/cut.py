@@ -123,7 +123,9 @@ def build(case: Case) -> tuple[Cut, ModelOptimizer, int]:
     )
     if parallel.gather is not None:
         parallel.gather.install(model)
-    optimizer = build_optimizer([parallel], case.optimizer, case.precision, groups)
+    optimizer = build_optimizer(
+        [parallel], case.optimizer, case.precision, groups, device=torch.device("cpu")
+    )
     return model, optimizer, groups.dp_rank
 
 

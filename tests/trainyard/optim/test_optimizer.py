@@ -60,6 +60,7 @@ def check_close(ones: list[Result], others: list[Result], **bounds: Any) -> None
     assert ones[0].params_norm == pytest.approx(others[0].params_norm, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("precision", [PrecisionConfig(), BF16, FP16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(("dp", "tp"), [(2, 1), (2, 2), (4, 1), (4, 2)])

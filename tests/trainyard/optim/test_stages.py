@@ -84,6 +84,7 @@ def run_stages(case: Case, pp: int) -> Result:
         case.optimizer,
         case.precision,
         groups,
+        device=torch.device("cpu"),
         tied=ends[0] if pp > 1 else None,
         copies={COPY: EMBEDDING},
     )

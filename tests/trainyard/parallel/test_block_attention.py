@@ -66,6 +66,7 @@ def test_a_sink_of_minus_infinity_is_none() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [WHOLE, PIECES], ids=["whole", "pieces"])
 def test_dropout_is_the_same_backward(blocks: list[Block]) -> None:
     if blocks is PIECES:
@@ -83,6 +84,7 @@ def test_dropout_is_the_same_backward(blocks: list[Block]) -> None:
     assert torch.autograd.gradcheck(dropped, (q, k, v, sink))
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean() -> None:
     q, k, v, _ = (x.detach() for x in inputs())
     torch.manual_seed(0)

@@ -102,6 +102,7 @@ def check_exchanges() -> None:
         assert torch.equal(got, x)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_sequences_are_gathered_and_exchanged_for_heads(ranks: RankPool, world_size: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -98,6 +101,19 @@ def test_alone_in_fp32_gradients_stay_where_backward_left_them() -> None:
     assert all(parallel.grad_of(p) is p.grad for p in model.parameters())
     parallel.zero()
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_nothing_lives_on_in_the_hooks_of_parameters() -> None:
+    model = small_model(torch.bfloat16)
+    data = DataParallel(model.named_parameters(), None, grad_dtype=torch.float32)
+    data.zero()
+    backward(model, INPUTS)
+    held = [weakref.ref(data), weakref.ref(data.buckets[0]), weakref.ref(data.buckets[0].grads)]
+    del data
+    gc.collect()
+    assert [reference() for reference in held] == [None, None, None]
+    backward(model, INPUTS)  # as if it had never been there
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_what_backward_does_not_reach_has_no_gradient_of_the_step_before() -> None:

@@ -157,6 +157,7 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             join(distributed_timeout_minutes=0.05)
 
 
+@pytest.mark.slow
 def test_a_first_rank_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     launched(monkeypatch, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
@@ -207,6 +208,7 @@ def test_ranks_of_other_degrees_are_refused() -> None:
         assert "rank 1 was started with --distributed-backend gloo, degrees tp=2" in told
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_come_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     launched(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)

@@ -84,6 +84,7 @@ def test_the_bits_are_fixed() -> None:
 GOLDEN = ["695f20d6", "ed6892c5"]
 
 
+@pytest.mark.slow
 def test_a_compiler_draws_the_same() -> None:
     x = torch.randn(8, 2, 16, requires_grad=True)
     compiled = torch.compile(cut_free_dropout, fullgraph=True, backend="aot_eager")

@@ -60,6 +60,7 @@ def sleep_on_one() -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_end_is_named(ranks: RankPool) -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[1\] still ran after 1 s"):
         ranks.run(sleep_on_one, 2, timeout_seconds=1.0)

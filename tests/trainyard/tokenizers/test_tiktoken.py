@@ -109,6 +109,7 @@ def assert_equal(
 # --- equal to the library ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
 def test_hostile_text_has_the_ids_of_the_library(
     built: dict[str, TikTokenizer], reference: dict[str, Any], name: str

@@ -76,6 +76,7 @@ def carried(tokenizer: Tokenizer, url: str) -> Tokenizer:
 # --- equal to the reference -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gpt2_is_transformers_gpt2(shared: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     ours = gpt2(shared)

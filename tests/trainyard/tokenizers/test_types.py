@@ -137,6 +137,7 @@ def test_special_tokens_have_megatrons_other_names(name: str) -> None:
     assert from_dict(TokenizerConfig, options).tokenizer_special_tokens == ("<a>",)
 
 
+@pytest.mark.slow
 def test_special_tokens_around_a_text_can_be_left_out(shared: Path) -> None:
     texts = [*HOSTILE, "<s>"]
     for fast in (True, False):
@@ -156,6 +157,7 @@ def test_special_tokens_around_a_text_can_be_left_out(shared: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_special_tokens_are_added(shared: Path, tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "tokenizer_special_tokens": ("<image>", "<|endoftext|>"),
@@ -173,6 +175,7 @@ def test_special_tokens_are_added(shared: Path, tmp_path: Path) -> None:
         assert elsewhere.encode("a<image>").ids == ours.encode("a<image>")
 
 
+@pytest.mark.slow
 def test_a_chat_template_is_carried(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ messages }}")
     ours = build(shared, "neox", chat_template=str(tmp_path / "mine.jinja"))
@@ -182,6 +185,7 @@ def test_a_chat_template_is_carried(shared: Path, tmp_path: Path) -> None:
         build(shared, "neox", chat_template=str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_limits_of_a_model_do_not_cut_documents(shared: Path, tmp_path: Path) -> None:
     document = json.loads(Path(options(shared, "llama")["tokenizer_model"]).read_text())
     document["truncation"] = {

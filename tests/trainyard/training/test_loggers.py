@@ -159,6 +159,7 @@ def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
     assert [entry.step for entry in found.Scalars("lm loss validation")] == [3, 6]
 
 
+@pytest.mark.slow
 def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

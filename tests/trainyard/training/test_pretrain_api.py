@@ -117,6 +117,7 @@ def run_program(code: str, folder: str, world_size: int) -> None:
             os.environ["WORLD_SIZE"] = before
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_printed_model_learns_the_same_however_it_is_cut(
     tmp_path: Path, ranks: RankPool

@@ -74,6 +74,7 @@ def at_look(place: int) -> Callable[[], bool]:
     return lambda: next(calls) == place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_interval", [2, 3])
 def test_wherever_a_run_is_stopped_it_ends_as_the_undisturbed(
     tmp_path: Path, save_interval: int

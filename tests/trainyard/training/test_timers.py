@@ -171,6 +171,7 @@ def test_waiting_for_data_is_measured_for_every_step() -> None:
         assert 0 < event.timing.data_wait_ms < event.timing.ms
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_at_steps_of_its_own_and_the_collector_comes_back() -> None:
     import gc
 

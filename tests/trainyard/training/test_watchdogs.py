@@ -169,6 +169,7 @@ def check_replicas() -> str:
     return "nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_replica_that_drifted_ends_the_run(ranks: RankPool) -> None:
     texts = ranks.run(check_replicas, 3)

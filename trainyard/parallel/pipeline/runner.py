@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from trainyard.parallel.pipeline.outputs import backward_from, can_free, free_output
-from trainyard.parallel.pipeline.p2p import PipelineLinks, communicating
+from trainyard.parallel.pipeline.p2p import PipelineLinks
 from trainyard.parallel.pipeline.program import programs
 from trainyard.parallel.pipeline.schedule import Action
 from trainyard.parallel.timing import Timed, untimed
@@ -187,13 +185,3 @@ class _Step(Generic[B]):
         if action.chunk == len(self._chunks) - 1:
             return self._read.pop(action.microbatch)
         return self._read[action.microbatch]
-
-
-def reduce_tied_gradient(gradient: Tensor | None, group: ProcessGroup | None) -> None:
-    """Add up, in place, the gradients of an embedding and of the output layer that shares its
-    weights, on the two ranks that hold them. gradient: of this rank's copy; group: the two ranks;
-    None of either: nothing to do here."""
-    if gradient is None or group is None:
-        return
-    with communicating("adding up the gradients of the tied embedding"):
-        dist.all_reduce(gradient, group=group)

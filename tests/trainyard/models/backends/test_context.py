@@ -69,6 +69,7 @@ def check_all(comm_type: str, kernel: str) -> None:
                 compare(over_all_ranks(comm_type, kernel), masks(S)[kind], groups, with_sink)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kernel", ["cpu", "math"])
@@ -93,6 +94,7 @@ def check_causality(comm_type: str) -> None:
     assert ((before - after).abs().amax(dim=(0, 1, 3))[at:] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @each_way
 def test_a_later_token_changes_nothing_earlier_on_any_rank(ranks: RankPool, comm_type: str) -> None:
@@ -116,6 +118,7 @@ def check_compiled(comm_type: str) -> None:
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @each_way
 def test_a_compiler_takes_the_exchange_whole(ranks: RankPool, comm_type: str) -> None:
@@ -135,6 +138,7 @@ def check_dropout(comm_type: str) -> None:
     assert not torch.equal(out, cut(right))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @each_way
 def test_dropout_keeps_the_mean_over_ranks(ranks: RankPool, comm_type: str) -> None:
@@ -153,6 +157,7 @@ def check_bf16(comm_type: str) -> None:
     torch.testing.assert_close(whole(out).double(), right, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @each_way
 def test_half_precision_stays_half(ranks: RankPool, comm_type: str) -> None:

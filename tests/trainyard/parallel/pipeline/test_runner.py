@@ -25,7 +25,7 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import build_groups
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
 from trainyard.parallel.pipeline.partition import Partition, arrange
-from trainyard.parallel.pipeline.runner import PipelineRunner, reduce_tied_gradient
+from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.testing.distributed import run_distributed
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
@@ -94,6 +94,7 @@ def check_equal(
             assert torch.equal(found[name], gradient), name
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("pp", "chunks"), [(2, 1), (2, 2), (4, 1), (4, 2)])
 def test_a_pipeline_computes_what_one_process_computes(
@@ -192,23 +193,6 @@ def test_one_process_reads_no_batch_too_many_and_is_a_plain_loop() -> None:
     assert all(torch.equal(g, expected[name]) for name, g in gradients([module]).items())
 
 
-# --- ties ---------------------------------------------------------------------------------------
-
-
-def tied() -> Tensor:
-    gradient = torch.full((3, 2), float(dist.get_rank() + 1))
-    reduce_tied_gradient(gradient, dist.group.WORLD)
-    reduce_tied_gradient(None, dist.group.WORLD)
-    return gradient
-
-
-@pytest.mark.distributed
-def test_gradients_of_the_tied_embedding_are_added_up_on_both_ranks(ranks: RankPool) -> None:
-    first, last = ranks.run(tied, 2)
-    assert torch.equal(first, torch.full((3, 2), 3.0))
-    assert torch.equal(last, first)
-
-
 # --- failures -----------------------------------------------------------------------------------
 
 
@@ -248,6 +232,7 @@ def wait_in_vain(split: Partition) -> str:
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_rank_that_is_silent_is_named_after_the_timeout(ranks: RankPool) -> None:
     message, _ = ranks.run(wait_in_vain, 2, even(2, 1))

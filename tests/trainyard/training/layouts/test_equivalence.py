@@ -24,6 +24,7 @@ QUICK = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("cut", QUICK, ids=str)
 def test_a_cut_run_equals_one_process(cut: Cut, ranks: RankPool) -> None:

@@ -46,6 +46,9 @@ STAGES = {
         ),
     ),
     "spelt out": replace(ALONE, pp=4, pipeline=(("pipeline_model_parallel_layout", "E|tt|t*2|L"),)),
+    "a rank without a layer": replace(
+        ALONE, pp=4, pipeline=(("pipeline_model_parallel_layout", "Ett||tt|L"),)
+    ),
     "chunks spelt out, one empty": replace(
         ALONE, pp=2, pipeline=(("pipeline_model_parallel_layout", "Et||ttt|L"),)
     ),
@@ -55,7 +58,17 @@ STAGES = {
 @pytest.mark.distributed
 @pytest.mark.parametrize("stages", quick(STAGES, "chunks spelt out, one empty"))
 def test_stages_are_one_process_bit_for_bit(stages: str, ranks: RankPool) -> None:
-    found, expected = run_of(STAGES[stages], ranks, STEPS), reference(ALONE, STEPS)
+    check_stages(STAGES[stages], ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_rank_without_a_layer_turns_nothing(ranks: RankPool) -> None:
+    check_stages(replace(STAGES["a rank without a layer"], kind="llama"), ranks)
+
+
+def check_stages(cut: Cut, ranks: RankPool) -> None:
+    found, expected = run_of(cut, ranks, STEPS), reference(replace(ALONE, kind=cut.kind), STEPS)
     assert found.norms == pytest.approx(expected.norms, rel=FP32_LAYOUT.grad_norm)
     found.norms[:] = expected.norms
     assert_same_bits(found, expected)
@@ -117,6 +130,7 @@ def check_family(cuts: list[Cut], ranks: RankPool) -> None:
         assert_same_bits(run_of(cut, ranks, STEPS), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("family", quick(FAMILIES, "data"))
 def test_how_gradients_travel_changes_no_bit(family: str, ranks: RankPool) -> None:
