@@ -62,9 +62,11 @@ class Companions:
         device: torch.device,
         length: RunLength,
         vocab_size: int,
+        is_gpt: bool,
     ) -> None:
         self._config, self._keeper, self._groups = config, keeper, groups
-        self._device, self._length, self._vocab_size = device, length, vocab_size
+        self._device, self._length = device, length
+        self._vocab_size, self._is_gpt = vocab_size, is_gpt
         self._folder = logs_folder(config.save)
         self.facts = RunFacts(
             steps=length.steps,
@@ -166,11 +168,13 @@ class Companions:
 
     # --- memory -------------------------------------------------------------------------------
 
-    def plan(self) -> tuple[MemoryPlan, Layout]:
-        """What a rank should need, and the layout that it follows from."""
+    def plan(self) -> tuple[MemoryPlan | None, Layout]:
+        """What a rank should need, of a GPT, and the layout that it follows from."""
         config, dims = self._config, self._groups.dims
         micro, count = config.training.micro_batch_size, self._length.schedule.final
         layout = layout_of(config.model, config.parallel, dims, micro, count.num_microbatches)
+        if not self._is_gpt:
+            return None, layout
         return plan_memory(config.model, self._vocab_size, layout, config.precision), layout
 
     @contextmanager
@@ -182,8 +186,9 @@ class Companions:
 
     def log_start(self) -> None:
         """The memory in theory."""
-        if self._groups.rank == 0:
-            for line in self.plan()[0].lines():
+        plan, _ = self.plan()
+        if self._groups.rank == 0 and plan is not None:
+            for line in plan.lines():
                 log.info("%s", line)
 
     # --- the end ------------------------------------------------------------------------------
@@ -201,7 +206,8 @@ class Companions:
         if not self._config.logging.save_performance_summary:
             return None
         timers = self._timer_report.last
-        planned = self.plan()[0].total
+        plan, _ = self.plan()
+        planned = None if plan is None else plan.total
         document = performance_document(
             timings, self.facts, peaks=peaks, planned_bytes=planned, timers=timers
         )

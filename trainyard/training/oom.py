@@ -24,13 +24,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in WORDS)
 
 
-def helpful_flags(layout: Layout, plan: MemoryPlan, world_size: int) -> list[str]:
-    """What lowers memory and is not done yet: first what lowers the larger part."""
-    heavy_state = plan.optimizer + plan.gradients + plan.parameters >= plan.activations
+def helpful_flags(layout: Layout, plan: MemoryPlan | None, world_size: int) -> list[str]:
+    """What lowers memory and is not done yet: first what lowers the larger part, as far as that is
+    known."""
+    heavy_state = (
+        plan is not None and plan.optimizer + plan.gradients + plan.parameters >= plan.activations
+    )
     states, activations = [], []
     if layout.dp > 1 and not layout.distributed_optimizer:
-        saved = gigabytes(plan.optimizer * (1 - 1 / layout.dp))
-        states.append(f"--use-distributed-optimizer (saves {saved} GB of each rank)")
+        saving = ""
+        if plan is not None:
+            saving = f" (saves {gigabytes(plan.optimizer * (1 - 1 / layout.dp))} GB of each rank)"
+        states.append(f"--use-distributed-optimizer{saving}")
     if layout.tp > 1 and not layout.sequence_parallel:
         activations.append("--sequence-parallel")
     if layout.recompute == "none":
@@ -56,7 +61,7 @@ def out_of_memory_text(
     rank: int,
     device: torch.device,
     held: Mapping[str, int],
-    plan: MemoryPlan,
+    plan: MemoryPlan | None,
     flags: list[str],
 ) -> str:
     """The message. held: `memory_monitor.measure`, and "total_bytes" of the device if known."""
@@ -68,22 +73,27 @@ def out_of_memory_text(
     if total is not None:
         parts.append(f"{gigabytes(total)} GB there are")
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    foreseen = (
-        f"the plan was {gigabytes(plan.total)} GB on the most loaded rank (parameters "
-        f"{gigabytes(plan.parameters)}, gradients {gigabytes(plan.gradients)}, optimizer "
-        f"{gigabytes(plan.optimizer)}, activations {gigabytes(plan.activations)})"
-    )
+    if plan is not None:
+        parts[-1] += (
+            f"; the plan was {gigabytes(plan.total)} GB on the most loaded rank (parameters "
+            f"{gigabytes(plan.parameters)}, gradients {gigabytes(plan.gradients)}, optimizer "
+            f"{gigabytes(plan.optimizer)}, activations {gigabytes(plan.activations)})"
+        )
     return (
-        f"rank {rank} ran out of memory {where}: {', '.join(parts)}; {foreseen}. What would help, "
-        f"the most likely first: {'; '.join(flags)}. [{first}]"
+        f"rank {rank} ran out of memory {where}: {', '.join(parts)}. What would help, the most "
+        f"likely first: {'; '.join(flags)}. [{first}]"
     )
 
 
 @contextmanager
 def out_of_memory_explained(
-    rank: int, world_size: int, device: torch.device, plan: Callable[[], tuple[MemoryPlan, Layout]]
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    plan: Callable[[], tuple[MemoryPlan | None, Layout]],
 ) -> Iterator[None]:
-    """Running out of memory inside is an InfrastructureError that says all that."""
+    """Running out of memory inside is an InfrastructureError that says all that. plan: what was
+    foreseen, where formulas for the model are known, and the layout."""
     try:
         yield
     except Exception as error:

@@ -99,7 +99,7 @@ class Pretraining:
             self.keeper.found if self.keeper else FoundSteps(), groups.world
         )
         self.companions = Companions(
-            config, host, self.keeper, groups, device, self.length, self.vocab_size
+            config, host, self.keeper, groups, device, self.length, self.vocab_size, self._is_gpt
         )
         self.data = self._build_data()
 
@@ -272,8 +272,7 @@ class Pretraining:
                 *(self.groups.dims.world_size, torch.get_num_threads(), origin),
             )
             valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
-            if self._is_gpt:
-                self.companions.log_start()
+            self.companions.log_start()
             log.info("data train_samples=%d valid_samples=%s", len(self.data.train), valid)
 
     # --- where to end -----------------------------------------------------------------------

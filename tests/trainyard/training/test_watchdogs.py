@@ -253,6 +253,18 @@ def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: 
         assert flag in text
 
 
+def test_of_a_model_without_formulas_no_plan_is_told() -> None:
+    with (
+        pytest.raises(InfrastructureError) as raised,
+        out_of_memory_explained(0, 2, CPU, lambda: (None, Layout(micro_batch_size=4, dp=2))),
+    ):
+        raise MemoryError
+    text = str(raised.value)
+    assert "the plan" not in text
+    assert "--use-distributed-optimizer;" in text
+    assert text.index("--micro-batch-size 2") < text.index("--use-distributed-optimizer")
+
+
 def test_what_is_done_already_is_not_suggested() -> None:
     layout = Layout(
         dp=2, tp=2, sequence_parallel=True, recompute="full", distributed_optimizer=True
