@@ -1,6 +1,6 @@
 """The same run, cut over ranks in every way: five steps come to what one process comes to.
 
-A handful in the unit suite, every pair of choices in CI, every cut in `make test-full`."""
+Every pair of choices in `make test-distributed`, every cut in `make test-full`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,6 @@ from tests.trainyard.training.layouts.cases import (
 from tests.trainyard.training.layouts.compare import assert_equals_one_process
 from trainyard.testing.covering import combinations_of
 from trainyard.testing.pool import RankPool
-
-QUICK = (
-    Cut(tensor="tp2 sp", pp=2, kind="llama", tied=False, recompute="selective"),
-    Cut(context="p2p", dp=2, reduction="zero overlap"),
-    Cut(pp=2, chunks=2, dp=2, reduction="overlap", recompute="full"),
-    Cut(tensor="tp2", context="a2a", kind="llama", bf16=True),
-)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("cut", QUICK, ids=str)
-def test_a_cut_run_equals_one_process(cut: Cut, ranks: RankPool) -> None:
-    assert_equals_one_process(cut, ranks)
 
 
 @pytest.mark.distributed
