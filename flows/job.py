@@ -10,9 +10,11 @@ from typing import Any
 
 from stages.benchmark.config import BenchmarkConfig
 from stages.blame.config import BlameConfig
+from stages.certify.config import CertifyConfig
 from stages.collect.config import CollectConfig
 from stages.evaluate.config import EvaluateConfig
 from stages.index.config import IndexConfig
+from stages.inspect.config import InspectConfig
 from stages.merge.config import MergeConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
@@ -29,9 +31,11 @@ from trainyard.errors import ConfigError, TrainyardError
 CONFIGS: dict[str, type[Any]] = {
     "benchmark": BenchmarkConfig,
     "blame": BlameConfig,
+    "certify": CertifyConfig,
     "collect": CollectConfig,
     "evaluate": EvaluateConfig,
     "index": IndexConfig,
+    "inspect": InspectConfig,
     "merge": MergeConfig,
     "plan": PlanConfig,
     "pretrain": PretrainConfig,

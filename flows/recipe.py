@@ -24,7 +24,9 @@ from trainyard.config import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
 TOP_LEVEL = ("corpus", "evaluation_data")
-TABLES = tuple(name for name in CONFIGS if name not in ("blame", "index", "verify"))
+ASKED = ("blame", "certify", "index", "inspect", "verify")
+"""Stages that no recipe has."""
+TABLES = tuple(name for name in CONFIGS if name not in ASKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

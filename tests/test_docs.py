@@ -17,7 +17,7 @@ import pytest
 from flows.job import CONFIGS
 from flows.recipe import parse_recipe
 from stages.cli import CommonOptions, MegatronOptions
-from trainyard.config import leaves
+from trainyard.config import leaves, other_names
 from trainyard.megatron.spellings import vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,7 +132,7 @@ def arguments(rest: str) -> list[str]:
 
 
 def known_flags(stage: str) -> set[str]:
-    names = [name for name, _, _ in leaves(CONFIGS[stage])]
+    names = [*(name for name, _, _ in leaves(CONFIGS[stage])), *other_names(CONFIGS[stage])]
     names += [field.name for field in fields(CommonOptions)]
     flags = {"--" + name.replace("_", "-") for name in names}
     return flags | {"--no-" + flag[2:] for flag in flags} | {"--help"}

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stages.blame.config import BlameConfig
 from trainyard.artifacts import store
-from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join, parent
 from trainyard.checkpoint.steps import CONFIG, STATE, find_steps, locate_step, step_folder, step_of
 from trainyard.config import differing, digest_relevant, from_dict, to_dict
 from trainyard.datasets.config import DataConfig
-from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.batch_size import BatchSchedule
 from trainyard.training.config import TrainingConfig
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import parse_ledger
 from trainyard.training.length import RunLength, length_of
+from trainyard.training.run_inputs import check_token_files, named_token_files
 from trainyard.training.spans import Span, spans_of_step
 
 FORMAT_VERSION = 1
@@ -36,9 +35,6 @@ SIZES = (
     "decrease_batch_size_if_needed",
 )
 """What decides how many samples a step has."""
-
-INPUT = re.compile(r"(data|train|valid|test)_(\d+)(?: \(weight (.+)\))?")
-"""Name of an input of `pretrain` that is a prefix of token files; `DataConfig.inputs` gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
     agreed = {name: _agreed(config, name, run) for name in (*NEEDED, *LENGTHS, *SIZES, "seed")}
     data = _data(config, run, run_manifest)
     if config.check_data:
-        _check_inputs(data, made_of["inputs"])
+        check_token_files(data, made_of["inputs"], "--load", "--no-check-data")
     return RunDescription(
         data=data,
         seq_length=agreed.pop("seq_length"),
@@ -183,31 +179,7 @@ def _paths(manifest: Manifest | None) -> dict[str, list[str]]:
             "--data-path is required: a run that is not finished does not tell where its token "
             "files lie"
         )
-    named = [
-        (match, record)
-        for name, record in manifest.inputs.items()
-        if (match := INPUT.fullmatch(name))
-    ]
-    paths: dict[str, list[str]] = {}
-    for match, record in sorted(named, key=lambda found: int(found[0][2])):
-        kind = "data_path" if match[1] == "data" else f"{match[1]}_data_path"
-        paths.setdefault(kind, []).extend([*([match[3]] if match[3] else []), *record.urls])
-    return paths
-
-
-def _check_inputs(data: DataConfig, made_of: Mapping[str, str]) -> None:
-    """The token files must be those that the run was made of."""
-    for name, urls in data.inputs().items():
-        if name not in made_of:
-            raise ConfigError(
-                f"--data-path: the run of --load has no input {name}; give its prefixes and "
-                f"weights, in its order: {', '.join(n for n in made_of if INPUT.fullmatch(n))}"
-            )
-        if resolve(name, urls).digest != made_of[name]:
-            raise DataError(
-                f"{', '.join(urls)}: not the token files that the run of --load was made of "
-                f"(input {name} has another digest); --no-check-data goes on all the same"
-            )
+    return named_token_files(manifest)
 
 
 def _spans(root: str, step_url: str) -> tuple[Span, ...]:

@@ -12,6 +12,7 @@ from stages.context import StageRun
 from stages.failure import report_failure
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
+from trainyard.checkpoint.load import Verify
 from trainyard.errors import InfrastructureError
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.metrics import FILE as TIMINGS
@@ -20,6 +21,7 @@ from trainyard.training.resume import (
     announce,
     find_own_steps,
     finished_steps,
+    pass_over_damaged,
     refuse_strangers,
     remove_all_but,
     set_aside,
@@ -34,8 +36,9 @@ SUPERSEDED = "superseded"
 class StageHost:
     """A stage as the training sees it; on every rank."""
 
-    def __init__(self, stage: StageRun) -> None:
-        self._stage = stage
+    def __init__(self, stage: StageRun, verify: Verify) -> None:
+        """verify: how closely steps are looked at before one is continued."""
+        self._stage, self._verify = stage, verify
         self.name, self.lineage = stage.name, stage.lineage
         self.input_digests = {name: found.digest for name, found in stage.inputs.items()}
 
@@ -50,7 +53,7 @@ class StageHost:
 
     def keeper(self) -> RunKeeper:
         """On rank 0."""
-        return RunKeeper(self._stage)
+        return RunKeeper(self._stage, self._verify)
 
     def end_process(self, error: InfrastructureError) -> None:
         """At once: destructors would wait for ranks that do not come."""
@@ -60,16 +63,18 @@ class StageHost:
 class RunKeeper:
     """Keeps the folder of one run in order; on rank 0 alone."""
 
-    def __init__(self, stage: StageRun) -> None:
+    def __init__(self, stage: StageRun, verify: Verify) -> None:
         assert stage.output is not None
         self._stage = stage
         self._url = stage.output.url
         refuse_strangers(self._url)
         self._anew = self._is_made_anew()
         found = find_own_steps(self._url, stage.lineage)
-        self.found = FoundSteps(foreign=_all(found)) if self._anew else found
-        if not self._anew:
-            announce(found, self._url)
+        if self._anew:
+            self.found = FoundSteps(foreign=_all(found))
+            return
+        self.found = pass_over_damaged(found, self._url, verify)
+        announce(self.found, self._url)
 
     def _is_made_anew(self) -> bool:
         """A finished run is made again whole (--force, other code); an unfinished one is continued.
@@ -93,7 +98,7 @@ class RunKeeper:
         Killed in between and run again, a run that is made anew still is."""
         if self._anew:
             self._stage.work.publish(SUPERSEDED, {"steps": list(self.found.foreign)})
-        set_aside(self._url, self.found.foreign)
+        set_aside(self._url, self.found.foreign + self.found.damaged)
         remove_all_but(self._url, self.found.staying + self.found.passing)
         if self._anew:
             self._stage.work.publish(SUPERSEDED, {"steps": []})

@@ -17,7 +17,9 @@ from trainyard.training.pretraining import Pretraining
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     """Train this rank's share; returns metrics."""
     with prepared(config) as (groups, device):
-        result = Pretraining(config, StageHost(stage), groups, device).run()
+        result = Pretraining(
+            config, StageHost(stage, config.verify_checkpoint), groups, device
+        ).run()
         if result.outcome == "finished":
             return result.metrics
         if stage.stop_requested:

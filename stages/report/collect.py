@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages.report.ancestry import Ancestry
+from stages.report.certificate import read_certificate
 from stages.report.config import ARTIFACTS, ReportConfig
 from stages.report.facts import Artifact, Card, Option, Sample, Step
 from stages.report.formats import is_number
@@ -66,6 +67,7 @@ def gather(config: ReportConfig) -> Card:
         environment=environment(trained),
         measured=measured(trained),
         performance=_volatile(keys["checkpoint"], ancestry, PERFORMANCE),
+        certificate=read_certificate(config.certificate, config.checkpoint, checkpoint.lineage),
         num_parameters=num_parameters(keys["checkpoint"], checkpoint),
         plan=_document(keys.get("plan"), "plan.json"),
         evaluation=_document(keys.get("evaluation"), "results.json"),

@@ -44,6 +44,8 @@ class ReportConfig:
     """Folder of the evaluation's results.json."""
     benchmark: str | None = location(None)
     """Folder of the benchmark's generations.json and timings.json."""
+    certificate: str | None = location(None)
+    """What certify wrote about the run (--output)."""
     output_prefix: str = location()
     """Where to write: PREFIX.html and PREFIX.summary.json."""
     title: str = ""
@@ -61,6 +63,7 @@ class ReportConfig:
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Every artifact that was named."""
         named = {name: getattr(self, name) for name in ARTIFACTS}
+        named["certificate"] = self.certificate
         return {name: (url,) for name, url in named.items() if url is not None}
 
     def output(self) -> Output | None:

@@ -108,6 +108,8 @@ class Card:
     """Step time, throughput and memory of the training."""
     performance: dict[str, Any] | None = None
     """performance.json of the training, where it was written."""
+    certificate: dict[str, Any] | None = None
+    """What certify wrote about the run."""
     num_parameters: int | None = None
     plan: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None

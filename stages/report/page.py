@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from stages.report import formats, lineage, tables
+from stages.report.certificate import certificate
 from stages.report.charts import Series, finite, line_chart
 from stages.report.facts import Card, Sample, Step
 from stages.report.formats import ARROW, DOT, NARROW
@@ -37,6 +38,7 @@ def render(card: Card) -> str:
         masthead(card),
         training(card),
         origin(card),
+        certificate(card),
         samples(card),
         tables.measures(card),
         performance(card),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from stages.report.certificate import verdict
 from stages.report.facts import Card, Step
 
 FORMAT_VERSION = 1
@@ -21,6 +22,7 @@ def summarize(card: Card, digests: Mapping[str, str], title: str) -> dict[str, A
     document["artifacts"] = {name: digests[name] for name in sorted(digests)}
     document["parameters"] = card.num_parameters
     document["training"] = training(card)
+    document["certificate"] = verdict(card)
     evaluation = card.evaluation or {}
     document["evaluation"] = {
         key: value for key, value in evaluation.items() if key != "format_version"

@@ -1,4 +1,4 @@
-"""Options of `python -m stages.reshard`."""
+"""Options of `python -m stages.reshard`: those of Megatron-LM's converter, and ours."""
 
 from __future__ import annotations
 
@@ -6,26 +6,74 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import location
+from trainyard.config import execution, location
 from trainyard.errors import ConfigError
+
+Loader = Literal[
+    "auto", "trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"
+]
+Saver = Literal["trainyard", "hf", "core", "legacy"]
+
+LATER = {
+    "torch_dist": "there, write the checkpoint as --ckpt-format torch with --ckpt-convert-format "
+    "torch --ckpt-convert-save DIR, and give that",
+    "mixtral_hf": "it comes with mixtures of experts",
+}
+"""Loaders of Megatron-LM that this version does not have, and what to do meanwhile."""
+
+SPLIT = ("core", "legacy")
+"""Savers that cut tensors by ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardConfig:
-    """Write a checkpoint again, bit for bit: in another number of files, or for transformers."""
+    """Write a checkpoint again, bit for bit: from one format, or number of files, into another."""
 
     load_dir: str = location()
-    """Run folder (its latest step) or step folder to read."""
+    """What to read: a run folder (its latest step), a step folder, or somebody else's folder."""
     save_dir: str = location()
     """Folder to write; a place of its own."""
-    saver: Literal["trainyard", "hf"] = "trainyard"
-    """Format to write: ours, or a Hugging Face folder for `transformers`."""
-    num_shards: int = 1
-    """Files that weights (and as many that optimizer states) are spread over."""
+    loader: Loader = "auto"
+    """Format to read: ours, a Hugging Face folder (hf), Megatron-LM's files (core, legacy), Llama
+    as Meta or Hugging Face publish it (llama_mistral), or what the files say."""
+    saver: Saver = "trainyard"
+    """Format to write: ours, a Hugging Face folder for `transformers` (hf), or the files of
+    Megatron-LM's models (core, legacy)."""
+    model_type: Literal["GPT", "BERT", "T5"] = "GPT"
+    """Kind of model; GPT so far."""
+    num_shards: int | None = None
+    """Files that weights (and as many that optimizer states) are spread over; unset: 1, or as many
+    as the target sizes make."""
+    target_tensor_parallel_size: int | None = None
+    """Ranks that share out each layer, in files of Megatron-LM's; unset: 1."""
+    target_pipeline_parallel_size: int | None = None
+    """Ranks that share out the layers, in files of Megatron-LM's; unset: 1."""
+    target_expert_parallel_size: int | None = None
+    """Ranks that share out experts; 1, until there are some."""
+    saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
+    """Whose names core files have for norms: those of Transformer Engine, or of the local
+    layers."""
+    make_vocab_size_divisible_by: int | None = None
+    """Pad the vocabulary anew, to a multiple of this times the target tensor-parallel size; unset:
+    the rows stay as they are."""
+    true_vocab_size: int | None = None
+    """Tokens that the tokenizer knows, where the files do not say it."""
+    tokenizer_type: str | None = None
+    """Kind of the tokenizer to carry in place of the source's, by Megatron-LM's name."""
+    tokenizer_model: str | None = location(None)
+    """File or folder of that tokenizer; the kind alone, or HuggingFaceTokenizer."""
+    vocab_file: str | None = location(None)
+    """Vocabulary of that tokenizer (GPT2BPETokenizer, BertWordPiece)."""
+    merge_file: str | None = location(None)
+    """Merges of that tokenizer (GPT2BPETokenizer)."""
+    checkpoint_type: Literal["meta", "hf"] | None = execution(None)
+    """Accepted with --loader llama_mistral, as Megatron-LM wants it; the files say it."""
+    model_size: str | None = execution(None)
+    """Accepted with --loader llama_mistral, as Megatron-LM wants it; the files say it."""
 
     def __post_init__(self) -> None:
-        if self.num_shards < 1:
-            raise ConfigError(f"--num-shards must be at least 1, got {self.num_shards}")
+        self._check_counts()
+        self._check_formats()
         load, save = self.load_dir.rstrip("/") + "/", self.save_dir.rstrip("/") + "/"
         if load.startswith(save) or save.startswith(load):
             raise ConfigError(
@@ -33,9 +81,66 @@ class ReshardConfig:
                 "choose a folder of its own for what is written"
             )
 
+    def _check_counts(self) -> None:
+        for name in (
+            "num_shards",
+            "target_tensor_parallel_size",
+            "target_pipeline_parallel_size",
+            "target_expert_parallel_size",
+            "make_vocab_size_divisible_by",
+            "true_vocab_size",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if (self.target_expert_parallel_size or 1) > 1:
+            raise ConfigError(
+                f"--target-expert-parallel-size {self.target_expert_parallel_size}: there are no "
+                "experts in a GPT of this version; leave it out"
+            )
+
+    def _check_formats(self) -> None:
+        if self.loader in LATER:
+            raise ConfigError(
+                f"--loader {self.loader} is not in this version: {LATER[self.loader]}"
+            )
+        if self.model_type != "GPT":
+            raise ConfigError(
+                f"--model-type {self.model_type}: this version converts GPT; the others come with "
+                "their models"
+            )
+        if self.num_shards is not None and self.saver in SPLIT:
+            raise ConfigError(
+                f"--num-shards {self.num_shards}: --saver {self.saver} writes one file for each "
+                "rank; give --target-tensor-parallel-size and --target-pipeline-parallel-size"
+            )
+        if self.tokenizer_type is None and (self.vocab_file or self.merge_file):
+            raise ConfigError("--vocab-file and --merge-file need --tokenizer-type")
+        if self.tokenizer_type and not (self.tokenizer_model or self.vocab_file):
+            raise ConfigError(
+                f"--tokenizer-type {self.tokenizer_type} needs --tokenizer-model or --vocab-file"
+            )
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Of the files to be written."""
+        return self.target_tensor_parallel_size or 1
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """Of the files to be written."""
+        return self.target_pipeline_parallel_size or 1
+
+    @property
+    def shards(self) -> int:
+        """Files of each kind where ranks do not count."""
+        return self.num_shards or self.tensor_parallel_size * self.pipeline_parallel_size
+
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The checkpoint."""
-        return {"checkpoint": (self.load_dir,)}
+        """The checkpoint, and the tokenizer to carry."""
+        tokenizer = (self.tokenizer_model, self.vocab_file, self.merge_file)
+        given = tuple(url for url in tokenizer if url)
+        return {"checkpoint": (self.load_dir,), **({"tokenizer": given} if given else {})}
 
     def output(self) -> Output | None:
         """A folder."""

@@ -27,14 +27,19 @@ POINTS = {
 }
 
 
-def kill_anywhere(zygote: Zygote, yard: Yard, stage: str, root: str) -> None:
+IN_BACKGROUND = ("--async-save", "--save-interval", "1", "--save-retain-interval", "4")
+
+
+def kill_anywhere(
+    zygote: Zygote, yard: Yard, stage: str, root: str, options: tuple[str, ...] = ()
+) -> None:
     def output(name: str) -> str:
         return join(root, name, "out")
 
     check_kill_anywhere(
         zygote,
         f"stages.{stage}",
-        lambda name: yard.arguments(stage, output(name)),
+        lambda name: [*yard.arguments(stage, output(name)), *options],
         lambda name: yard.manifest(stage, output(name)),
         POINTS[stage],
     )
@@ -55,3 +60,10 @@ def test_a_stage_survives_a_kill_anywhere_on_s3(
 ) -> None:
     monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
     kill_anywhere(zygote, yard, stage, s3_url)
+
+
+def test_training_survives_a_kill_while_a_step_is_saved_in_the_background(
+    zygote: Zygote, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
+    kill_anywhere(zygote, yard, "pretrain", str(tmp_path), IN_BACKGROUND)

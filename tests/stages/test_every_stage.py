@@ -22,9 +22,11 @@ RUN = ("--seq-length", "32", "--train-iters", "2", "--global-batch-size", "4")
 ENOUGH = {
     "benchmark": ("--load", NOWHERE, "--prompts", "a"),
     "blame": (*RUN, "--micro-batch-size", "2", "--data-path", NOWHERE, "--step", "1"),
+    "certify": (NOWHERE,),
     "collect": (),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
     "index": (*RUN, "--data-path", NOWHERE),
+    "inspect": (NOWHERE,),
     "merge": ("--input", NOWHERE),
     "plan": (*MODEL, "--vocab-size", "300"),
     "pretrain": (*MODEL, "--data-path", NOWHERE, "--train-iters", "2", "--lr", "0.001"),
@@ -36,7 +38,8 @@ ENOUGH = {
 }
 """Flags that make each stage's options complete; inputs that do not exist where it has inputs."""
 
-INTO = {"pretrain": "--save", "reshard": "--save-dir", "verify": "", "blame": ""}
+INTO = {"pretrain": "--save", "reshard": "--save-dir"}
+INTO |= dict.fromkeys(("blame", "certify", "inspect", "verify"), "")
 INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
 
 

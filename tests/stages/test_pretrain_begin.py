@@ -116,15 +116,28 @@ def test_between_fp32_and_bf16_the_moments_go_on_and_no_weight_is_rounded(
 
 
 @pytest.mark.parametrize("finetune", [False, True])
-def test_another_padding_of_the_vocabulary_is_told_with_what_would_do(
+def test_another_padding_of_the_vocabulary_goes_on(
     zygote: Zygote, tokens: str, whole: Path, tmp_path: Path, finetune: bool
 ) -> None:
     options = {**QUICK, "load": str(whole / "iter_0000003"), "make_vocab_size_divisible_by": 768}
     options |= {"finetune": True} if finetune else {}
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
+    assert status == 0, log
+    said = "the vocabulary has 1536 rows of the checkpoint's 1024, as it is padded otherwise"
+    assert log.count(said) == 1
+    assert "rows from 1024 on are drawn as initial weights are, their moments are zero" in log
+    with open_checkpoint(str(tmp_path / "on")) as found:
+        assert found.spec("model.embedding.word_embeddings.weight").shape[0] == 1536
+
+
+def test_another_number_of_tokens_is_refused(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    options = {**QUICK, "load": str(whole), "finetune": True, "vocab_size": 1400}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
     assert status == 2, log
-    assert "has a vocabulary of 1024 rows (1001 tokens, padded), and this run one of 1536" in log
-    assert "--make-vocab-size-divisible-by 1024 in a run of its own" in log
+    assert "has a vocabulary of 1024 rows (1001 tokens, padded)" in log
+    assert "go on with the tokenizer that it was trained with" in log
 
 
 # --- pipelines ----------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from blake3 import blake3
@@ -11,10 +13,29 @@ from blake3 import blake3
 SHORT = 12
 """Digits that are enough for a person to tell two digests apart."""
 
+LARGE = 4 * 2**20
+"""Bytes from which on a piece of memory is worth a thread of its own."""
+
 
 def hasher() -> Any:
     """A running digest with `update(bytes)` and `hexdigest()`."""
     return blake3()
+
+
+@contextmanager
+def digesting(running: Any, data: memoryview) -> Iterator[None]:
+    """Add to a running digest while the body does something else with the same bytes: writes them,
+    which takes about as long. Both leave Python's lock."""
+    if len(data) < LARGE:
+        yield
+        running.update(data)
+        return
+    beside = threading.Thread(target=running.update, args=(data,), daemon=True)
+    beside.start()
+    try:
+        yield
+    finally:
+        beside.join()
 
 
 def digest_bytes(data: bytes | memoryview) -> str:

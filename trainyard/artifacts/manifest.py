@@ -91,18 +91,27 @@ def parse(data: bytes, url: str) -> Manifest | None:
             return None
         manifest = _from_document(document)
         for record in manifest.files:
-            check_relative(record.path)
+            _check_record(record)
+        if len({record.path for record in manifest.files}) < len(manifest.files):
+            raise ValueError("a file is listed twice")
     except ConfigError as error:
         raise ArtifactError(f"{url}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(
             f"{url}: not a manifest ({error!r}); remove it and rerun the stage"
         ) from error
-    if manifest.output_digest != document["output_digest"]:
+    if manifest.output_digest != document.get("output_digest"):
         raise ArtifactError(
             f"{url}: the output digest does not follow from the files listed; it was edited"
         )
     return manifest
+
+
+def _check_record(record: FileRecord) -> None:
+    fields = (record.path, record.size_bytes, record.digest, record.volatile)
+    if [type(field) for field in fields] != [str, int, str, bool] or record.size_bytes < 0:
+        raise ValueError(f"{record!r} is not a file")
+    check_relative(record.path)
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:
@@ -145,7 +154,7 @@ def read_slot(url: str) -> Slot | None:
     try:
         listed = json.loads(found[0])["files"]
         names = tuple(check_relative(f if isinstance(f, str) else f["path"]) for f in listed)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = ()
     return Slot(found[1], names)
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from trainyard.artifacts import local
 from trainyard.artifacts.backend import Backend, SourceFile, Writer
-from trainyard.artifacts.digest import digest_bytes, hasher
+from trainyard.artifacts.digest import digest_bytes, digesting, hasher
 from trainyard.artifacts.local import LocalBackend
 from trainyard.artifacts.urls import (
     basename,
@@ -268,12 +268,11 @@ class OutputFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Append bytes or anything with a contiguous buffer."""
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), CHUNK):
-            piece = view[start : start + CHUNK]
-            with operation("write", self.url):
-                assert self._writer is not None
-                self._writer.write(piece)
-            self._digest.update(piece)
+        with digesting(self._digest, view):
+            for start in range(0, len(view), CHUNK):
+                with operation("write", self.url):
+                    assert self._writer is not None
+                    self._writer.write(view[start : start + CHUNK])
         self._size += len(view)
         return len(view)
 

@@ -16,13 +16,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.checkpoint.tensorfile import DTYPES
+import numpy as np
+
+from trainyard.checkpoint.header import TensorSpec, fault_of_spec
+from trainyard.checkpoint.strict import counts, shown, text
 from trainyard.errors import ArtifactError
 
 FORMAT_VERSION = 1
 
 PLAIN_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 """Names of tensor files: in the step folder itself, never elsewhere."""
+
+MAX_COMPARISONS = 2000
+"""Of pieces with others, for each piece of a tensor, on the average. Slices of any number of ranks
+take a few; only an index that was made to be checked for ever takes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,40 @@ class Entry:
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What one piece holds of a box that is asked for."""
+
+    piece: Piece
+    offset: tuple[int, ...]
+    """Where it begins in the piece."""
+    at: tuple[int, ...]
+    """... and in the box."""
+    shape: tuple[int, ...]
+
+
+def locate(entry: Entry, offset: Sequence[int], shape: Sequence[int]) -> list[Located]:
+    """Where the parts of a box of a tensor lie."""
+    sides = list(zip(offset, shape, entry.shape, strict=True))
+    assert all(0 <= o <= o + n <= whole for o, n, whole in sides), (offset, shape, entry.shape)
+    found = (_common(offset, shape, piece) for piece in entry.pieces)
+    return [place for place in found if place is not None]
+
+
+def _common(offset: Sequence[int], shape: Sequence[int], piece: Piece) -> Located | None:
+    begins = [max(o, p) for o, p in zip(offset, piece.offset, strict=True)]
+    sides = zip(offset, shape, piece.offset, piece.shape, strict=True)
+    ends = [min(o + s, p + n) for o, s, p, n in sides]
+    if any(e <= b for b, e in zip(begins, ends, strict=True)):
+        return None
+    return Located(
+        piece,
+        tuple(b - p for b, p in zip(begins, piece.offset, strict=True)),
+        tuple(b - o for b, o in zip(begins, offset, strict=True)),
+        tuple(e - b for b, e in zip(begins, ends, strict=True)),
+    )
 
 
 # --- the document -----------------------------------------------------------------------------
@@ -81,9 +122,9 @@ def parse_index(document: Any, url: str) -> dict[str, Entry]:
     Raises ArtifactError naming the tensor unless its pieces cover it exactly."""
     check_version(document, url)
     try:
-        entries = {name: _entry(value) for name, value in document["tensors"].items()}
+        entries = {_name(name): _entry(value) for name, value in document["tensors"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{url}: not an index of tensors: {error!r}") from error
+        raise ArtifactError(f"{url}: not an index of tensors: {shown(error)}") from error
     for name, entry in entries.items():
         reason = fault(entry)
         if reason is not None:
@@ -91,18 +132,19 @@ def parse_index(document: Any, url: str) -> dict[str, Entry]:
     return entries
 
 
+def _name(name: str) -> str:
+    # Names are shown on terminals and become names in files of others.
+    if not name.isprintable():
+        raise ValueError(f"{shown(name)} is not a name of a tensor")
+    return name
+
+
 def _entry(value: Any) -> Entry:
     pieces = tuple(
-        Piece(str(p["file"]), str(p["key"]), _counts(p["offset"]), _counts(p["shape"]))
+        Piece(text(p["file"]), text(p["key"]), counts(p["offset"]), counts(p["shape"]))
         for p in value["pieces"]
     )
-    return Entry(str(value["dtype"]), _counts(value["shape"]), pieces)
-
-
-def _counts(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or any(type(v) is not int or v < 0 for v in values):
-        raise ValueError(f"{values!r} is not a list of counts")
-    return tuple(values)
+    return Entry(text(value["dtype"]), counts(value["shape"]), pieces)
 
 
 # --- the law that an index must obey ----------------------------------------------------------
@@ -110,19 +152,27 @@ def _counts(values: Any) -> tuple[int, ...]:
 
 def fault(entry: Entry) -> str | None:
     """Why the pieces are not an exact cover of the tensor; None when they are."""
-    if entry.dtype not in DTYPES:
-        return f"dtype {entry.dtype!r} is not one of {', '.join(DTYPES)}"
+    unfit = fault_of_spec(TensorSpec(entry.dtype, entry.shape))
+    if unfit is not None:
+        return unfit
     for piece in entry.pieces:
         if not PLAIN_FILE.fullmatch(piece.file):
-            return f"file name {piece.file!r} is not a plain NAME.safetensors in the step folder"
+            return (
+                f"file name {shown(piece.file)} is not a plain NAME.safetensors in the step folder"
+            )
         if len(piece.offset) != len(entry.shape) or len(piece.shape) != len(entry.shape):
-            return f"piece {piece.key!r} has {len(piece.shape)} dims, the tensor {len(entry.shape)}"
+            dims = f"{len(piece.shape)} dims, the tensor {len(entry.shape)}"
+            return f"piece {shown(piece.key)} has {dims}"
         ends = [o + s for o, s in zip(piece.offset, piece.shape, strict=True)]
         if any(end > size for end, size in zip(ends, entry.shape, strict=True)):
-            return f"piece {piece.key!r} ends at {ends}, outside the tensor {list(entry.shape)}"
-    pair = _overlap(entry.pieces)
+            where = f"outside the tensor {list(entry.shape)}"
+            return f"piece {shown(piece.key)} ends at {ends}, {where}"
+    try:
+        pair = _overlap(entry.pieces)
+    except OverflowError:
+        return f"its {len(entry.pieces)} pieces lie in a way that no layout of ranks gives"
     if pair is not None:
-        return f"pieces {pair[0].key!r} and {pair[1].key!r} overlap"
+        return f"pieces {shown(pair[0].key)} and {shown(pair[1].key)} overlap"
     covered = sum(math.prod(piece.shape) for piece in entry.pieces)
     if covered != math.prod(entry.shape) or not entry.pieces:
         return f"its pieces hold {covered} of {math.prod(entry.shape)} elements"
@@ -130,25 +180,27 @@ def fault(entry: Entry) -> str | None:
 
 
 def _overlap(pieces: Sequence[Piece]) -> tuple[Piece, Piece] | None:
-    """Two pieces that share an element, found by a sweep along the dim with the most cuts."""
-    if len(pieces) < 2:
+    """Two pieces that share an element, found by a sweep along the dim with the most cuts.
+
+    Raises OverflowError where too many lie beside each other along it."""
+    held = [piece for piece in pieces if math.prod(piece.shape)]
+    if len(held) < 2:
         return None
-    num_dims = len(pieces[0].shape)
-    if num_dims == 0:
-        return pieces[0], pieces[1]
-    dim = max(range(num_dims), key=lambda d: len({p.offset[d] for p in pieces}))
-    active: list[Piece] = []
-    for piece in sorted(pieces, key=lambda p: p.offset[dim]):
-        active = [a for a in active if a.offset[dim] + a.shape[dim] > piece.offset[dim]]
-        for other in active:
-            if _intersect(piece, other):
-                return other, piece
-        active.append(piece)
+    if not held[0].shape:
+        return held[0], held[1]
+    begins = np.array([piece.offset for piece in held], np.int64)
+    dim = max(range(begins.shape[1]), key=lambda d: len(np.unique(begins[:, d])))
+    order = np.argsort(begins[:, dim], kind="stable")
+    begins = begins[order]
+    ends = begins + np.array([held[k].shape for k in order], np.int64)
+    # Pieces before the first that reaches beyond the begin of one need not be compared with it.
+    reach = np.maximum.accumulate(ends[:, dim])
+    first = np.searchsorted(reach, begins[:, dim], side="right")
+    if (np.arange(len(held)) - first).sum() > MAX_COMPARISONS * len(held):
+        raise OverflowError
+    for at in np.flatnonzero(first < np.arange(len(held))):
+        near = slice(first[at], at)
+        shared = ((begins[near] < ends[at]) & (ends[near] > begins[at])).all(axis=1)
+        if shared.any():
+            return held[order[first[at] + int(shared.argmax())]], held[order[at]]
     return None
-
-
-def _intersect(a: Piece, b: Piece) -> bool:
-    return all(
-        max(ao, bo) < min(ao + an, bo + bn)
-        for ao, an, bo, bn in zip(a.offset, a.shape, b.offset, b.shape, strict=True)
-    )

@@ -1,59 +1,87 @@
 """Reading a checkpoint: by global name, whole or by slice, whatever layout wrote it.
 
-`open_checkpoint` reads manifest, index and state; tensors are read when asked for, and only the
-bytes that the answer needs. Nothing found at a path is an error, never random weights."""
+`open_checkpoint` reads manifest and index; tensors are read when asked for, by a few threads, and
+only the bytes that the answer needs. Nothing found at a path is an error, never random weights.
+Nothing that a step holds is trusted: what is damaged or hostile is an ArtifactError that names the
+file, and nothing outside the step folder is read."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 
 from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.urls import basename, join
-from trainyard.checkpoint.index import Entry, Piece, check_version, parse_index
-from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
+from trainyard.checkpoint.fit import refuse_differences
+from trainyard.checkpoint.header import DTYPES, TensorSpec
+from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
+from trainyard.checkpoint.layout import Held, slices_held
+from trainyard.checkpoint.ranges import Want
+from trainyard.checkpoint.share import Wanted, agree, fill_together
+from trainyard.checkpoint.stepfiles import StepFiles, Verify, check_digest
 from trainyard.checkpoint.steps import (
     CONFIG,
     INDEX,
     STATE,
     TOKENIZER,
+    check_inside,
     find_steps,
     latest_step,
     locate_step,
     step_of,
 )
-from trainyard.checkpoint.tensorfile import DTYPES, TensorFile, TensorSpec
+from trainyard.checkpoint.strict import check_depth, parse_json, shown
+from trainyard.checkpoint.tensorfile import box_of
+from trainyard.checkpoint.threads import fetch_all
 from trainyard.errors import ArtifactError
 
-__all__ = ["Checkpoint", "find_steps", "latest_step", "open_checkpoint", "restore"]
+__all__ = ["Checkpoint", "Verify", "find_steps", "latest_step", "open_checkpoint", "restore"]
 
 log = logging.getLogger(__name__)
-
-LISTED = 20
-"""Tensors named in a refusal; the rest are counted."""
 
 
 class Checkpoint:
     """One step at rest. Use as a context manager, or `close` when the tensors are read."""
 
-    def __init__(self, url: str, manifest: Manifest) -> None:
+    def __init__(self, url: str, manifest: Manifest, verify: Verify = "sizes") -> None:
         self.url = url
         self.manifest = manifest
-        index_url = join(url, INDEX)
-        self.index: dict[str, Entry] = parse_index(store.read_json(index_url), index_url)
-        self._files: dict[str, TensorFile] = {}
-        for entry in self.index.values():
-            for piece in entry.pieces:
-                if manifest.record(piece.file) is None:
-                    raise ArtifactError(
-                        f"{index_url}: names {piece.file}, which manifest.json does not list"
-                    )
+        self.verify = verify
+        self._records = {record.path: record for record in manifest.files}
+        check_inside(url, self._records)
+        self.index: dict[str, Entry] = parse_index(self._parsed(INDEX), join(url, INDEX))
+        self.files = StepFiles(url, self._records, self.index, verify)
+
+    def check(self) -> None:
+        """Everything that the step has, as `verify` says, whether it will be read or not.
+
+        Raises ArtifactError for the first file that is not as published."""
+        if self.verify == "none":
+            return
+        sizes = store.list_files(self.url)
+        for name, record in sorted(self._records.items()):
+            if sizes.get(name) != record.size_bytes:
+                found = f"{sizes[name]} bytes" if name in sizes else "missing"
+                raise ArtifactError(
+                    f"{join(self.url, name)}: {found}, manifest.json says {record.size_bytes} bytes"
+                )
+        if self.verify == "digests":
+            self.files.open(self.files.names)
+            for name in sorted(self._records.keys() - set(self.files.names)):
+                data = store.read_bytes(join(self.url, name))
+                check_digest(self.url, name, self._records[name], digest_bytes(data))
+
+    # --- documents ------------------------------------------------------------------------
 
     @cached_property
     def state(self) -> dict[str, Any]:
@@ -68,7 +96,10 @@ class Checkpoint:
     @property
     def step(self) -> int:
         """Training steps done."""
-        return int(self.state["step"])
+        step = self.state.get("step")
+        if type(step) is not int or step < 0:
+            raise ArtifactError(f"{join(self.url, STATE)}: step is {shown(step)}, not a count")
+        return step
 
     @property
     def digest(self) -> str:
@@ -82,10 +113,17 @@ class Checkpoint:
 
     def document(self, name: str) -> dict[str, Any]:
         """A JSON document of the step; ArtifactError for a newer format."""
-        url = join(self.url, name)
-        document: dict[str, Any] = store.read_json(url)
-        check_version(document, url)
+        document: dict[str, Any] = self._parsed(name)
+        check_version(document, join(self.url, name))
+        check_depth(document, join(self.url, name))
         return document
+
+    def _parsed(self, name: str) -> Any:
+        url = join(self.url, name)
+        data = store.read_bytes(url)
+        if self.verify == "digests":
+            check_digest(self.url, name, self._records.get(name), digest_bytes(data))
+        return parse_json(data, url)
 
     # --- tensors --------------------------------------------------------------------------
 
@@ -105,33 +143,33 @@ class Checkpoint:
 
     def read_slice(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
         """The box of a tensor that begins at `offset` and has `shape`; nothing else is read."""
-        entry = self._entry(name)
-        found = [(piece, _common(offset, shape, piece)) for piece in entry.pieces]
-        boxes = [(piece, box) for piece, box in found if box is not None]
-        if len(boxes) == 1:
-            return self._read_piece(boxes[0][0], entry, offset, shape)
-        whole = torch.empty(tuple(shape), dtype=DTYPES[entry.dtype])
-        for piece, (begin, extent) in boxes:
-            target = whole
-            for dim, (b, o, n) in enumerate(zip(begin, offset, extent, strict=True)):
-                target = target.narrow(dim, b - o, n)
-            target.copy_(self._read_piece(piece, entry, begin, extent))
-        return whole
+        self.files.open(place.piece.file for place in self.locate(name, offset, shape))
+        # Only now is it known that there are so many bytes: before, a document said so.
+        box = torch.empty(tuple(shape), dtype=DTYPES[self._entry(name).dtype])
+        self.fill([(name, offset, box)])
+        return box
 
-    def _read_piece(
-        self, piece: Piece, entry: Entry, offset: Sequence[int], shape: Sequence[int]
-    ) -> torch.Tensor:
-        """A box, in global coordinates, that lies within one piece."""
-        file = self._file(piece.file)
-        extent = file.extents.get(piece.key)
-        spec = TensorSpec(entry.dtype, piece.shape)
-        if extent is None or extent.spec != spec:
-            held = "no such tensor" if extent is None else extent.spec.text
-            raise ArtifactError(
-                f"{file.url}: {INDEX} says {piece.key!r} is {spec.text}, the file holds {held}"
-            )
-        local = [o - p for o, p in zip(offset, piece.offset, strict=True)]
-        return file.read_slice(piece.key, local, shape)
+    def fill(self, wanted: Iterable[Wanted]) -> int:
+        """Boxes of tensors into memory that exists, of any type and device; how many bytes were
+        read for it. Memory beside it: a buffer for each of a few threads."""
+        placed = [
+            (place, target)
+            for name, offset, target in wanted
+            for place in self.locate(name, offset, tuple(target.shape))
+        ]
+        files = self.files.open(place.piece.file for place, _ in placed)
+        wants: dict[str, list[Want[torch.Tensor]]] = defaultdict(list)
+        for place, target in placed:
+            file, memory = place.piece.file, box_of(target.detach(), place.at, place.shape)
+            wants[file].append(files[file].want(place.piece.key, place.offset, memory))
+        size = fetch_all([(files[name], files[name].plan(wants[name])) for name in sorted(wants)])
+        for opened in files.values():
+            opened.check_unchanged()
+        return size
+
+    def locate(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> list[Located]:
+        """Where the parts of a box of a tensor lie."""
+        return locate(self._entry(name), offset, shape)
 
     def _entry(self, name: str) -> Entry:
         try:
@@ -139,24 +177,9 @@ class Checkpoint:
         except KeyError:
             raise ArtifactError(f"{self.url}: the checkpoint holds no tensor {name!r}") from None
 
-    def _file(self, name: str) -> TensorFile:
-        if name not in self._files:
-            url = join(self.url, name)
-            record = self.manifest.record(name)
-            size = store.info(url).size_bytes
-            if record is not None and size != record.size_bytes:
-                raise ArtifactError(
-                    f"{url}: {size} bytes, manifest.json says {record.size_bytes}; "
-                    f"the file is truncated or was replaced"
-                )
-            self._files[name] = TensorFile(url)
-        return self._files[name]
-
     def close(self) -> None:
         """Let the files go; tensors that were read stay."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        self.files.close()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -170,24 +193,12 @@ class Checkpoint:
         self.close()
 
 
-def _common(
-    offset: Sequence[int], shape: Sequence[int], piece: Piece
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Global offset and shape of what a piece holds of a box; None when it holds nothing of it."""
-    begins = [max(o, p) for o, p in zip(offset, piece.offset, strict=True)]
-    sides = zip(offset, shape, piece.offset, piece.shape, strict=True)
-    ends = [min(o + s, p + n) for o, s, p, n in sides]
-    if any(e <= b for b, e in zip(begins, ends, strict=True)):
-        return None
-    return tuple(begins), tuple(e - b for b, e in zip(begins, ends, strict=True))
-
-
-def open_checkpoint(url: str, option: str = "--load") -> Checkpoint:
+def open_checkpoint(url: str, option: str = "--load", verify: Verify = "sizes") -> Checkpoint:
     """The checkpoint at a step folder, or the latest step of a run folder.
 
     Raises ConfigError, naming `option`, when there is none; ArtifactError when it is damaged."""
     step_url, manifest = locate_step(url, option)
-    checkpoint = Checkpoint(step_url, manifest)
+    checkpoint = Checkpoint(step_url, manifest, verify)
     named = step_of(basename(step_url))
     if named is not None and checkpoint.step != named:
         raise ArtifactError(f"{step_url}: {STATE} says step {checkpoint.step}; it was renamed")
@@ -204,54 +215,26 @@ def restore(
     targets: Mapping[str, Held],
     prefix: str,
     elsewhere: Collection[str] = (),
+    share: ProcessGroup | None = None,
 ) -> None:
     """Fill tensors by global name from all that the checkpoint holds under `prefix`, in place.
 
-    elsewhere: names that other ranks fill.
+    elsewhere: names that other ranks fill. share: ranks that all call this now; each byte that some
+    of them need is then read by one of them alone, and handed on (see `share`).
     Raises ArtifactError, before anything is changed, that lists what is missing, unexpected or of
     another shape."""
     shards = {name: slices_held(name, held) for name, held in targets.items()}
-    _refuse_differences(checkpoint, shards, prefix, elsewhere)
+    specs = {name: checkpoint.spec(name) for name in checkpoint.names(prefix)}
+    agree(lambda: refuse_differences(checkpoint.url, specs, shards, prefix, elsewhere), share)
+    wanted = [(name, s.offset, s.tensor) for name, held in sorted(shards.items()) for s in held]
+    started = time.monotonic()
     with torch.no_grad():
-        for name, held in sorted(shards.items()):
-            for shard in held:
-                extent = tuple(shard.tensor.shape)
-                shard.tensor.copy_(checkpoint.read_slice(name, shard.offset, extent))
-
-
-def _refuse_differences(
-    checkpoint: Checkpoint,
-    shards: Mapping[str, Sequence[ShardedTensor]],
-    prefix: str,
-    elsewhere: Collection[str],
-) -> None:
-    held = checkpoint.names(prefix)
-    missing = sorted(set(shards) - set(held))
-    unexpected = sorted(set(held) - set(shards) - set(elsewhere))
-    differing = []
-    for name in sorted(set(shards) & set(held)):
-        if not shards[name]:
-            continue
-        spec, wanted = checkpoint.spec(name), shards[name][0]
-        if spec.shape != tuple(wanted.global_shape):
-            differing.append(f"{name} is {list(spec.shape)}, wanted {list(wanted.global_shape)}")
-        elif DTYPES[spec.dtype].is_floating_point != wanted.tensor.dtype.is_floating_point:
-            differing.append(f"{name} is {spec.dtype}, wanted {wanted.tensor.dtype}")
-    lists = (
-        _listed("missing", missing)
-        + _listed("unexpected", unexpected)
-        + _listed("of another shape or type", differing)
+        if share is None:
+            size = checkpoint.fill(wanted)
+        else:
+            size = fill_together(checkpoint.files, checkpoint.locate, wanted, share)
+    seconds = time.monotonic() - started
+    log.info(
+        "restored %s tensors=%d bytes_read=%d seconds=%.2f gigabytes_per_second=%.2f",
+        *(prefix + "*", len(shards), size, seconds, size / 1e9 / max(seconds, 1e-9)),
     )
-    if lists:
-        raise ArtifactError(
-            f"{checkpoint.url}: the tensors under {prefix!r} do not fit what they are loaded into; "
-            f"check that the model options are those of the checkpoint{lists}"
-        )
-
-
-def _listed(label: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    lines = "".join(f"\n    {name}" for name in names[:LISTED])
-    more = f"\n    ... and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"\n  {len(names)} {label}:{lines}{more}"

@@ -17,7 +17,7 @@ from trainyard.checkpoint.layout import PlannedFile, Slice, entries_of, plan_fil
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.save import kind_of
 from trainyard.checkpoint.steps import INDEX
-from trainyard.checkpoint.tensorfile import Sink, write_tensors
+from trainyard.checkpoint.tensorfile import Sink, TensorSpec, write_tensors
 
 OpenFile = Callable[[str], AbstractContextManager[Sink]]
 """Begins a file of the output, by its name there."""
@@ -26,7 +26,7 @@ RESHARDED = ("model", "optimizer")
 """Kinds whose files are planned anew; those of a rank (rng) are kept as they are."""
 
 
-def whole_slices(entries: Mapping[str, Entry], kind: str) -> list[Slice]:
+def whole_slices(entries: Mapping[str, Entry | TensorSpec], kind: str) -> list[Slice]:
     """The tensors of a kind, cut only where one is too large for a file."""
     slices: list[Slice] = []
     for name, entry in sorted(entries.items()):

@@ -9,8 +9,6 @@ rank is a failure on all of them, at the next point where they meet."""
 from __future__ import annotations
 
 import json
-import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -40,8 +38,6 @@ from trainyard.checkpoint.layout import (
 from trainyard.checkpoint.steps import INDEX, STATE, step_folder
 from trainyard.checkpoint.tensorfile import write_tensors
 from trainyard.errors import InfrastructureError, TrainyardError
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -81,6 +77,9 @@ class Ranks:
         return outcomes
 
 
+ALONE = Ranks(None, 0, 1)
+
+
 def _error_of(rank: int, kind: str, message: str) -> Exception:
     """The error of another rank, in the class that gives the same exit status."""
     cls = getattr(errors, kind, None)
@@ -93,73 +92,106 @@ def _error_of(rank: int, kind: str, message: str) -> Exception:
 # --- the step -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class StepContents:
+    """What a step holds beside tensors; that of rank 0 is written."""
+
+    state: Mapping[str, Any]
+    documents: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, bytes]
+    lineage: str
+    stage_name: str
+    run: Mapping[str, Any] | None = None
+    """What its manifest says of the run, outside every digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step of which it is known who writes what; nothing of it is written yet."""
+
+    url: str
+    step: int
+    planned: tuple[PlannedFile, ...]
+    """The tensor files of all ranks."""
+    own: Mapping[Slice, torch.Tensor]
+    """What this rank is to write, as views of live memory unless they were replaced."""
+    slot: Slot | None
+    """The manifest that stood there; on rank 0."""
+
+
 def save_step(
     root_url: str,
     step: int,
     tensors: Mapping[str, Held],
-    *,
-    state: Mapping[str, Any],
-    documents: Mapping[str, Mapping[str, Any]],
-    files: Mapping[str, bytes],
-    lineage: str,
-    stage_name: str,
-    group: Any = None,
-    rank: int = 0,
-    world_size: int = 1,
-    run: Mapping[str, Any] | None = None,
+    contents: StepContents,
+    ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
 ) -> list[FileRecord]:
-    """Write and publish one step of a run; every rank of `group` calls it.
+    """Write and publish one step of a run; every one of `ranks` calls it.
 
     tensors: by global name, beginning with "model.", "optimizer." or "rng."; a plain tensor is held
         alike by every rank that passes it and is written once; a ShardedTensor is a slice, and a
         rank may hold several of one tensor.
-    state, documents, files: those of rank 0 are written; run: what its manifest says of the run,
-        outside every digest.
     Returns, on rank 0, the records of all files relative to `root_url`, the step's own manifest
         among them (volatile); [] on the others.
 
     A step that is there already is replaced; while that lasts it does not exist."""
-    started = time.monotonic()
-    step_url = join(root_url, step_folder(step))
-    ranks = Ranks(group, rank, world_size)
+    prepared = prepare_step(root_url, step, tensors, contents.lineage, ranks, shard_size_bytes)
+    return write_step(prepared, contents, ranks)
+
+
+def prepare_step(
+    root_url: str,
+    step: int,
+    tensors: Mapping[str, Held],
+    lineage: str,
+    ranks: Ranks = ALONE,
+    shard_size_bytes: int = SHARD_SIZE_BYTES,
+) -> PreparedStep:
+    """Share out the writing of a step and make room for it; every one of `ranks` calls it."""
+    url = join(root_url, step_folder(step))
     parts = _cut(tensors, shard_size_bytes)
 
     def prepare() -> tuple[list[Slice], Slot | None]:
-        slot = clear_step(step_url, lineage) if rank == 0 else None
+        slot = clear_step(url, lineage) if ranks.rank == 0 else None
         return list(parts), slot
 
     prepared = ranks.gather(prepare)
     planned = plan_step([slices for slices, _ in prepared], shard_size_bytes)
-    own = [file for file in planned if file.writer == rank]
-    written = ranks.gather(lambda: [_write(step_url, file, parts) for file in own])
+    own = {part: parts[part] for f in planned if f.writer == ranks.rank for part in f.slices}
+    return PreparedStep(url, step, tuple(planned), own, prepared[0][1])
+
+
+def write_step(prepared: PreparedStep, contents: StepContents, ranks: Ranks) -> list[FileRecord]:
+    """Write and publish what was prepared, on every one of `ranks`, in any thread; returns as
+    `save_step`."""
+    own_files = [file for file in prepared.planned if file.writer == ranks.rank]
+    written = ranks.gather(lambda: [_write(prepared.url, f, prepared.own) for f in own_files])
 
     def finish() -> list[FileRecord]:
-        if rank != 0:
+        if ranks.rank != 0:
             return []
-        texts = {STATE: encode_document({**state, "step": step})}
-        texts |= {name: encode_document(document) for name, document in documents.items()}
-        records = [record for records in written for record in records]
-        contents = {INDEX: encode_index(entries_of(planned)), **texts, **files}
-        records += _write_contents(step_url, contents)
-        manifest = Manifest(
-            stage=stage_name, lineage=lineage, files=tuple(records), run=dict(run or {})
-        )
-        return publish_step(step_url, manifest, prepared[0][1])
+        return _finish(prepared, contents, [record for records in written for record in records])
 
     records = ranks.gather(finish)[0]
-    if rank != 0:
-        return []
-    seconds, size = time.monotonic() - started, sum(record.size_bytes for record in records)
-    log.info(
-        "saved checkpoint step=%d seconds=%.2f bytes=%d files=%d url=%s",
-        step,
-        seconds,
-        size,
-        len(records),
-        step_url,
+    return records if ranks.rank == 0 else []
+
+
+def _finish(
+    prepared: PreparedStep, contents: StepContents, records: list[FileRecord]
+) -> list[FileRecord]:
+    """Write what is no tensor, the manifest last."""
+    texts = {STATE: encode_document({**contents.state, "step": prepared.step})}
+    texts |= {name: encode_document(document) for name, document in contents.documents.items()}
+    index = encode_index(entries_of(prepared.planned))
+    records += _write_contents(prepared.url, {INDEX: index, **texts, **contents.files})
+    manifest = Manifest(
+        stage=contents.stage_name,
+        lineage=contents.lineage,
+        files=tuple(records),
+        run=dict(contents.run or {}),
     )
-    return records
+    return publish_step(prepared.url, manifest, prepared.slot)
 
 
 def _cut(tensors: Mapping[str, Held], limit_bytes: int) -> dict[Slice, torch.Tensor]:
@@ -222,8 +254,8 @@ def clear_step(step_url: str, by: str) -> Slot | None:
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
     """A JSON document with its format version, equal for equal contents."""
-    text = json.dumps({"format_version": FORMAT_VERSION, **document}, indent=1, sort_keys=True)
-    return (text + "\n").encode()
+    versioned = {"format_version": FORMAT_VERSION, **document}
+    return (json.dumps(versioned, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def _write_contents(step_url: str, contents: Mapping[str, bytes]) -> list[FileRecord]:

@@ -4,13 +4,15 @@ A run folder holds `iter_0000050/`, `iter_0000100/`, ...; a step exists when its
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
-from trainyard.artifacts.urls import basename, join
-from trainyard.errors import ConfigError
+from trainyard.artifacts.urls import basename, join, local_path
+from trainyard.errors import ArtifactError, ConfigError
 
 INDEX = "index.json"
 STATE = "state.json"
@@ -57,6 +59,7 @@ def _folders_with_manifest(root_url: str) -> list[int]:
 
 
 def _manifest(step_url: str) -> Manifest | None:
+    check_inside(step_url, [MANIFEST])
     found = read_manifest(join(step_url, MANIFEST))
     return None if found is None else found[0]
 
@@ -82,6 +85,30 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
     return step_url, manifest
 
 
+def check_inside(step_url: str, names: Iterable[str]) -> None:
+    """Refuse names in a local step folder, and anything in its tokenizer folder, that are links out
+    of it, or neither files nor folders. The step folder itself may be a link.
+
+    Raises ArtifactError. Objects of a store are not links."""
+    path = local_path(step_url)
+    if path is None:
+        return
+    root = os.path.realpath(path)
+    listed = [*names, TOKENIZER]
+    for folder, folders, files in os.walk(path / TOKENIZER):
+        inner = os.path.relpath(folder, path)
+        listed += [os.path.join(inner, name) for name in (*folders, *files)]
+    for name in listed:
+        at = path / name
+        if "/" not in name and at.is_file() and not at.is_symlink():
+            continue  # by far the most of them
+        place = os.path.realpath(at)
+        if os.path.commonpath([root, place]) != root:
+            raise ArtifactError(f"{join(step_url, name)}: a link to {place}, outside the step")
+        if os.path.exists(place) and not (os.path.isfile(place) or os.path.isdir(place)):
+            raise ArtifactError(f"{join(step_url, name)}: not a file")
+
+
 def _found(url: str) -> str:
     """What stands where a checkpoint was looked for, in words."""
     if store.exists(url):
@@ -91,11 +118,11 @@ def _found(url: str) -> str:
         return "nothing is there; check the path"
     unfinished = sorted({n.split("/")[0] for n in names if step_of(n.split("/")[0]) is not None})
     if "latest_checkpointed_iteration.txt" in names:
-        return "it is a checkpoint of Megatron-LM, which this version does not read yet"
+        return "it is a checkpoint of Megatron-LM; stages.reshard --loader auto makes one of ours of it"
     if unfinished:
         return f"{', '.join(unfinished[:5])} without a manifest.json: that save did not finish"
     if CONFIG in names and any(name.endswith(".safetensors") for name in names):
-        return "it is a Hugging Face folder, which this version writes and does not read yet"
+        return "it is a Hugging Face folder; stages.reshard --loader hf makes a checkpoint of it"
     if step_of(basename(url)) is not None:
         return "it is a step folder without an index.json: that save did not finish"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""

@@ -1,73 +1,56 @@
-"""One safetensors file: its layout, a streaming writer, a ranged reader.
-
-    8 bytes   little-endian unsigned: length n of the header
-    n bytes   JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {...}},
-              padded with spaces to a multiple of 8; offsets count from the end of the header
-    the rest  tensors, little-endian, C order, without gaps: by type, as listed below, then by name
+"""One safetensors file: a streaming writer, a ranged reader. What is in one: `header`.
 
 The safetensors package reads and writes the same bytes, yet wants a local file and all of its
-tensors in memory at once. Here one tensor at a time passes through, to and from any store. Headers
-are not trusted."""
+tensors in memory at once. Here one tensor at a time passes through, to and from any store."""
 
 from __future__ import annotations
 
-import json
-import math
-import mmap
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from trainyard.artifacts import store
+from trainyard.artifacts import ahead, store
+from trainyard.artifacts.digest import hasher
+from trainyard.checkpoint.header import (
+    DTYPE_NAMES,
+    DTYPES,
+    MAX_HEADER_BYTES,
+    PREFIX_BYTES,
+    Extent,
+    TensorSpec,
+    encode_header,
+    header_length,
+    parse_header,
+)
+from trainyard.checkpoint.ranges import Part, Read, Want, plan_reads
 from trainyard.errors import ArtifactError
 
-DTYPES: dict[str, torch.dtype] = {
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "I32": torch.int32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I16": torch.int16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""Names of types in safetensors headers, in the order in which a file holds them."""
+__all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
+    "MAX_HEADER_BYTES",
+    "Extent",
+    "TensorFile",
+    "TensorSpec",
+    "tensor_bytes",
+    "write_tensors",
+]
 
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+READ_BYTES = 8 << 20
+"""Bytes that are read at once, at most."""
 
-MAX_HEADER_BYTES = 100_000_000
-"""As in the safetensors package: a longer header is an attack or a mistake."""
+LOCAL_GAP_BYTES = 64 << 10
+"""Bytes between two boxes that cost less to read than to pass over: of a file system ..."""
 
+REMOTE_GAP_BYTES = 256 << 10
+"""... and of an object store, where a request costs milliseconds."""
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Type and shape of a tensor, without its values."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the values."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
-
-    @property
-    def text(self) -> str:
-        """As messages write it."""
-        return f"{self.dtype} {list(self.shape)}"
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorSpec:
-        """Describe a tensor."""
-        return TensorSpec(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+FIRST_BYTES = 64 << 10
+"""What is fetched of a remote file in the hope that the header ends there."""
 
 
 class Sink(Protocol):
@@ -91,25 +74,13 @@ def write_tensors(
     Equal specs and values give equal bytes, in whatever order the mapping lists them."""
     rank = {dtype: index for index, dtype in enumerate(DTYPES)}
     order = sorted(specs, key=lambda name: (rank[specs[name].dtype], name))
-    out.write(_encode_header({name: specs[name] for name in order}, metadata))
+    out.write(encode_header({name: specs[name] for name in order}, metadata))
     for name in order:
         tensor = read(name)
         found = TensorSpec.of(tensor)
         assert found == specs[name], f"{name}: {found} is not {specs[name]}"
         if tensor.numel():
             out.write(tensor_bytes(tensor))
-
-
-def _encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    end = 0
-    for name, spec in specs.items():
-        begin, end = end, end + spec.size_bytes
-        place = {"data_offsets": [begin, end]}
-        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), **place}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
@@ -121,32 +92,38 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 # --- reading ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Where the values of one tensor lie in its file."""
-
-    spec: TensorSpec
-    begin: int
-
-
 class TensorFile:
-    """A safetensors file opened for reading by range.
+    """A safetensors file opened for reading by range, from any number of threads.
 
-    A local file is mapped, so only the pages that are used are read; of a remote one the rows that
-    hold the slice are fetched. Raises ArtifactError for a file that is torn or hostile."""
+    Raises ArtifactError for a file that is torn or hostile, and for one that changes meanwhile."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, expected_bytes: int | None = None) -> None:
+        """expected_bytes: how long the file must be, by a manifest."""
         self.url = url
-        self._file: BinaryIO = store.open_input(url)
-        self._map: mmap.mmap | None = None
-        try:
-            size = self._file.seek(0, 2)
-            self.extents, self.metadata = read_header(self._file, size, url)
-            if store.is_local(url):
-                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except BaseException:
-            self._file.close()
-            raise
+        self._path = store.local_path(url)
+        found = store.info(url)
+        self.size_bytes, self._version = found.size_bytes, found.version
+        if expected_bytes not in (None, self.size_bytes):
+            raise ArtifactError(
+                f"{url}: {self.size_bytes} bytes, manifest.json says {expected_bytes}; the file is "
+                "truncated or was replaced"
+            )
+        self._stamp = _stamp_of(self._path.stat()) if self._path is not None else None
+        self.extents, self.metadata = self._header()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether reads are calls of the system, not requests."""
+        return self._path is not None
+
+    def _header(self) -> tuple[dict[str, Extent], dict[str, str]]:
+        size = self.size_bytes
+        first = bytearray(min(size, PREFIX_BYTES if self.is_local else FIRST_BYTES))
+        self.read_into(0, memoryview(first))
+        end = PREFIX_BYTES + header_length(bytes(first[:PREFIX_BYTES]), size, self.url)
+        rest = bytearray(max(0, end - len(first)))
+        self.read_into(len(first), memoryview(rest))
+        return parse_header(bytes((first + rest)[PREFIX_BYTES:end]), size, self.url)
 
     def read(self, key: str) -> torch.Tensor:
         """A whole tensor."""
@@ -155,41 +132,100 @@ class TensorFile:
 
     def read_slice(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
         """The box of a tensor that begins at `offset` and has `shape`, in memory of its own."""
-        extent = self.extents[key]
-        full, dtype = extent.spec.shape, DTYPES[extent.spec.dtype]
-        assert len(offset) == len(shape) == len(full), (key, offset, shape, full)
-        ends = [o + s for o, s in zip(offset, shape, strict=True)]
-        assert min(offset, default=0) >= 0, (key, offset)
-        assert all(e <= f for e, f in zip(ends, full, strict=True)), (key, offset, shape, full)
-        if math.prod(shape) == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
-        first, count = (offset[0], shape[0]) if full else (0, 1)
-        row_bytes = math.prod(full[1:]) * dtype.itemsize
-        data = self._range(extent.begin + first * row_bytes, count * row_bytes)
-        box = torch.frombuffer(data, dtype=dtype).view(count, *full[1:])
-        for dim in range(1, len(full)):
-            box = box.narrow(dim, offset[dim], shape[dim])
-        return box.reshape(tuple(shape)).clone(memory_format=torch.contiguous_format)
+        spec = self.extents[key].spec
+        assert len(offset) == len(shape) == len(spec.shape), (key, offset, shape, spec)
+        box = torch.empty(tuple(shape), dtype=DTYPES[spec.dtype])
+        for read in self.plan([self.want(key, offset, box)]):
+            self.fetch(read)
+        return box
 
-    def _range(self, begin: int, length: int) -> bytearray | memoryview:
-        if self._map is not None:
-            return memoryview(self._map)[begin : begin + length]
-        self._file.seek(begin)
-        data = bytearray(length)
-        done = 0
-        while done < length:
-            piece = self._file.read(length - done)
-            if not piece:
-                raise ArtifactError(f"{self.url}: ends at byte {begin + done}; it is truncated")
-            data[done : done + len(piece)] = piece
-            done += len(piece)
+    # --- plans --------------------------------------------------------------------------------
+
+    def want(self, key: str, offset: Sequence[int], target: torch.Tensor) -> Want[torch.Tensor]:
+        """The box at `offset` of the size of `target`, which it is to fill."""
+        extent, shape = self.extents[key], tuple(target.shape)
+        sides = zip(offset, shape, extent.spec.shape, strict=True)
+        assert all(0 <= o <= o + n <= f for o, n, f in sides), (key, offset, shape, extent)
+        return Want(extent, tuple(offset), shape, target.detach())
+
+    def plan(self, wants: Sequence[Want[Any]], read_bytes: int | None = None) -> list[Read[Any]]:
+        """How to read some boxes (see `ranges`); `read_bytes` at once, or READ_BYTES."""
+        gap_bytes = LOCAL_GAP_BYTES if self.is_local else REMOTE_GAP_BYTES
+        return plan_reads(wants, read_bytes or READ_BYTES, gap_bytes)
+
+    def fetch(self, read: Read[torch.Tensor], scratch: torch.Tensor | None = None) -> None:
+        """Carry out a planned read: what it is for is filled.
+
+        scratch: uint8 memory that may be used, as long as the read."""
+        if len(read.parts) == 1:
+            straight = _memory_of(read.parts[0])
+            if straight is not None:
+                self.read_into(read.begin, straight)
+                return
+        data = self.load(read, scratch)
+        for part in read.parts:
+            _target(part).copy_(values_in(data, read, part))
+
+    def load(self, read: Read[Any], scratch: torch.Tensor | None = None) -> torch.Tensor:
+        """The bytes of a planned read."""
+        length = read.end - read.begin
+        data = torch.empty(length, dtype=torch.uint8) if scratch is None else scratch[:length]
+        self.read_into(read.begin, memoryview(data.numpy().data))
         return data
 
+    # --- bytes --------------------------------------------------------------------------------
+
+    def read_into(self, begin: int, memory: memoryview) -> None:
+        """Fill memory with what stands from byte `begin` on."""
+        if self._path is None:
+            memory[:] = store.read_range(self.url, begin, begin + len(memory), self._version)
+            return
+        # Opened for each read: a step may have more files than a process may have open. Without
+        # O_NONBLOCK a pipe in the place of a file would be waited for.
+        with store.operation("read", self.url):
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                self._check_stamp(os.fstat(descriptor))
+                while memory:
+                    count = os.preadv(descriptor, [memory], begin)
+                    if not count:
+                        raise ArtifactError(f"{self.url}: ends at byte {begin}; it is truncated")
+                    memory, begin = memory[count:], begin + count
+            finally:
+                os.close(descriptor)
+
+    def digest(self) -> str:
+        """Of all its bytes, which are read."""
+        running = hasher()
+        for block in self._blocks():
+            running.update(block)
+        return str(running.hexdigest())
+
+    def _blocks(self) -> Iterator[bytes | memoryview]:
+        if not self.is_local:
+            whole = ahead.ByteRange(self.url, 0, self.size_bytes, self._version)
+            yield from ahead.read_ahead(ahead.blocks([whole]))
+            return
+        memory = memoryview(bytearray(min(READ_BYTES, self.size_bytes)))
+        for begin in range(0, self.size_bytes, READ_BYTES):
+            block = memory[: min(READ_BYTES, self.size_bytes - begin)]
+            self.read_into(begin, block)
+            yield block
+
+    def check_unchanged(self) -> None:
+        """Raise ArtifactError when a local file was written to or replaced since it was opened; of
+        a remote one every read sees to that."""
+        if self._path is not None:
+            self._check_stamp(self._path.stat() if self._path.exists() else None)
+
+    def _check_stamp(self, found: os.stat_result | None) -> None:
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            raise ArtifactError(f"{self.url}: not a file")
+        if found is None or _stamp_of(found) != self._stamp:
+            raise ArtifactError(f"{self.url}: changed while it was being read")
+
     def close(self) -> None:
-        """Let the file go; tensors that were read stay."""
-        if self._map is not None:
-            self._map.close()
-        self._file.close()
+        """Nothing is held between reads."""
 
     def __enter__(self) -> TensorFile:
         return self
@@ -203,53 +239,36 @@ class TensorFile:
         self.close()
 
 
-def read_header(file: BinaryIO, size: int, url: str) -> tuple[dict[str, Extent], dict[str, str]]:
-    """The tensors of a safetensors file and its metadata, checked against its size in bytes."""
-    file.seek(0)
-    prefix = file.read(8)
-    if len(prefix) < 8:
-        raise ArtifactError(f"{url}: {size} bytes, too short for safetensors; it is truncated")
-    (length,) = struct.unpack("<Q", prefix)
-    if length > MAX_HEADER_BYTES:
-        raise ArtifactError(
-            f"{url}: header of {length} bytes, over {MAX_HEADER_BYTES}; not safetensors"
-        )
-    if 8 + length > size:
-        raise ArtifactError(f"{url}: header of {length} bytes in a file of {size}; it is truncated")
-    try:
-        header = json.loads(file.read(length))
-        metadata = dict(header.pop("__metadata__", {}))
-        extents = {name: _extent(entry, 8 + length) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArtifactError(f"{url}: the header is not well-formed: {error!r}") from error
-    _check_gapless(extents, 8 + length, size, url)
-    return extents, metadata
+def _stamp_of(found: os.stat_result) -> tuple[int, int, int]:
+    """What changes when the contents do, and not when another link to them is made."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _extent(entry: Any, data_begin: int) -> Extent:
-    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    numbers = [*shape, begin, end]
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}")
-    if any(type(n) is not int or n < 0 for n in numbers):
-        raise ValueError(f"shape {shape} or offsets {[begin, end]} are not counts")
-    spec = TensorSpec(dtype, tuple(shape))
-    if end - begin != spec.size_bytes:
-        raise ValueError(f"{dtype} {shape} takes {spec.size_bytes} bytes, not {end - begin}")
-    return Extent(spec, data_begin + begin)
+def box_of(memory: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    """The box of a tensor that begins at `offset` and has `shape`: the same memory."""
+    for dim, (begin, length) in enumerate(zip(offset, shape, strict=True)):
+        memory = memory.narrow(dim, begin, length)
+    return memory
 
 
-def _check_gapless(extents: Mapping[str, Extent], begin: int, size: int, url: str) -> None:
-    order = sorted(extents.items(), key=lambda item: (item[1].begin, item[1].spec.size_bytes))
-    for name, extent in order:
-        if extent.begin != begin:
-            raise ArtifactError(
-                f"{url}: tensor {name!r} at byte {extent.begin}, the one before ends at {begin}"
-            )
-        begin += extent.spec.size_bytes
-        if begin > size:
-            raise ArtifactError(
-                f"{url}: tensor {name!r} ends at byte {begin}, the file at {size}; it is truncated"
-            )
-    if begin != size:
-        raise ArtifactError(f"{url}: {size - begin} bytes follow the last tensor; it is damaged")
+def _target(part: Part[torch.Tensor]) -> torch.Tensor:
+    return box_of(part.want.target, part.local, part.shape)
+
+
+def values_in(data: torch.Tensor, read: Read[Any], part: Part[Any]) -> torch.Tensor:
+    """The elements of a part in the bytes that were read, without a copy where that can be."""
+    flat = data[part.begin - read.begin : part.end - read.begin]
+    if flat.data_ptr() % part.itemsize or flat.storage_offset() % part.itemsize:
+        flat = flat.clone()
+    values = flat.view(DTYPES[part.want.extent.spec.dtype])
+    return values.as_strided(part.shape, part.strides, values.storage_offset())
+
+
+def _memory_of(part: Part[torch.Tensor]) -> memoryview | None:
+    """The memory that a part is to fill, where the bytes of the file can be read straight into
+    it."""
+    target = _target(part)
+    is_same = target.dtype == DTYPES[part.want.extent.spec.dtype] and target.device.type == "cpu"
+    if not (is_same and part.is_one_run and target.is_contiguous()):
+        return None
+    return memoryview(target.reshape(-1).view(torch.uint8).numpy().data)

@@ -74,7 +74,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     (
         "checkpoints have one format, whole tensors by name, which any degrees of parallelism read "
-        "(docs/formats.md); each step is checked when it is read, and none is removed",
+        "(docs/formats.md); each step is checked when it is read",
         """
         ckpt-format dist-ckpt-format use-dist-ckpt auto-detect-ckpt-format dist-ckpt-strictness
         ckpt-fully-parallel-save no-ckpt-fully-parallel-save ckpt-fully-parallel-load
@@ -82,12 +82,12 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         dist-ckpt-optim-fully-reshardable distrib-optim-fully-reshardable-mem-efficient
         no-strict-fsdp-dtensor-load load-main-params-from-ckpt verify-integrity
         use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
-        save-retain-interval replication replication-jump replication-factor
+        replication replication-jump replication-factor
         """,
     ),
     (
-        "training waits while a step is saved, by --save-interval",
-        "async-save async-strategy use-persistent-ckpt-worker non-persistent-*",
+        "a step is written by a thread of the rank (--async-save), at --save-interval",
+        "async-strategy use-persistent-ckpt-worker non-persistent-*",
     ),
     (
         "always so: a --load that holds no checkpoint is refused",

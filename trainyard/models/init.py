@@ -58,6 +58,18 @@ def draw_parameter(name: str, shape: torch.Size, config: GPTConfig, seed: int) -
     return whole
 
 
+def draw_rows(
+    name: str, shape: tuple[int, ...], rows: range, config: GPTConfig, seed: int
+) -> Tensor:
+    """Rows of the first value of the weight called `name` of this shape, fp32 on the CPU; no more
+    than these and a block are held."""
+    target = torch.empty(len(rows), *shape[1:], dtype=torch.float32, device="cpu")
+    part = Shard(shape, 0, (Piece(0, rows.start, len(rows)),))
+    for start, block in _blocks(name, shape, config, seed):
+        _take(target, part, start, block)
+    return target
+
+
 def _fill(target: Tensor, name: str, config: GPTConfig, seed: int) -> None:
     constant = _constant(name, config)
     if constant is not None:

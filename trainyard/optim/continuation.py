@@ -39,6 +39,16 @@ def schedule_document(schedule: Schedule) -> dict[str, Any]:
     return {part: asdict(found) for part, found in held.items() if found is not None}
 
 
+def stored_schedule(document: Mapping[str, Any]) -> Schedule:
+    """The schedule of a `schedule_document`; TypeError or KeyError for what is none."""
+    decoupled = document.get("decoupled")
+    return Schedule(
+        LearningRateSchedule(**document["learning_rate"]),
+        WeightDecaySchedule(**document["weight_decay"]),
+        None if decoupled is None else LearningRateSchedule(**decoupled),
+    )
+
+
 def continue_schedule(
     schedule: Schedule, document: Mapping[str, Any], config: OptimizerConfig
 ) -> Schedule:

@@ -132,6 +132,15 @@ def build_groups(dims: ParallelDims, rank: int, timeout: timedelta | None = None
     )
 
 
+def host_group(groups: ProcessGroups, timeout: timedelta | None = None) -> ProcessGroup | None:
+    """Another group of all ranks that talks through host memory, for a thread beside training;
+    every rank calls it at the same time. None: one rank alone."""
+    if groups.world is None:
+        return None
+    made: ProcessGroup = dist.new_group(backend="gloo", timeout=timeout, group_desc="host")
+    return made
+
+
 def _ends(pipeline: list[int]) -> list[int]:
     return [pipeline[0], pipeline[-1]] if len(pipeline) > 1 else pipeline
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.errors import ConfigError
+from trainyard.optim.build import params_dtype
 from trainyard.optim.continuation import continue_schedule
 from trainyard.optim.schedule import Schedule
 from trainyard.tokenizers.base import Tokenizer
@@ -15,11 +16,13 @@ from trainyard.training.length import RunLength
 from trainyard.training.origin import (
     check_samples_left,
     check_tokenizer,
-    check_vocabulary,
     refuse_other_options,
+    repadding_of,
+    say_repadding,
 )
 from trainyard.training.parts import Initialize
 from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.repadding import Repadding
 from trainyard.training.resume import FoundSteps, restore_training, restore_weights, resume
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
@@ -63,7 +66,7 @@ class Origins:
         refuse_other_options(self.config, self.found)
         load = self.config.foreign_load()
         if load is not None:
-            with open_checkpoint(load, "--load") as checkpoint:
+            with open_checkpoint(load, "--load", self.config.verify_checkpoint) as checkpoint:
                 return self._other(checkpoint, load, trainee)
         for chunk in trainee.chunks:
             self.initialize(chunk, self.config.training.seed)
@@ -78,24 +81,26 @@ class Origins:
             )
         schedules = [self.schedule]
 
-        def look(checkpoint: Checkpoint) -> None:
-            check_vocabulary(checkpoint, self.config, self.padded_vocab_size)
+        def look(checkpoint: Checkpoint) -> Repadding | None:
             schedules.append(self._continued(checkpoint))
+            return self._repadding(checkpoint, trainee)
 
         batch = self.length.global_batch_size
-        state, ledger = resume(self.config.save, step, trainee, batch, look)
+        state, ledger = resume(
+            self.config.save, step, trainee, batch, look, self.config.verify_checkpoint
+        )
         return Beginning(state, ledger, schedules[-1], f"step {step} of this run")
 
     def _other(self, checkpoint: Checkpoint, load: str, trainee: Trainee) -> Beginning:
         """--load: its weights alone with --finetune, else all of its training."""
         config, state, schedule = self.config, TrainState(), self.schedule
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
-        check_vocabulary(checkpoint, config, self.padded_vocab_size)
+        repadding = self._repadding(checkpoint, trainee)
         if config.finetune:
-            restore_weights(checkpoint, trainee)
+            restore_weights(checkpoint, trainee, repadding)
             trainee.optimizer.adopt_model_parameters()
         else:
-            state = restore_training(checkpoint, trainee)
+            state = restore_training(checkpoint, trainee, repadding)
             state.unmeasured = {}  # that measurement is the other run's
         if state.step >= self.length.steps:
             raise ConfigError(
@@ -108,6 +113,18 @@ class Origins:
         check_samples_left(config, state, self.length, self.num_samples)
         origin = f"step {checkpoint.step} of {checkpoint.url}"
         return Beginning(state, Ledger(state.ledger_digest), schedule, origin)
+
+    def _repadding(self, checkpoint: Checkpoint, trainee: Trainee) -> Repadding | None:
+        found = repadding_of(
+            checkpoint,
+            self.config,
+            self.tokenizer.vocab_size,
+            self.padded_vocab_size,
+            params_dtype(self.config.precision),
+        )
+        if found is not None and trainee.groups.rank == 0:
+            say_repadding(found)
+        return found
 
     def _continued(self, checkpoint: Checkpoint) -> Schedule:
         document = checkpoint.state["schedule"]

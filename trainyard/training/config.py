@@ -17,6 +17,8 @@ AT_LEAST_ONE = (
     "eval_interval",
     "num_threads",
     "save_interval",
+    "save_retain_interval",
+    "save_keep_last",
     "exit_interval",
 )
 
@@ -70,6 +72,14 @@ class TrainingConfig:
     measurements."""
     save_interval: int | None = execution(None)
     """Steps between two checkpoints; the last step is always saved."""
+    save_retain_interval: int | None = execution(None)
+    """Keep for good only the steps that this divides, a multiple of --save-interval, and the last;
+    the others go once newer ones are there. Unset: all stay."""
+    save_keep_last: int = execution(1)
+    """The newest steps that are kept in any case while the run goes on."""
+    async_save: bool = execution(False)
+    """Train on while a step is written; training waits for a copy to host memory only, which needs
+    as much of it as this rank writes."""
     save_optim: bool = execution(True)
     """Save the optimizer with the weights; without it a step serves --finetune and tools alone, and
     the run cannot be continued from it."""
@@ -87,6 +97,12 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        retain, interval = self.save_retain_interval, self.save_interval
+        if retain is not None and (interval is None or retain % interval):
+            raise ConfigError(
+                f"--save-retain-interval {retain} must be a multiple of --save-interval "
+                f"({interval}), as other steps are not saved"
+            )
         if self.eval_iters < 0:
             raise ConfigError(f"--eval-iters must be at least 0, got {self.eval_iters}")
         if self.manual_gc_interval < 0:

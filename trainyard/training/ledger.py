@@ -98,9 +98,8 @@ def parse_ledger(text: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
-def chain(lines: Iterable[str]) -> str:
-    """The digest that a ledger of these lines has."""
-    digest = ""
+def chain(lines: Iterable[str], digest: str = "") -> str:
+    """The digest of a ledger that had `digest` and goes on with these lines."""
     for line in lines:
         digest = digest_bytes(f"{digest}\n{line}".encode())
     return digest

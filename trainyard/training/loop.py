@@ -22,7 +22,7 @@ from trainyard.training.data_wait import DataWait
 from trainyard.training.ledger import Ledger, StepRecord
 from trainyard.training.length import RunLength
 from trainyard.training.metrics import StepTiming, Workload
-from trainyard.training.randomness import step_digest
+from trainyard.training.seeds import step_digest
 from trainyard.training.state import TrainState
 from trainyard.training.step import StepResult, Trainee
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ConfigError
@@ -11,6 +13,7 @@ from trainyard.parallel.config import TP
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.length import RunLength
 from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.repadding import Repadding
 from trainyard.training.resume import FoundSteps
 from trainyard.training.state import TrainState
 
@@ -46,22 +49,40 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
         )
 
 
-def check_vocabulary(checkpoint: Checkpoint, config: PretrainConfig, padded: int) -> None:
-    """The rows of embedding and output layer must be as many; how many are added to the tokens
-    follows from the number of tensor-parallel ranks."""
-    theirs, vocab_size = checkpoint.config["padded_vocab_size"], checkpoint.config["vocab_size"]
+def repadding_of(
+    checkpoint: Checkpoint, config: PretrainConfig, vocab_size: int, padded: int, dtype: torch.dtype
+) -> Repadding | None:
+    """How to fit the rows of embedding and output layer, where the checkpoint pads its tokens to
+    another number of them than this run does; None where they are as many.
+
+    Refuses rows that stand for another number of tokens. dtype: of the run's weights."""
+    theirs, tokens = checkpoint.config["padded_vocab_size"], checkpoint.config["vocab_size"]
     if theirs == padded:
-        return
+        return None
+    if tokens == vocab_size:
+        return Repadding(theirs, padded, config.model, config.training.seed, dtype)
     tp, unit = config.parallel.tensor_model_parallel_size, config.model.make_vocab_size_divisible_by
-    same = [n for n in range(1, 65) if config.model.padded_vocab_size(vocab_size, n) == theirs]
-    ways = [f"{TP} {' or '.join(map(str, same[:4]))}"] if same else []
-    if theirs % tp == 0:
+    ways = ["the tokenizer that it was trained with"]
+    if theirs % tp == 0 and theirs >= vocab_size:
         ways.append(f"--make-vocab-size-divisible-by {theirs // tp} in a run of its own")
-    ways = ways or ["the options that it was trained with"]
     raise ConfigError(
-        f"{checkpoint.url} has a vocabulary of {theirs} rows ({vocab_size} tokens, padded), and "
-        f"this run one of {padded}, padded to a multiple of --make-vocab-size-divisible-by "
-        f"({unit}) x {TP} ({tp}); go on with {', or '.join(ways)}"
+        f"{checkpoint.url} has a vocabulary of {theirs} rows ({tokens} tokens, padded), and this "
+        f"run one of {padded} ({vocab_size} tokens, padded to a multiple of "
+        f"--make-vocab-size-divisible-by ({unit}) x {TP} ({tp})); go on with {', or '.join(ways)}"
+    )
+
+
+def say_repadding(repadding: Repadding) -> None:
+    """One line."""
+    theirs, ours = repadding.theirs, repadding.ours
+    what = (
+        f"rows from {theirs} on are drawn as initial weights are, their moments are zero"
+        if ours > theirs
+        else f"its rows from {ours} on are left out"
+    )
+    log.info(
+        "the vocabulary has %d rows of the checkpoint's %d, as it is padded otherwise: %s",
+        *(ours, theirs, what),
     )
 
 

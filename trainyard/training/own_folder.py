@@ -33,6 +33,7 @@ from trainyard.training.resume import (
     announce,
     find_own_steps,
     finished_steps,
+    pass_over_damaged,
     refuse_strangers,
     remove_all_but,
     set_aside,
@@ -109,7 +110,8 @@ class OwnKeeper:
         self._work = join(self._output.work_url, lineage[:12])
         self._records: dict[str, FileRecord] = {}
         self._slot = read_slot(self._output.manifest_url)
-        self.found = find_own_steps(self._url, lineage)
+        own = find_own_steps(self._url, lineage)
+        self.found = pass_over_damaged(own, self._url, config.verify_checkpoint)
         announce(self.found, self._url)
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class OwnKeeper:
         """Before the first save: other runs' steps are set aside, torn ones go, and a manifest of
         what was there before stops being one."""
         self._check_claim()
-        set_aside(self._url, self.found.foreign)
+        set_aside(self._url, self.found.foreign + self.found.damaged)
         remove_all_but(self._url, self.found.staying + self.found.passing)
         if self._slot is not None:
             self._slot = retire(self._output.manifest_url, self._slot, self._lineage)

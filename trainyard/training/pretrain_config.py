@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import location
+from trainyard.config import execution, location
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
@@ -37,6 +38,9 @@ class PretrainConfig:
     """Folder of the run: its checkpoints, ledger and manifest."""
     load: str | None = location(None)
     """Checkpoint of another run to go on from: a run folder (its last step) or a step folder."""
+    verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
+    """What is compared with its manifest before a step is loaded: nothing, the sizes of its files,
+    or the digests of those that are read. A step of this run that is damaged is passed over."""
     finetune: bool = False
     """Take only the weights from --load: step, optimizer and data begin anew. Started again, the
     run goes on from its own checkpoints in --save."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainyard.checkpoint.background import BackgroundSave
+from trainyard.checkpoint.save import Ranks
 from trainyard.datasets.form import sample_format
 from trainyard.models.backends.select import choose_attention, report_attention
 from trainyard.models.flops import flops_per_iteration
@@ -20,7 +23,7 @@ from trainyard.models.stage import ModelStage
 from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import Schedule, build_schedule
 from trainyard.parallel.fit import check_group_size
-from trainyard.parallel.groups import ProcessGroups, broadcast_object
+from trainyard.parallel.groups import ProcessGroups, broadcast_object, host_group
 from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
@@ -296,13 +299,25 @@ class Pretraining:
             folder,
             trainee,
             self.config.training.save_interval,
+            retain_interval=self.config.training.save_retain_interval,
+            keep_last=self.config.training.save_keep_last,
             micro_batch_size=self.config.training.micro_batch_size,
             save_optimizer=self.config.training.save_optim,
             facts=state_facts(self.config, self.length.global_batch_size, self.schedule),
+            staying=self.found.staying,
             passing=self.found.passing,
             spans=self._spans(),
             before_first=self.keeper.make_room if self.keeper else _nothing,
+            background=self._background(),
         )
+
+    def _background(self) -> BackgroundSave | None:
+        """What saves while training goes on, if it is to; its ranks have a group of their own."""
+        if not self.config.training.async_save:
+            return None
+        timeout = timedelta(minutes=self.config.parallel.distributed_timeout_minutes)
+        group = host_group(self.groups, timeout)
+        return BackgroundSave(Ranks(group, self.groups.rank, self.groups.dims.world_size))
 
     def _spans(self) -> tuple[Span, ...]:
         step = self.found.latest

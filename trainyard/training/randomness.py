@@ -1,14 +1,13 @@
 """What dropout draws, as a function of where in the run it is drawn.
 
 The generators are seeded anew for every micro-batch, from the run's seed, the step, and the place
-of the micro-batch in the global batch; dropout on the residual stream hashes the same seed
-(parallel/random.py). So there is no state of a generator to save: a resumed run
+of the micro-batch in the global batch (seeds.py); dropout on the residual stream hashes the same
+seed (parallel/random.py). So there is no state of a generator to save: a resumed run
 draws what an undisturbed one would, and so does one that cuts the same batch over another number of
 ranks."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 
@@ -21,12 +20,6 @@ HOST_SEED = "seed"
 """Key of a training batch: () int64 on the CPU, the seed of the micro-batch."""
 
 
-def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
-    """The seed of one micro-batch; `microbatch` counts over the global batch of all ranks."""
-    text = f"trainyard:{seed}:{step}:{microbatch}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & (2**63 - 1)
-
-
 def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> None:
     """Seed the generators of the CPU and of this rank's CUDA device for one chunk of a micro-batch
     that carries the seed of its dropout.
@@ -37,13 +30,6 @@ def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> Non
     torch.default_generator.manual_seed(value)  # torch.manual_seed asks every kind of device: 2 ms
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(value)
-
-
-def step_digest(seed: int, step: int, num_microbatches: int) -> str:
-    """Digest of all that a step draws from: the seeds of its micro-batches, over all ranks."""
-    seeds = (microbatch_seed(seed, step, place) for place in range(num_microbatches))
-    text = ",".join(map(str, seeds))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def seed_process(seed: int) -> None:

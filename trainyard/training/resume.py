@@ -17,23 +17,24 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.load import Checkpoint, find_steps, open_checkpoint, restore
+from trainyard.checkpoint.load import Checkpoint, Verify, find_steps, open_checkpoint
 from trainyard.checkpoint.steps import STATE, step_folder, step_of
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.callbacks.checkpointing import (
     STAYS,
     remove_step,
 )
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import Ledger
+from trainyard.training.repadding import Repadding
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
 from trainyard.training.tensors import (
+    Restoring,
     model_tensors,
     names_over,
     optimizer_tensors,
     renamed,
-    restore_together,
 )
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class FoundSteps:
     """Steps of this run that only serve to continue from."""
     foreign: tuple[int, ...] = ()
     """Steps of other configurations or inputs."""
+    damaged: tuple[int, ...] = ()
+    """Steps of this run, above the one to continue from, that are not as they were published."""
 
     @property
     def latest(self) -> int | None:
@@ -88,6 +91,25 @@ def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
     return FoundSteps(staying, passing, tuple(sorted(set(find_steps(root_url)) - set(own))))
 
 
+def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> FoundSteps:
+    """The steps without the highest ones that are not as they were published, each with a word why;
+    the one to continue from is whole, as far as `verify` looks."""
+    while (step := found.latest) is not None:
+        try:
+            with open_checkpoint(join(root_url, step_folder(step)), verify=verify) as checkpoint:
+                checkpoint.check()
+            return found
+        except ArtifactError as error:
+            log.warning("passing over step %d, which is damaged: %s", step, error)
+        found = replace(
+            found,
+            staying=tuple(s for s in found.staying if s != step),
+            passing=tuple(s for s in found.passing if s != step),
+            damaged=(step, *found.damaged),
+        )
+    return found
+
+
 def announce(found: FoundSteps, root_url: str) -> None:
     """Say what is continued, and what is passed over and why."""
     if found.foreign:
@@ -105,20 +127,26 @@ def _listed(steps: Sequence[int]) -> str:
     return first + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
 
 
-def restore_weights(checkpoint: Checkpoint, trainee: Trainee) -> None:
-    """The weights of a checkpoint, and nothing else of it."""
-    restore_together(checkpoint, model_tensors(trainee.chunks), "model.", trainee.groups.world)
+def restore_weights(
+    checkpoint: Checkpoint, trainee: Trainee, repadding: Repadding | None = None
+) -> None:
+    """The weights of a checkpoint, and nothing else of it. repadding: where its vocabulary is
+    padded otherwise."""
+    restoring = Restoring(checkpoint, trainee.groups.world, repadding)
+    restoring.fill(model_tensors(trainee.chunks), "model.")
 
 
-def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
+def restore_training(
+    checkpoint: Checkpoint, trainee: Trainee, repadding: Repadding | None = None
+) -> TrainState:
     """Weights, optimizer and position of a checkpoint."""
     if not checkpoint.names("optimizer."):
         raise ConfigError(
             f"{checkpoint.url} was saved with --no-save-optim, so no run can go on from it; take "
             "its weights with --load and --finetune into another --save"
         )
-    restore_weights(checkpoint, trainee)
-    _restore_optimizer(checkpoint, trainee)
+    restore_weights(checkpoint, trainee, repadding)
+    _restore_optimizer(Restoring(checkpoint, trainee.groups.world, repadding), trainee)
     state = TrainState()
     state.load_state_dict(checkpoint.state)
     trainee.optimizer.load_state_dict(
@@ -127,30 +155,30 @@ def restore_training(checkpoint: Checkpoint, trainee: Trainee) -> TrainState:
     return state
 
 
-def _restore_optimizer(checkpoint: Checkpoint, trainee: Trainee) -> None:
+def _restore_optimizer(restoring: Restoring, trainee: Trainee) -> None:
     """Between runs in fp32 and in 16 bits, the weights of the one are the main parameters of the
     other: nothing is rounded."""
-    tensors = optimizer_tensors(trainee)
-    names = names_over(trainee.groups.world, tensors)
+    checkpoint, tensors = restoring.checkpoint, optimizer_tensors(trainee)
+    names = names_over(restoring.group, tensors)
     stored = set(checkpoint.names(MAIN))
     keeps_main = any(name.startswith(MAIN) for name in names)
     if keeps_main == bool(stored):
-        restore(checkpoint, tensors, "optimizer.", names)
+        restoring.fill(tensors, "optimizer.", names)
         return
     moments = {name: held for name, held in tensors.items() if not name.startswith(MAIN)}
-    restore(checkpoint, moments, "optimizer.", names | stored)
+    restoring.fill(moments, "optimizer.", names | stored)
     weights = {}
     if keeps_main:
         for name in tensors.keys() - moments.keys():
             source = f"model.{name.removeprefix(MAIN)}"
             weights[source] = renamed(tensors[name], source)
-        restore(checkpoint, weights, "model.", checkpoint.names("model."))
+        restoring.fill(weights, "model.", checkpoint.names("model."))
         return
     for name, held in model_tensors(trainee.chunks).items():
         source = f"{MAIN}{name.removeprefix('model.')}"
         if source in stored:
             weights[source] = renamed(held, source)
-    restore(checkpoint, weights, MAIN, stored)
+    restoring.fill(weights, MAIN, stored)
 
 
 def resume(
@@ -158,13 +186,13 @@ def resume(
     step: int,
     trainee: Trainee,
     global_batch_size: int,
-    look: Callable[[Checkpoint], object] = lambda checkpoint: None,
+    look: Callable[[Checkpoint], Repadding | None] = lambda checkpoint: None,
+    verify: Verify = "sizes",
 ) -> tuple[TrainState, Ledger]:
     """Continue this run at one of its steps; `look` sees the checkpoint before anything is taken
-    from it, and may refuse it."""
-    with open_checkpoint(join(root_url, step_folder(step))) as checkpoint:
-        look(checkpoint)
-        state = restore_training(checkpoint, trainee)
+    from it, may refuse it, and says whether its vocabulary is padded otherwise."""
+    with open_checkpoint(join(root_url, step_folder(step)), verify=verify) as checkpoint:
+        state = restore_training(checkpoint, trainee, look(checkpoint))
         ledger = Ledger(state.ledger_digest)
         if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
             ledger.lines = store.read_bytes(join(checkpoint.url, LEDGER)).decode().splitlines()

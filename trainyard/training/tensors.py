@@ -8,8 +8,8 @@ this rank holds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from trainyard.checkpoint.layout import Held, ShardedTensor
 from trainyard.checkpoint.load import Checkpoint, restore
 from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import shard_of
+from trainyard.training.repadding import Repadding
 from trainyard.training.step import Trainee
 
 
@@ -51,12 +52,26 @@ def optimizer_tensors(trainee: Trainee) -> dict[str, Held]:
     return dict(held)
 
 
-def restore_together(
-    checkpoint: Checkpoint, targets: dict[str, Held], prefix: str, group: ProcessGroup | None
-) -> None:
-    """Fill what this rank holds; what no rank of the group holds is an error, as is what the
-    checkpoint lacks."""
-    restore(checkpoint, targets, prefix, elsewhere=names_over(group, targets))
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """Fills what this rank holds from a checkpoint, together with the other ranks of a group."""
+
+    checkpoint: Checkpoint
+    group: ProcessGroup | None
+    repadding: Repadding | None = None
+    """Where the checkpoint has another number of rows of the vocabulary."""
+
+    def fill(
+        self, targets: dict[str, Held], prefix: str, names: Collection[str] | None = None
+    ) -> None:
+        """All that the checkpoint holds under `prefix`: what no rank holds is an error, as is what
+        the checkpoint lacks. names: what all ranks hold, where that is known."""
+        elsewhere = names_over(self.group, targets) if names is None else names
+        if self.repadding is None:
+            restore(self.checkpoint, targets, prefix, elsewhere, self.group)
+            return
+        restore(self.checkpoint, self.repadding.stored(targets), prefix, elsewhere, self.group)
+        self.repadding.fill_rest(targets)
 
 
 def names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str]:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.layout import ShardedTensor
-from trainyard.checkpoint.save import save_step
+from trainyard.checkpoint.save import StepContents, save_step
 from trainyard.config import to_dict
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
@@ -52,16 +52,22 @@ def save(
     **options: Any,
 ) -> list[FileRecord]:
     """Save a step as a trainer does."""
-    return save_step(
-        root_url,
-        step,
-        tensors,
+    return save_step(root_url, step, tensors, contents(step, lineage, documents, files), **options)
+
+
+def contents(
+    step: int,
+    lineage: str = "abc",
+    documents: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> StepContents:
+    """What is no tensor of a step."""
+    return StepContents(
         state={"consumed_samples": step * 4, "lineage": lineage},
         documents=documents or {"config.json": {"model": {}}},
         files=files or {"ledger.jsonl": b'{"step": 50}\n'},
         lineage=lineage,
         stage_name="pretrain",
-        **options,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainyard.checkpoint.index import Entry, Piece, encode_index, fault, parse_index
 from trainyard.checkpoint.layout import Slice, assign, entries_of, plan_files, split_large
@@ -108,3 +110,19 @@ def test_an_index_that_is_not_an_exact_cover_is_refused(broken: Entry, words: st
 def test_a_document_that_is_no_index_is_refused(document: object, words: str) -> None:
     with pytest.raises(ArtifactError, match=words):
         parse_index(document, "index.json")
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 4), min_size=2, max_size=6))
+def test_pieces_overlap_exactly_when_two_of_them_share_an_element(
+    sides: list[tuple[int, int, int, int]],
+) -> None:
+    boxes = [((a, b), (c, d)) for a, b, c, d in sides]
+    pieces = tuple(Piece("a.safetensors", f"k{i}", *box) for i, box in enumerate(boxes))
+    elements = [
+        (row, column)
+        for (a, b), (c, d) in boxes
+        for row in range(a, a + c)
+        for column in range(b, b + d)
+    ]
+    reason = fault(Entry("F32", (10, 10), pieces))
+    assert ("overlap" in str(reason)) == (len(set(elements)) < len(elements))

@@ -12,6 +12,7 @@ from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.checkpoint.save import Ranks
 from trainyard.errors import InfrastructureError
 from trainyard.testing.distributed import run_distributed
 
@@ -21,7 +22,7 @@ def save_replicated(folder: str) -> None:
     tensors = some_tensors()
     own = tensors.pop("rng.rank0.torch")
     tensors[f"rng.rank{rank}.torch"] = own + rank
-    records = save(f"{folder}/two", tensors, group=dist.group.WORLD, rank=rank, world_size=2)
+    records = save(f"{folder}/two", tensors, ranks=Ranks(dist.group.WORLD, rank, 2))
     assert bool(records) == (rank == 0)
 
 
@@ -54,9 +55,7 @@ def save_halves(folder: str) -> None:
     save(
         f"{folder}/run",
         {"model.rows": rows, "model.columns": columns, "model.both": whole},
-        group=dist.group.WORLD,
-        rank=rank,
-        world_size=2,
+        ranks=Ranks(dist.group.WORLD, rank, 2),
     )
 
 
@@ -78,7 +77,7 @@ def save_with_a_full_disk(folder: str) -> None:
 
     store.observers.append(full)
     with pytest.raises(InfrastructureError, match="no space left") as caught:
-        save(f"{folder}/run", some_tensors(), group=dist.group.WORLD, rank=rank, world_size=2)
+        save(f"{folder}/run", some_tensors(), ranks=Ranks(dist.group.WORLD, rank, 2))
     assert ("rank 1 failed to save" in str(caught.value)) == (rank == 0)
 
 
@@ -97,7 +96,7 @@ def save_and_lose_a_rank(folder: str) -> str:
 
     store.observers.append(stop)
     try:
-        save(f"{folder}/run", some_tensors(), group=dist.group.WORLD, rank=rank, world_size=2)
+        save(f"{folder}/run", some_tensors(), ranks=Ranks(dist.group.WORLD, rank, 2))
     except KeyboardInterrupt:
         return "stopped"
     except InfrastructureError as error:

@@ -27,7 +27,7 @@ from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 from trainyard.training.batch_size import constant_batch_size
 from trainyard.training.config import TrainingConfig
-from trainyard.training.randomness import microbatch_seed
+from trainyard.training.seeds import microbatch_seed
 from trainyard.training.step import StepResult
 
 

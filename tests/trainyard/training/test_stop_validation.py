@@ -6,19 +6,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.trainyard.training.small import TRAINING, build_loop, build_trainee
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
+from trainyard.checkpoint.background import BackgroundSave
+from trainyard.checkpoint.load import find_steps
+from trainyard.checkpoint.save import ALONE as ONE_RANK
+from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
 from trainyard.training.config import TrainingConfig
 from trainyard.training.loop import Outcome
 from trainyard.training.resume import FoundSteps, find_own_steps, resume, whole_ledger
-from trainyard.training.spans import spans_of_step
+from trainyard.training.spans import Span, spans_of_step
+from trainyard.training.step import Trainee
 
+NOTHING = FoundSteps()
 FOUR_BATCHES = 4  # of a measurement: 8 samples, 2 at once
 
 
@@ -36,6 +43,28 @@ class Lines(Callback):
             self.measured.append(event.record.step)
 
 
+def saver(
+    folder: Path,
+    training: TrainingConfig,
+    trainee: Trainee,
+    found: FoundSteps = NOTHING,
+    spans: tuple[Span, ...] = (),
+) -> Checkpointing:
+    return Checkpointing(
+        RunFolder(str(folder), "l", "pretrain", {}, {}),
+        trainee,
+        training.save_interval,
+        retain_interval=training.save_retain_interval,
+        keep_last=training.save_keep_last,
+        micro_batch_size=training.micro_batch_size,
+        facts={"global_batch_size": 8},
+        staying=found.staying,
+        passing=found.passing,
+        spans=spans,
+        background=BackgroundSave(ONE_RANK) if training.async_save else None,
+    )
+
+
 def go_on(
     folder: Path, training: TrainingConfig, stop: Callable[[], bool], heard: Lines
 ) -> Outcome:
@@ -46,15 +75,7 @@ def go_on(
     if found.latest is not None:
         state, ledger = resume(str(folder), found.latest, trainee, 8)
         spans = spans_of_step(str(folder), found.latest)
-    saving = Checkpointing(
-        RunFolder(str(folder), "l", "pretrain", {}, {}),
-        trainee,
-        training.save_interval,
-        micro_batch_size=training.micro_batch_size,
-        facts={"global_batch_size": 8},
-        passing=found.passing,
-        spans=spans,
-    )
+    saving = saver(folder, training, trainee, found, spans)
     callbacks = [heard, saving]
     loop = build_loop(trainee, training, callbacks, state, ledger, stop_requested=stop)
     return loop.run()
@@ -74,12 +95,48 @@ def at_look(place: int) -> Callable[[], bool]:
     return lambda: next(calls) == place
 
 
+def test_few_steps_are_kept_and_every_line_of_the_ledger(tmp_path: Path) -> None:
+    few = replace(TRAINING, save_interval=1, save_retain_interval=4, save_keep_last=2)
+    there: dict[int, list[int]] = {}
+
+    class Watch(Callback):
+        def after_step(self, event: StepEvent) -> None:
+            there[event.record.step] = find_steps(str(tmp_path / "few"))
+
+    trainee = build_trainee(few, dropout=0.1)
+    saving = saver(tmp_path / "few", few, trainee)
+    assert build_loop(trainee, few, [saving, Watch()]).run() == "finished"
+    assert there == {1: [1], 2: [1, 2], 3: [2, 3], 4: [3, 4], 5: [4, 5], 6: [4, 5, 6]}
+    assert find_own_steps(str(tmp_path / "few"), "l") == FoundSteps((4, 6), (5,))
+    assert [report.step for report in saving.reports] == [1, 2, 3, 4, 5, 6]
+    go_on(tmp_path / "all", replace(TRAINING, save_interval=1), lambda: False, Lines())
+    expected, digests = contents(tmp_path / "all")
+    assert whole_ledger(str(tmp_path / "few"), (4, 6)) == expected
+    assert len(digests) == 6
+
+
+def test_what_is_kept_must_be_saved() -> None:
+    with pytest.raises(ConfigError, match=r"--save-retain-interval 5 must be a multiple .* \(2\)"):
+        replace(TRAINING, save_interval=2, save_retain_interval=5)
+    with pytest.raises(ConfigError, match="--save-keep-last must be at least 1"):
+        replace(TRAINING, save_keep_last=0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("save_interval", [2, 3])
+@pytest.mark.parametrize(
+    "saving",
+    [
+        {"save_interval": 2},
+        {"save_interval": 3},
+        {"save_interval": 1, "save_retain_interval": 4},
+        {"save_interval": 1, "async_save": True},
+    ],
+    ids=["every 2", "every 3", "few kept", "in the background"],
+)
 def test_wherever_a_run_is_stopped_it_ends_as_the_undisturbed(
-    tmp_path: Path, save_interval: int
+    tmp_path: Path, saving: dict[str, Any]
 ) -> None:
-    training = replace(TRAINING, save_interval=save_interval, eval_at_start=True)
+    training = replace(TRAINING, eval_at_start=True, **saving)
     assert go_on(tmp_path / "whole", training, lambda: False, Lines()) == "finished"
     expected = contents(tmp_path / "whole")
     calls = count(1)

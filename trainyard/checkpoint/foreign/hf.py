@@ -143,6 +143,8 @@ def _gpt2_layer(config: GPTConfig, theirs: str, ours: str) -> list[Target]:
     ]
 
 
-def targets(config: GPTConfig) -> list[Target]:
-    """Every tensor of the Hugging Face model."""
-    return _gpt2_targets(config) if architecture(config) == GPT2 else _llama_targets(config)
+def targets(config: GPTConfig, name: str | None = None) -> list[Target]:
+    """Every tensor of the Hugging Face model, in its order; of one tensor of ours, in the order of
+    its parts. name: its class, where it is known; the one that fits."""
+    found = architecture(config) if name is None else name
+    return _gpt2_targets(config) if found == GPT2 else _llama_targets(config)

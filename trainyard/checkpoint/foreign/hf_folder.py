@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from trainyard.artifacts import store
-from trainyard.artifacts.urls import join
+from trainyard.checkpoint.foreign.carried import tokenizer_of
 from trainyard.checkpoint.foreign.hf import Target, targets
 from trainyard.checkpoint.foreign.hf_config import model_document
-from trainyard.checkpoint.gpt import checkpoint_tokenizer, gpt_config
+from trainyard.checkpoint.foreign.source import Source, generation_of
 from trainyard.checkpoint.layout import PlannedFile, Slice
-from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.rewrite import OpenFile, plan_shards
 from trainyard.checkpoint.tensorfile import DTYPES, TensorSpec, write_tensors
 from trainyard.errors import ArtifactError
@@ -30,33 +29,40 @@ log = logging.getLogger(__name__)
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Fields that config.json and generation_config.json both have."""
+
 
 def write_hf_folder(
-    checkpoint: Checkpoint,
+    source: Source,
     num_shards: int,
     open_file: OpenFile,
     advance: Callable[[int], object] = lambda size_bytes: None,
 ) -> None:
-    """Write the model of a checkpoint as a folder that `from_pretrained` loads.
+    """Write a model as a folder that `from_pretrained` loads.
 
     Raises ConfigError, before anything is written, when no architecture fits."""
-    config, vocab_size = gpt_config(checkpoint)
-    wanted = {target.name: target for target in targets(config)}
-    _check_sources(checkpoint, wanted)
-    specs = {name: _spec(checkpoint, target) for name, target in wanted.items()}
+    wanted = {target.name: target for target in targets(source.config)}
+    _check_sources(source, wanted)
+    specs = {name: _spec(source, target) for name, target in wanted.items()}
     planned = _plan(specs, num_shards)
     for file in planned:
         with open_file(file.name) as out:
-            _write(checkpoint, file, wanted, out, advance)
+            _write(source, file, wanted, out, advance)
     if len(planned) > 1:
         _write_json(open_file, "model.safetensors.index.json", _weight_map(planned))
-    (dtype,) = {spec.dtype for spec in specs.values()}
-    tokenizer = checkpoint_tokenizer(checkpoint)
-    special = _special_ids(tokenizer)
-    document = model_document(config, vocab_size, str(DTYPES[dtype]).removeprefix("torch."))
+    files = source.tokenizer_files()
+    tokenizer = tokenizer_of(files) if files else None
+    special = _special_ids(tokenizer) if tokenizer is not None else {}
+    generation = {**generation_of(source)} or special
+    special |= {name: generation[name] for name in SPECIAL if name in generation}
+    document = model_document(source.config, source.padded_vocab_size, _dtype(specs))
     _write_json(open_file, "config.json", document | special)
-    _write_json(open_file, "generation_config.json", special)
-    for name, data in tokenizer_files(checkpoint, tokenizer, config.positions).items():
+    _write_json(open_file, "generation_config.json", generation)
+    if tokenizer is None:
+        log.warning("%s carries no tokenizer; none is exported", source.url)
+        return
+    for name, data in tokenizer_files(source, tokenizer).items():
         with open_file(name) as out:
             out.write(data)
 
@@ -64,22 +70,31 @@ def write_hf_folder(
 # --- weights ----------------------------------------------------------------------------------
 
 
-def _check_sources(checkpoint: Checkpoint, wanted: dict[str, Target]) -> None:
+def _check_sources(source: Source, wanted: dict[str, Target]) -> None:
     """What is exported must be all of the model: a forgotten tensor would be a random one."""
     used = {f"model.{target.source}" for target in wanted.values()}
-    held = set(checkpoint.names("model."))
+    held = {name for name in source.specs if name.startswith("model.")}
     if used != held:
         raise ArtifactError(
-            f"{checkpoint.url}: its tensors are not those of its config: "
+            f"{source.url}: its tensors are not those of its config: "
             f"missing {sorted(used - held)[:5]}, unexpected {sorted(held - used)[:5]}"
         )
 
 
-def _spec(checkpoint: Checkpoint, target: Target) -> TensorSpec:
+def _spec(source: Source, target: Target) -> TensorSpec:
     """Type and shape of a converted tensor, found without reading the values."""
-    source = checkpoint.spec(f"model.{target.source}")
-    shape = target.convert(torch.empty(source.shape, device="meta")).shape
-    return TensorSpec(source.dtype, tuple(shape))
+    ours = source.specs[f"model.{target.source}"]
+    shape = target.convert(torch.empty(ours.shape, device="meta")).shape
+    return TensorSpec(ours.dtype, tuple(shape))
+
+
+def _dtype(specs: dict[str, TensorSpec]) -> str:
+    """The type that most of the weights have, as torch names it."""
+    sizes: dict[str, int] = {}
+    for spec in specs.values():
+        sizes[spec.dtype] = sizes.get(spec.dtype, 0) + math.prod(spec.shape)
+    most = max(sorted(sizes), key=lambda dtype: sizes[dtype])
+    return str(DTYPES[most]).removeprefix("torch.")
 
 
 def _plan(specs: dict[str, TensorSpec], num_shards: int) -> list[PlannedFile]:
@@ -94,7 +109,7 @@ def _plan(specs: dict[str, TensorSpec], num_shards: int) -> list[PlannedFile]:
 
 
 def _write(
-    checkpoint: Checkpoint,
+    source: Source,
     file: PlannedFile,
     wanted: dict[str, Target],
     out: Any,
@@ -105,7 +120,7 @@ def _write(
     def read(name: str) -> torch.Tensor:
         target = wanted[name]
         advance(specs[name].size_bytes)
-        return target.convert(checkpoint.read(f"model.{target.source}"))
+        return target.convert(source.read(f"model.{target.source}"))
 
     write_tensors(out, specs, read, metadata={"format": "pt"})
 
@@ -120,28 +135,30 @@ def _weight_map(planned: list[PlannedFile]) -> dict[str, Any]:
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    ids: dict[str, Any] = {"bos_token_id": tokenizer.eod, "eos_token_id": tokenizer.eod}
+    """The ids by which text is begun, ended and padded."""
+    begin = getattr(tokenizer, "bos", None)  # where its files name one
+    ids: dict[str, Any] = {
+        "bos_token_id": tokenizer.eod if begin is None else begin,
+        "eos_token_id": tokenizer.eod,
+    }
     if tokenizer.pad is not None:
         ids["pad_token_id"] = tokenizer.pad
     return ids
 
 
-def tokenizer_files(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, max_length: int
-) -> dict[str, bytes]:
+def tokenizer_files(source: Source, tokenizer: Tokenizer) -> dict[str, bytes]:
     """The carried tokenizer as `AutoTokenizer` wants it: the same files, the end of text named."""
-    files = {
-        name: store.read_bytes(join(checkpoint.tokenizer_url, name))
-        for name in store.list_files(checkpoint.tokenizer_url)
-        if name != DESCRIPTION
-    }
+    files = {name: data for name, data in source.tokenizer_files().items() if name != DESCRIPTION}
     if "tokenizer.json" not in files:
-        log.warning("the tokenizer of %s has no tokenizer.json; none is exported", checkpoint.url)
+        log.warning("the tokenizer of %s has no tokenizer.json; none is exported", source.url)
         return {}
     settings: dict[str, Any] = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    told = dict(settings)
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     settings.setdefault("eos_token", tokenizer.decode([tokenizer.eod]))
-    settings.setdefault("model_max_length", max_length)
+    settings.setdefault("model_max_length", source.config.positions)
+    if settings == told and TOKENIZER_CONFIG in files:
+        return files  # byte for byte
     return files | {TOKENIZER_CONFIG: _encode(settings)}
 
 

@@ -109,13 +109,13 @@ def train(cut: Cut, num_steps: int) -> Share:
     return Share(losses, norms, first_moments, found)
 
 
-def trainee_of(cut: Cut) -> Trainee:
+def trainee_of(cut: Cut, padded_vocab_size: int = VOCAB) -> Trainee:
     """The model of a cut, its weights drawn; on the ranks of the default group, or alone."""
     is_several = dist.is_initialized()
     dims = dims_of(cut.parallel, dist.get_world_size() if is_several else 1)
     groups = build_groups(dims, dist.get_rank() if is_several else 0)
     trainee = build_trainee(
-        gpt_provider(cut.model, VOCAB),
+        gpt_provider(cut.model, padded_vocab_size),
         gpt_layout(cut.model, MICRO_BATCH_SIZE),
         cut.parallel,
         cut.optimizer,

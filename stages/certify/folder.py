@@ -1,0 +1,201 @@
+"""A run folder as it stands: the run that is certified, its checkpoints, and what else is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_digest
+from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import basename, join
+from trainyard.checkpoint.steps import CONFIG, STATE, locate_step, step_folder, step_of
+from trainyard.config import from_dict, leaves
+from trainyard.errors import ArtifactError, ConfigError, TrainyardError
+from trainyard.optim.continuation import stored_schedule
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.progress import Progress
+from trainyard.training.certificate import Check, listed
+from trainyard.training.config import TrainingConfig
+from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.run_record import PublishedStep, RunFacts
+from trainyard.training.spans import parse_spans
+
+FORMAT_VERSION = 1
+"""Of the documents of a checkpoint."""
+
+STAYS = "stays"
+"""Key of state.json: false for a step that only serves to continue from."""
+
+SUPERSEDED = "superseded/"
+"""Where steps of other runs lie that were set aside."""
+
+OPTION = "the run"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """A checkpoint of the run."""
+
+    number: int
+    manifest: Manifest
+
+    @property
+    def folder(self) -> str:
+        """Its name in the run folder."""
+        return step_folder(self.number)
+
+
+class RunFolder:
+    """One run in a folder: the finished one, else that of the highest step."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ConfigError where there is no checkpoint."""
+        self.url = url.rstrip("/") or url
+        if step_of(basename(self.url)) is not None:
+            raise ConfigError(f"{url}: this is one step; give the folder of the run, above it")
+        _, latest = locate_step(url, OPTION)
+        self._sizes = store.list_files(self.url)
+        found = read_manifest(join(self.url, MANIFEST))
+        self.manifest = found[0] if found is not None else None
+        """Of a finished run."""
+        every = [FoundStep(step, m) for step, m in self._manifests() if m is not None]
+        lineage = latest.lineage if self.manifest is None else self.manifest.lineage
+        self.lineage = lineage
+        self.steps = [step for step in every if step.manifest.lineage == lineage]
+        if not self.steps:
+            raise ArtifactError(
+                f"{url}: none of the steps there is of the finished run that its {MANIFEST} tells "
+                f"of ({listed([step.folder for step in every])} are of another)"
+            )
+        self._others = [step for step in every if step.manifest.lineage != lineage]
+
+    def _manifests(self) -> Iterator[tuple[int, Manifest | None]]:
+        for folder in self._folders():
+            number = step_of(folder)
+            assert number is not None
+            found = read_manifest(join(self.url, folder, MANIFEST))
+            yield number, None if found is None else found[0]
+
+    def _folders(self) -> list[str]:
+        names = {name.split("/")[0] for name in self._sizes if "/" in name}
+        return sorted(name for name in names if step_of(name) is not None)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is there and is not of this run."""
+        said = []
+        if self._others:
+            names = listed([step.folder for step in self._others])
+            said.append(f"{names}: of other options or data, not of this run")
+        known = {step.folder for step in (*self.steps, *self._others)}
+        torn = [name for name in self._folders() if name not in known]
+        if torn:
+            said.append(f"{listed(torn)}: without a {MANIFEST}, so that save did not finish")
+        aside = {n.rpartition("/")[0] for n in self._sizes if n.startswith(SUPERSEDED)}
+        count = sum(step_of(basename(folder)) is not None for folder in aside)
+        if count:
+            steps = "1 step" if count == 1 else f"{count} steps"
+            said.append(f"{SUPERSEDED} holds {steps} of other runs, set aside")
+        return tuple(said)
+
+    # --- documents ------------------------------------------------------------------------------
+
+    def document(self, step: FoundStep, name: str) -> dict[str, Any]:
+        """A document of a step; ArtifactError for a format that this version does not read."""
+        url = join(self.url, step.folder, name)
+        document: dict[str, Any] = store.read_json(url)
+        if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
+            raise ArtifactError(f"{url}: not a document of format_version {FORMAT_VERSION}")
+        return document
+
+    @cached_property
+    def made_of(self) -> dict[str, Any]:
+        """config.json of the last step."""
+        return self.document(self.steps[-1], CONFIG)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Those that tell the run from others."""
+        options: dict[str, Any] = self.made_of["run"]
+        return options
+
+    def options_of(self, config_class: type) -> dict[str, Any]:
+        """Those of one configuration class."""
+        names = {name for name, _, _ in leaves(config_class)}
+        return {name: value for name, value in self.options.items() if name in names}
+
+    def facts(self) -> RunFacts:
+        """What the links of the run follow from; ArtifactError where its documents do not tell."""
+        last = self.steps[-1]
+        state = self.document(last, STATE)
+        try:
+            training = {**self.options_of(TrainingConfig)}
+            training["global_batch_size"] = state["global_batch_size"]
+            return RunFacts(
+                lineage=self.lineage,
+                training=from_dict(TrainingConfig, training, "the options of the run"),
+                seq_length=int(self.options["seq_length"]),
+                schedule=stored_schedule(state["schedule"]),
+                precision=from_dict(
+                    PrecisionConfig, self.options_of(PrecisionConfig), "the options of the run"
+                ),
+                spans=parse_spans(last.manifest.run),
+                finished=self.manifest is not None,
+            )
+        except (KeyError, TypeError, ConfigError) as error:
+            raise ArtifactError(
+                f"{join(self.url, last.folder)}: {STATE} and {CONFIG} do not tell of a pretraining "
+                f"({error}); a checkpoint alone, such as a converted one, has nothing to certify"
+            ) from error
+
+    def published(self, step: FoundStep) -> PublishedStep:
+        """A checkpoint with its lines of the ledger."""
+        where = join(self.url, step.folder, LEDGER)
+        try:
+            text = store.read_bytes(where).decode("ascii")
+        except (UnicodeDecodeError, TrainyardError) as error:
+            raise ArtifactError(f"{where}: no ledger can be read there: {error}") from error
+        state = self.document(step, STATE)
+        return PublishedStep(
+            step.number, step.folder, text.splitlines(), state, bool(state.get(STAYS, True))
+        )
+
+    def whole_ledger(self) -> bytes | None:
+        """Of a finished run."""
+        return None if self.manifest is None else store.read_bytes(join(self.url, LEDGER))
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def total_bytes(self) -> int:
+        """Of all files that manifests list."""
+        return sum(record.size_bytes for _, _, record in self._listed())
+
+    def check_files(self, digests: bool, progress: Progress) -> Check:
+        """Compare sizes with the manifests, and digests where asked for."""
+        check = Check("files")
+        seen: dict[str, str] = {}
+        for step, path, record in self._listed():
+            size = self._sizes.get(path)
+            progress.update(record.size_bytes)
+            if size is None or size != record.size_bytes:
+                found = "no such file" if size is None else f"{size} bytes"
+                check.compare(step, f"{record.size_bytes} bytes", found, path)
+            elif digests:
+                if path not in seen:
+                    seen[path] = read_digest(join(self.url, path))
+                check.compare(step, record.digest, seen[path], path)
+            else:
+                check.checked += 1
+        return check
+
+    def _listed(self) -> Iterator[tuple[int, str, store.FileRecord]]:
+        """(step, path in the run folder, record); those of the run itself under its last step."""
+        for step in self.steps:
+            for record in step.manifest.files:
+                yield step.number, f"{step.folder}/{record.path}", record
+        for record in self.manifest.files if self.manifest is not None else ():
+            yield self.steps[-1].number, record.path, record

@@ -1,0 +1,397 @@
+"""Certify proves real runs, however they were stopped, and names what was tampered with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.certify.config import CertifyConfig
+from stages.certify.run import certify
+from stages.context import StageRun
+from stages.report.config import ReportConfig
+from stages.report.run import run as run_report
+from tests.stages.directly import Done, run_directly, run_program
+from tests.stages.markup_checks import check_sound
+from tests.stages.pretrain_runs import arguments
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.artifacts.digest import digest_bytes, digest_files
+from trainyard.config import from_dict
+from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.testing.kill import Zygote
+from trainyard.training.certificate import CHECKS, Certificate, Link
+
+STOPPED = 143
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped once and is finished: checkpoints 3, 6 and 8."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    words = arguments(tokens, folder, eval_at_start=True)
+    assert zygote.run("stages.pretrain", [*words, "--exit-interval", "5"])[0] == STOPPED
+    shutil.copytree(folder, folder.with_name("stopped"))
+    status, _, log = zygote.run("stages.pretrain", words)
+    assert status == 0, log
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(whole: Path) -> Path:
+    """The same when it was stopped: checkpoints 3, and 5 to go on from."""
+    return whole.with_name("stopped")
+
+
+def found_in(folder: Path, **options: Any) -> Certificate:
+    config = from_dict(CertifyConfig, {"run": str(folder), **options})
+    return certify(config, StageRun("certify", {}, None))
+
+
+def link_in(folder: Path, **options: Any) -> Link:
+    link = found_in(folder, **options).first_broken_link
+    assert link is not None
+    return link
+
+
+def command(*words: object) -> Done:
+    return run_program("stages.certify", *map(str, words))
+
+
+# --- sound runs ---------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_proven_whole(whole: Path, tmp_path: Path) -> None:
+    written = tmp_path / "certificate.json"
+    done = command(whole, "--check-digests", "--complete", "--output", written)
+    assert done.status == 0, done.err
+    assert "proven: steps 1 to 8 follow each other, up to 32 samples, none lost" in done.out
+    assert "1 data-parallel rank, micro-batches of 2: steps 1 to 8" in done.out
+    document = json.loads(written.read_text())
+    assert (document["verdict"], document["complete"]) == ("proven", True)
+    counts = {check["name"]: check["checked"] for check in document["checks"]}
+    assert list(counts) == list(CHECKS)
+    assert counts["samples"] == counts["rng"] == counts["rates"] == 8
+    assert document["published_steps"] == [3, 6, 8]
+    assert str(whole.parent) not in written.read_text(), "equal runs, equal certificates"
+    again = command(whole, "--json", "--check-digests")
+    assert json.loads(again.out) == document
+
+
+def test_an_unfinished_run_is_told_where_its_data_lies(stopped: Path, tokens: str) -> None:
+    found = found_in(stopped)
+    assert found.is_proven, found.sentence
+    (reason,) = (check.reason for check in found.checks if check.reason)
+    assert reason == "data not at hand; --data-path tells where it lies"
+    assert (found.finished, found.last_step, found.of_steps) == (False, 5, 8)
+    assert found_in(stopped, data_path=[tokens]).is_complete
+    done = command(stopped, "--complete")
+    assert done.status == 1
+    assert "--complete: not checked: samples (data not at hand" in done.err
+
+
+@pytest.mark.slow
+def test_shuffled_batches_that_grow_are_followed(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = arguments(tokens, folder, global_batch_size=8, dataloader_type="cyclic")
+    at = words.index("--train-iters")
+    words[at : at + 2] = ["--train-samples", "70", "--rampup-batch-size", "2", "2", "12"]
+    assert zygote.run("stages.pretrain", [*words, "--exit-interval", "4"])[0] == STOPPED
+    assert found_in(folder, data_path=[tokens]).is_complete
+    status, _, log = zygote.run("stages.pretrain", words)
+    assert status == 0, log
+    found = found_in(folder)
+    assert found.is_complete, found.sentence
+    assert found_in(folder, check_every=3).is_proven
+
+
+@pytest.mark.slow
+def test_a_run_is_joined_to_the_one_it_went_on_from(
+    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+) -> None:
+    folder, before = tmp_path / "on", tmp_path / "before"
+    shutil.copytree(whole, before)
+    words = arguments(tokens, folder, load=str(before / "iter_0000003"), lr_decay_iters=8)
+    status, _, log = zygote.run("stages.pretrain", words)
+    assert status == 0, log
+    found = found_in(folder)
+    assert found.is_complete, found.sentence
+    assert (found.first_step, found.last_step) == (4, 8)
+    assert found.begins_at == "step 3 of another run"
+    shutil.move(before, tmp_path / "moved")
+    found = found_in(folder)
+    assert found.is_proven
+    assert not found.is_complete
+    assert "--load tells where it lies" in command(folder).out
+    assert found_in(folder, load=str(tmp_path / "moved")).is_complete
+    state = tmp_path / "moved/iter_0000003/state.json"
+    state.write_text(state.read_text().replace('"ledger_digest": "', '"ledger_digest": "0'))
+    assert not found_in(folder, load=str(tmp_path / "moved")).is_complete  # not the one it was
+    (tmp_path / "tune").mkdir()
+    tune = {"load": str(whole), "finetune": True, "train_iters": 2, "eval_iters": 0, "lr": 1e-4}
+    assert zygote.run("stages.pretrain", arguments(tokens, tmp_path / "tune", **tune))[0] == 0
+    found = found_in(tmp_path / "tune")
+    assert found.is_complete, found.sentence
+    assert found.begins_at == "weights of another run (--finetune)"
+
+
+@pytest.mark.slow
+def test_steps_that_only_serve_to_go_on_from_repeat_lines_and_nothing_else(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    keep = {"save_interval": 1, "save_retain_interval": 4, "save_keep_last": 3}
+    words = arguments(tokens, folder, **keep)
+    assert zygote.run("stages.pretrain", [*words, "--exit-interval", "7"])[0] == STOPPED
+    found = found_in(folder, data_path=[tokens], check_digests=True)
+    assert found.is_complete, found.sentence
+    assert found.last_step == 7
+    assert len(found.published_steps) > 2
+    shutil.rmtree(folder / "iter_0000004")
+    assert link_in(folder)[:4] == (1, "steps", "step 1", "step 5")
+
+
+def test_what_is_of_other_runs_is_left_alone_and_said(
+    stopped: Path, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(stopped, folder)
+    shutil.copytree(whole / "iter_0000003", folder / "superseded/11ae22bf/iter_0000003")
+    shutil.copytree(whole / "iter_0000003", folder / "iter_0000002")
+    manifest = json.loads((folder / "iter_0000002/manifest.json").read_text())
+    manifest["lineage"] = "other"
+    (folder / "iter_0000002/manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(whole / "iter_0000006", folder / "iter_0000006")
+    (folder / "iter_0000006/manifest.json").unlink()
+    found = found_in(folder)
+    assert found.is_proven, found.sentence
+    assert found.published_steps == (3, 5)
+    assert found.remarks == (
+        "iter_0000002: of other options or data, not of this run",
+        "iter_0000006: without a manifest.json, so that save did not finish",
+        "superseded/ holds 1 step of other runs, set aside",
+    )
+
+
+# --- runs that were tampered with ---------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    """The finished run, to be damaged."""
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def rewrite(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    """Change a file and every manifest that lists it, as somebody would who knows how."""
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+    places = [path.parent, folder] if path.parent != folder else [folder]
+    for place in places:
+        manifest = place / "manifest.json"
+        document = json.loads(manifest.read_text())
+        for record in document["files"]:
+            data = (place / record["path"]).read_bytes()
+            record.update(size_bytes=len(data), digest=digest_bytes(data))
+        files = [(f["path"], f["size_bytes"], f["digest"]) for f in document["files"]]
+        sound = [f for f, r in zip(files, document["files"], strict=True) if not r["volatile"]]
+        document["output_digest"] = digest_files(sound)
+        manifest.write_text(json.dumps(document))
+
+
+def edit_line(number: int, **fields: Any) -> Callable[[bytes], bytes]:
+    """Another value in a line of a ledger."""
+
+    def change(data: bytes) -> bytes:
+        lines = data.decode().splitlines()
+        lines[number] = json.dumps({**json.loads(lines[number]), **fields})
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    return change
+
+
+def drop_line(number: int) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        lines = data.decode().splitlines()
+        del lines[number]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "step", "check"),
+    [
+        ("iter_0000006/ledger.jsonl", edit_line(1, samples="00"), 5, "samples"),
+        ("iter_0000006/ledger.jsonl", edit_line(1, rng="00"), 5, "rng"),
+        ("iter_0000006/ledger.jsonl", edit_line(1, learning_rate=1.0), 5, "rates"),
+        ("iter_0000006/ledger.jsonl", edit_line(1, lm_loss=1.0), 6, "ledger"),
+        ("iter_0000006/ledger.jsonl", edit_line(1, tokens=1), 5, "position"),
+        ("iter_0000006/ledger.jsonl", drop_line(1), 5, "steps"),
+        ("iter_0000006/ledger.jsonl", drop_line(2), 6, "steps"),
+        ("ledger.jsonl", drop_line(8), 8, "ledger"),
+        ("iter_0000006/state.json", lambda d: d.replace(b'"seed": 1234', b'"seed": 1'), 6, "state"),
+    ],
+)
+def test_what_was_changed_is_the_first_broken_link(
+    copied: Path, name: str, change: Callable[[bytes], bytes], step: int, check: str
+) -> None:
+    rewrite(copied, name, change)
+    link = link_in(copied, check_digests=True)
+    assert (link.step, link.check) == (step, check)
+    done = command(copied)
+    assert done.status == 1
+    assert f"the first broken link: step {step}, {check} (" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_files_that_are_not_those_of_the_manifests_are_named(copied: Path) -> None:
+    weights = next((copied / "iter_0000006").glob("model-*.safetensors"))
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert found_in(copied).is_proven  # sizes alone
+    link = link_in(copied, check_digests=True)
+    assert (link.step, link.check, link.where) == (6, "files", f"iter_0000006/{weights.name}")
+    weights.write_bytes(data[:-1])
+    assert link_in(copied).expected == f"{len(data)} bytes"
+    weights.unlink()
+    assert link_in(copied).found == "no such file"
+
+
+def test_a_checkpoint_that_is_gone_is_a_gap(copied: Path) -> None:
+    shutil.rmtree(copied / "iter_0000006")
+    assert link_in(copied)[:4] == (4, "steps", "step 4", "step 7")
+
+
+def test_a_certificate_of_a_broken_run_is_written_too(copied: Path, tmp_path: Path) -> None:
+    rewrite(copied, "iter_0000008/ledger.jsonl", edit_line(0, samples="00"))
+    done = command(copied, "--json", "--output", tmp_path / "c.json")
+    assert done.status == 1
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert document == json.loads(done.out)
+    assert document["verdict"] == "broken"
+    link = document["first_broken_link"]
+    assert (link["step"], link["check"], link["found"]) == (7, "samples", "00")
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def test_data_that_is_gone_or_another_is_said(whole: Path, tokens: str, tmp_path: Path) -> None:
+    other = write_pair(tmp_path / "t", [60] * 40, 7)
+    with pytest.raises(DataError, match="not the token files that the run of"):
+        found_in(whole, data_path=[other])
+    again = shutil.copytree(Path(tokens).parent, tmp_path / "moved")
+    assert found_in(whole, data_path=[str(again / "t")]).is_complete
+    shorter = write_pair(tmp_path / "s", [30] * 80)
+    link = link_in(whole, data_path=[shorter], check_data=False)
+    assert link.check == "samples"
+
+
+def test_data_that_changed_since_is_not_at_hand(
+    zygote: Zygote, whole: Path, tmp_path: Path
+) -> None:
+    tokens = write_pair(tmp_path / "t", [60] * 40)
+    folder = tmp_path / "run"
+    words = arguments(tokens, folder, train_iters=2, eval_iters=0)
+    assert zygote.run("stages.pretrain", words)[0] == 0
+    assert found_in(folder).is_complete
+    write_pair(tmp_path / "t", [60] * 41)
+    os.utime(f"{tokens}.bin", (1e9, 1e9))
+    reasons = {check.name: check.reason for check in found_in(folder).checks}
+    assert reasons["samples"].startswith("data not at hand any more")
+    Path(f"{tokens}.idx").unlink()
+    reasons = {check.name: check.reason for check in found_in(folder).checks}
+    assert "is not there; --data-path tells where it lies now" in reasons["samples"]
+
+
+def test_data_of_a_program_is_not_at_hand(copied: Path) -> None:
+    def provided(data: bytes) -> bytes:
+        told = {"provided": {"dataset_provider": "my.samples"}}
+        return json.dumps({**json.loads(data), **told}).encode()
+
+    def external(data: bytes) -> bytes:
+        document = json.loads(data)
+        document["provided"] = {}
+        document["run"]["dataloader_type"] = "external"
+        return json.dumps(document).encode()
+
+    for change, words in ((provided, "my.samples"), (external, "only its loader knows")):
+        rewrite(copied, "iter_0000008/config.json", change)
+        found = found_in(copied)
+        assert found.is_proven
+        assert [words in check.reason for check in found.checks if check.reason] == [True]
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def test_what_is_no_run_is_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give the folder of the run, above it"):
+        found_in(whole / "iter_0000003")
+    with pytest.raises(ConfigError, match="no checkpoint there"):
+        found_in(tmp_path)
+    shutil.copytree(whole / "iter_0000003", tmp_path / "run/iter_0000003")
+    (tmp_path / "run/iter_0000003/ledger.jsonl").unlink()
+    with pytest.raises(ArtifactError, match="no ledger can be read there"):
+        found_in(tmp_path / "run")
+    state = tmp_path / "run/iter_0000003/state.json"
+    state.write_text('{"format_version": 1, "step": 3}')
+    with pytest.raises(ArtifactError, match="has nothing to certify"):
+        found_in(tmp_path / "run")
+    for options, words in (
+        ({"check_every": 0}, "--check-every"),
+        ({"data_path": ["a"], "train_data_path": ["b"]}, "give the one that the run was"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            from_dict(CertifyConfig, {"run": str(whole), **options})
+
+
+# --- on the run card ----------------------------------------------------------------------------
+
+
+def report(folder: Path, **options: Any) -> tuple[str, dict[str, Any]]:
+    prefix = str(folder / "card")
+    run_directly(ReportConfig, run_report, **options, output_prefix=prefix)
+    page = (folder / "card.html").read_text()
+    check_sound(page)
+    return page, json.loads((folder / "card.summary.json").read_text())
+
+
+def test_the_run_card_shows_the_certificate(whole: Path, tmp_path: Path) -> None:
+    written = str(tmp_path / "certificate.json")
+    assert command(whole, "--output", written).status == 0
+    page, summary = report(tmp_path, checkpoint=str(whole), certificate=written)
+    assert "What is certified" in page
+    assert "Proven: steps 1 to 8 follow each other" in page
+    assert CHECKS["samples"] in page
+    assert summary["certificate"]["verdict"] == "proven"
+    plain, summary = report(tmp_path, checkpoint=str(whole))
+    assert "What is certified" not in plain
+    assert "certificate" not in summary
+
+
+def test_the_run_card_shows_a_broken_link_and_no_certificate_of_another_run(
+    copied: Path, whole: Path, tmp_path: Path
+) -> None:
+    rewrite(copied, "iter_0000006/ledger.jsonl", edit_line(1, samples="<b>00"))
+    written = tmp_path / "certificate.json"
+    assert command(copied, "--output", written).status == 1
+    page, summary = report(tmp_path, checkpoint=str(copied), certificate=str(written))
+    assert "Broken at step 5, samples: expected " in page
+    assert "&lt;b&gt;00" in page
+    assert summary["certificate"]["first_broken_link"]["step"] == 5
+    document = json.loads(written.read_text())
+    written.write_text(json.dumps({**document, "lineage": "11ae"}))
+    with pytest.raises(ConfigError, match=r"--certificate .*of another run"):
+        report(tmp_path, checkpoint=str(copied), certificate=str(written))
+    written.write_text("[]")
+    with pytest.raises(ArtifactError, match="not a certificate"):
+        report(tmp_path, checkpoint=str(copied), certificate=str(written))

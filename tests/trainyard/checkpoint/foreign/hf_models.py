@@ -1,0 +1,110 @@
+"""Small random models of `transformers`, as folders that it saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.trainyard.checkpoint.samples import tokenizer_files
+from trainyard.tokenizers.base import DESCRIPTION
+
+VOCAB = 320
+LENGTH = 24
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", LLAMA),
+    "llama tied": ("LlamaConfig", {**LLAMA, "tie_word_embeddings": True}),
+    "llama wide heads": ("LlamaConfig", {**LLAMA, "head_dim": 16, "num_key_value_heads": 4}),
+    "llama linear": (
+        "LlamaConfig",
+        {
+            **LLAMA,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 2.0},
+        },
+    ),
+    "llama 3.2": ("LlamaConfig", {**LLAMA, "rope_parameters": LLAMA3}),
+    "llama yarn": ("LlamaConfig", {**LLAMA, "rope_parameters": YARN}),
+    "llama yarn gain": (
+        "LlamaConfig",
+        {**LLAMA, "rope_parameters": {**YARN, "attention_factor": 1.3, "truncate": False}},
+    ),
+    "mistral": ("MistralConfig", {**LLAMA, "sliding_window": 8}),
+    "mistral no window": ("MistralConfig", {**LLAMA, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", {**LLAMA, "tie_word_embeddings": True}),
+    "qwen2 some windows": (
+        "Qwen2Config",
+        {**LLAMA, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
+    "gpt2": ("GPT2Config", GPT2),
+    "gpt2 exact gelu": ("GPT2Config", {**GPT2, "activation_function": "gelu", "n_inner": 80}),
+}
+
+
+def make(name: str, folder: Path, seed: int = 1, **saving: Any) -> Any:
+    """Save a random model of `MODELS` with a tokenizer; returns it, ready to compute.
+
+    No parameter is 0 or 1, so that a swapped one is seen."""
+    import transformers
+
+    kind, options = MODELS[name]
+    config = getattr(transformers, kind)(**options)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    model.eval().save_pretrained(folder, **saving)
+    save_tokenizer(folder)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer of 257 tokens."""
+    for path, data in tokenizer_files().items():
+        name = path.removeprefix("tokenizer/")
+        if name != DESCRIPTION:
+            (folder / name).write_bytes(data)
+
+
+def some_tokens() -> torch.Tensor:
+    """(2, s) ids."""
+    return torch.randint(0, 257, (2, LENGTH), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,150 @@
+"""Runs that nobody trained: what one would have published, line by line, for tests of the proof."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.continuation import schedule_document
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.optim.scaler import build_scaler
+from trainyard.optim.schedule import build_schedule
+from trainyard.training.certificate import Certificate, Check
+from trainyard.training.config import TrainingConfig
+from trainyard.training.ledger import Ledger, StepRecord
+from trainyard.training.length import length_of
+from trainyard.training.proof import Prover, SampleDigest
+from trainyard.training.run_record import Beginning, Position, PublishedStep, RunFacts
+from trainyard.training.seeds import step_digest
+from trainyard.training.spans import Span
+from trainyard.training.state import TrainState
+
+SEQ_LENGTH = 16
+TRAINING = TrainingConfig(
+    micro_batch_size=2,
+    global_batch_size=4,
+    train_iters=12,
+    eval_interval=5,
+    eval_iters=1,
+    seed=3,
+)
+OPTIMIZER = OptimizerConfig(lr=0.01, min_lr=0.001, lr_decay_style="cosine", lr_warmup_iters=3)
+FP16 = PrecisionConfig(fp16=True, initial_loss_scale=2.0**8, loss_scale_window=3, hysteresis=1)
+
+
+def digest_of(step: int, consumed: int, size: int) -> str:
+    """Stands for the digest of samples."""
+    return f"{step}/{consumed}/{size}"
+
+
+@dataclass(kw_only=True)
+class MadeRun:
+    """A run and what it does at which step."""
+
+    training: TrainingConfig = TRAINING
+    optimizer: OptimizerConfig = OPTIMIZER
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    spans: tuple[Span, ...] = ()
+    overflows: Collection[int] = ()
+    begin: TrainState = field(default_factory=TrainState)
+    """Of the run that it goes on from."""
+
+    @property
+    def facts(self) -> RunFacts:
+        return RunFacts(
+            lineage="11ae",
+            training=self.training,
+            seq_length=SEQ_LENGTH,
+            schedule=build_schedule(
+                self.optimizer,
+                self.training.train_iters,
+                self._final,
+                self.training.train_samples,
+            ),
+            precision=self.precision,
+            spans=self.spans,
+        )
+
+    @property
+    def _final(self) -> int:
+        return length_of(self.training, 1, SEQ_LENGTH).global_batch_size
+
+    def published(self, staying: Sequence[int], passing: Sequence[int] = ()) -> list[PublishedStep]:
+        """Checkpoints after these steps; a passing one carries lines that the next has as well."""
+        facts, state = self.facts, TrainState(**self.begin.state_dict())
+        length, ledger = facts.length, Ledger(state.ledger_digest)
+        scaler = build_scaler(self.precision)
+        scaler.load_state_dict(state.loss_scaler)
+        found = []
+        if self.training.eval_at_start and not state.step:
+            ledger.add(StepRecord(0, 0, 0, validation_loss=9.0))
+        for step in range(state.step + 1, max((*staying, *passing)) + 1):
+            consumed = state.consumed_train_samples
+            size = length.schedule.at(consumed).global_batch_size
+            span = facts.span(step)
+            micro = self.training.micro_batch_size if span is None else span.micro_batch_size
+            record = StepRecord(
+                step,
+                consumed + size,
+                (consumed + size) * SEQ_LENGTH,
+                size,
+                samples=digest_of(step, consumed, size),
+            )
+            taken = step not in self.training.iterations_to_skip and step not in self.overflows
+            if step in self.training.iterations_to_skip:
+                record.passed_over = True
+            else:
+                rates = facts.schedule.at(state.scheduled_samples)
+                record.lm_loss, record.grad_norm = 9.0 / step, 1.0
+                record.learning_rate, record.weight_decay = (
+                    rates.learning_rate,
+                    rates.weight_decay,
+                )
+                record.rng = step_digest(self.training.seed, step, size // micro)
+                record.loss_scale = None if scaler.scale == 1.0 else scaler.scale
+                record.skipped = step in self.overflows or None
+                scaler.update(step in self.overflows)
+            if step in length.evaluation_steps:
+                record.validation_loss = 8.0
+            ledger.add(record)
+            state.step, state.consumed_train_samples = step, consumed + size
+            state.scheduled_samples += size * taken
+            state.num_updates += taken
+            state.ledger_digest, state.loss_scaler = ledger.digest, scaler.state_dict()
+            if step in staying or step in passing:
+                found.append(self._checkpoint(state, ledger.lines, step in staying))
+            if step in staying:
+                ledger.forget()
+        return found
+
+    def _checkpoint(self, state: TrainState, lines: list[str], stays: bool) -> PublishedStep:
+        facts = {
+            "seed": self.training.seed,
+            "seq_length": SEQ_LENGTH,
+            "schedule": schedule_document(self.facts.schedule),
+        }
+        document = json.loads(json.dumps({**facts, **state.state_dict()}))
+        where = f"iter_{state.step:07d}"
+        return PublishedStep(state.step, where, tuple(lines), document, stays)
+
+    @property
+    def beginning(self) -> Beginning:
+        names = asdict(Position())
+        position = Position(**{name: getattr(self.begin, name) for name in names})
+        return Beginning(position, self.begin.ledger_digest, self.begin.loss_scaler)
+
+    def certify(
+        self,
+        published: Sequence[PublishedStep],
+        *,
+        samples: SampleDigest | None = digest_of,
+        beginning: Beginning | None = None,
+        **options: Any,
+    ) -> Certificate:
+        prover = Prover(self.facts, beginning or self.beginning, samples, **options)
+        for step in published:
+            prover.add(step)
+        return prover.certificate(Check("files", checked=1))

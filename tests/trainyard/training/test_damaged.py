@@ -1,0 +1,57 @@
+"""A step that is not as it was published is passed over; the one before is continued."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainyard.training.small import TRAINING
+from tests.trainyard.training.test_stop_validation import Lines, go_on
+from trainyard.training.resume import FoundSteps, find_own_steps, pass_over_damaged
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    go_on(folder, replace(TRAINING, save_interval=2), lambda: False, Lines())
+    return folder
+
+
+def test_a_whole_run_is_whole_however_closely_one_looks(run: Path) -> None:
+    found = find_own_steps(str(run), "l")
+    assert found == FoundSteps((2, 4, 6))
+    assert pass_over_damaged(found, str(run), "sizes") == found
+    assert pass_over_damaged(found, str(run), "digests") == found
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "ledger.jsonl", "state.json"])
+def test_damage_is_seen_as_far_as_one_looks(
+    run: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = run / "iter_0000006" / name
+    whole = file.read_bytes()
+    found = find_own_steps(str(run), "l")
+    try:
+        file.write_bytes(whole.replace(b"0", b"1"))
+        passed = pass_over_damaged(found, str(run), "digests")
+        assert passed == FoundSteps((2, 4), damaged=(6,))
+        assert "passing over step 6, which is damaged" in caplog.text
+        assert name in caplog.text
+        file.write_bytes(whole + b" ")
+        assert pass_over_damaged(found, str(run), "sizes").latest == 4
+        file.unlink()
+        assert pass_over_damaged(found, str(run), "sizes").latest == 4
+    finally:
+        file.write_bytes(whole)
+    assert pass_over_damaged(found, str(run), "digests") == found
+
+
+def test_where_every_step_is_damaged_the_run_begins_anew(tmp_path: Path) -> None:
+    go_on(tmp_path, replace(TRAINING, save_interval=2), lambda: False, Lines())
+    for step in (2, 4, 6):
+        (tmp_path / f"iter_{step:07d}" / "index.json").write_text("{}")
+    passed = pass_over_damaged(find_own_steps(str(tmp_path), "l"), str(tmp_path), "sizes")
+    assert passed == FoundSteps(damaged=(2, 4, 6))
+    assert passed.latest is None

@@ -1,0 +1,165 @@
+"""2N steps, and N, a kill, N: the same ledger and the same checkpoints, bit for bit, for every
+optimizer, every schedule, dropout on, and the scale of fp16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stages.pretrain_runs import arguments
+from tests.trainyard.datasets.test_gpt import write_pair
+from tests.trainyard.training.legs import certificate, digest, go, ledger
+from trainyard.testing.kill import Zygote, check_kill_anywhere
+from trainyard.testing.pool import RankPool
+
+SMALL: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "global_batch_size": 4,
+    "train_iters": 8,
+    "eval_interval": 4,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "lr_warmup_iters": 2,
+    "min_lr": 0.001,
+}
+WSD = {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 4}
+SAMPLES = {"train_iters": None, "train_samples": 28, "lr_warmup_iters": 0, "lr_warmup_samples": 6}
+# The first steps overflow; later the scale is doubled, and they overflow again.
+FP16 = {"fp16": True, "initial_loss_scale": 2.0**20, "loss_scale_window": 2, "hysteresis": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd"},
+    "fp16": FP16,
+    "cosine": {"lr_decay_style": "cosine", "lr_decay_iters": 6},
+    "wsd exponential": WSD,
+    "bf16": {"bf16": True},
+    "fp16, constant scale": {"fp16": True, "loss_scale": 128.0},
+    "fp16, sgd": {**FP16, "optimizer": "sgd"},
+    "linear": {"lr_decay_style": "linear"},
+    "constant": {"lr_decay_style": "constant"},
+    "inverse square root": {"lr_decay_style": "inverse-square-root"},
+    "wsd linear": {**WSD, "lr_wsd_decay_style": "linear"},
+    "wsd cosine": {**WSD, "lr_wsd_decay_style": "cosine"},
+    "wsd minus sqrt": {**WSD, "lr_wsd_decay_style": "minus_sqrt"},
+    "weight decay grows": {
+        "start_weight_decay": 0.0,
+        "end_weight_decay": 0.1,
+        "weight_decay_incr_style": "cosine",
+    },
+    "decoupled rate": {"decoupled_lr": 0.02, "untie_embeddings_and_output_weights": True},
+    "a batch that grows": {**SAMPLES, "rampup_batch_size": [2, 2, 8]},
+    "steps passed over": {"iterations_to_skip": [2, 5]},
+    "per token, clipped": {"calculate_per_token_loss": True, "clip_grad": 0.1},
+    "shuffled": {"dataloader_type": "cyclic"},
+    "llama": {
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "disable_bias_linear": True,
+    },
+    "recomputed": {"recompute_granularity": "full"},
+}
+QUICK = ("sgd", "fp16", "cosine", "wsd exponential")
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in KINDS]
+)
+def test_a_run_that_died_ends_as_one_that_did_not(kind: str, tokens: str, tmp_path: Path) -> None:
+    options = {**SMALL, **KINDS[kind], "save_interval": 3}
+    assert go(tokens, tmp_path / "whole", **options) == "finished"
+    folder = tmp_path / "run"
+    assert go(tokens, folder, dies_after=5, **options) == "died"
+    assert sorted(path.name for path in folder.glob("iter_*")) == ["iter_0000003"]
+    assert go(tokens, folder, **options) == "finished"
+    assert (folder / "ledger.jsonl").read_bytes() == (tmp_path / "whole/ledger.jsonl").read_bytes()
+    assert digest(folder) == digest(tmp_path / "whole")
+    found = certificate(folder)
+    assert found.is_complete, found.sentence
+
+
+def test_the_scale_of_fp16_does_move_in_these_runs(tokens: str, tmp_path: Path) -> None:
+    """Or the equality above would say little."""
+    assert go(tokens, tmp_path, **{**SMALL, **KINDS["fp16"]}) == "finished"
+    lines = ledger(tmp_path)
+    scales = [line["loss_scale"] for line in lines]
+    skipped = [bool(line.get("skipped")) for line in lines]
+    assert len(set(scales[:3])) == len(set(scales[3:])) == 2
+    assert {*skipped[:5]} == {*skipped[5:]} == {True, False}
+
+
+# --- over ranks ---------------------------------------------------------------------------------
+
+ZERO = {"use_distributed_optimizer": True}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp 2": {},
+    "dp 2, zero, overlap, bf16": {**ZERO, **OVERLAP, "bf16": True},
+    "dp 2, zero, fp16": {**ZERO, **FP16},
+    "tp 2, sequence parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp 2": {"pipeline_model_parallel_size": 2},
+    "pp 2, two chunks": {
+        "pipeline_model_parallel_size": 2,
+        "num_virtual_stages_per_pipeline_rank": 2,
+        "num_layers": 4,
+    },
+    "cp 2": {"context_parallel_size": 2, "attention_dropout": 0.0},
+    "tp 2, pp 2, dp 2, zero, bf16": {
+        **{"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        **{**ZERO, "bf16": True, "world_size": 8},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_so_does_one_over_ranks(layout: str, tokens: str, ranks: RankPool, tmp_path: Path) -> None:
+    options = {**SMALL, "save_interval": 3, "world_size": 2, **LAYOUTS[layout]}
+    assert go(tokens, tmp_path / "whole", ranks, **options) == "finished"
+    folder = tmp_path / "run"
+    assert go(tokens, folder, ranks, dies_after=5, **options) == "died"
+    assert go(tokens, folder, ranks, **options) == "finished"
+    assert digest(folder) == digest(tmp_path / "whole")
+    assert certificate(folder).is_complete
+
+
+# --- killed by the system -----------------------------------------------------------------------
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["fp16", "sgd", "wsd exponential", "a batch that grows"])
+def test_a_run_survives_a_kill_anywhere(kind: str, tokens: str, tmp_path: Path) -> None:
+    """SIGKILL before the n-th operation of the store: while a step is saved, published, listed."""
+    options = {**SMALL, **KINDS[kind], "save_interval": 3, "seq_length": 16}
+
+    def words(name: str) -> list[str]:
+        found = arguments(tokens, tmp_path / name)
+        for option, value in options.items():
+            flag = "--" + option.replace("_", "-")
+            if flag in found:
+                at = found.index(flag)
+                del found[at : at + 2]
+            values = value if isinstance(value, list) else [value]
+            if value is not None and value is not False:
+                found += [flag, *([] if value is True else map(str, values))]
+        return found
+
+    with Zygote("stages.pretrain.run") as zygote:
+        kills = check_kill_anywhere(
+            zygote,
+            "stages.pretrain",
+            words,
+            lambda name: str(tmp_path / name / "manifest.json"),
+            points=6,
+        )
+    assert kills == 6

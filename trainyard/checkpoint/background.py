@@ -1,0 +1,170 @@
+"""Saving a step while training goes on: a snapshot in host memory, and a thread that writes it.
+
+What a rank is to write is copied to the host, which is all that training waits for; the files are
+written, digested and published from there. One step is under way at a time. The threads of all
+ranks meet in a group of their own, so that they do not come between training's collectives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trainyard.artifacts.store import FileRecord
+from trainyard.checkpoint.layout import Slice
+from trainyard.checkpoint.save import PreparedStep, Ranks, StepContents, write_step
+from trainyard.errors import InfrastructureError
+
+log = logging.getLogger(__name__)
+
+ALIGNMENT = 64
+"""Bytes at a multiple of which each tensor of a snapshot begins: any type may, and copies are
+fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What one save cost."""
+
+    step: int
+    bytes: int
+    """Of all files, over all ranks."""
+    blocked_seconds: float
+    """That training waited."""
+    durable_seconds: float
+    """From the beginning until the manifest stood."""
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        """Until it was durable."""
+        return self.bytes / 1e9 / max(self.durable_seconds, 1e-9)
+
+
+class HostMemory:
+    """Host memory for snapshots, kept from one to the next; page-locked where it receives from a
+    GPU, which is then a plain transfer at the speed of the bus."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+        self._is_locked = False
+
+    def copy(self, parts: Mapping[Slice, Tensor]) -> dict[Slice, Tensor]:
+        """The values as they are now; valid until the next call."""
+        places: dict[Slice, int] = {}
+        end = 0
+        for part in parts:
+            places[part] = end
+            end += -(-part.size_bytes // ALIGNMENT) * ALIGNMENT
+        devices = {tensor.device for tensor in parts.values() if tensor.is_cuda}
+        memory = self._of(end, locked=bool(devices))
+        copies = {
+            part: memory[start : start + part.size_bytes].view(parts[part].dtype).view(part.shape)
+            for part, start in places.items()
+        }
+        with torch.no_grad():
+            for part, target in copies.items():
+                target.copy_(parts[part], non_blocking=True)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return copies
+
+    def _of(self, size_bytes: int, *, locked: bool) -> Tensor:
+        if self._memory is None or self._memory.numel() < size_bytes or locked > self._is_locked:
+            self.free()
+            self._memory = torch.empty(size_bytes, dtype=torch.uint8)
+            if locked and size_bytes:
+                self._lock(self._memory)
+        return self._memory
+
+    def _lock(self, memory: Tensor) -> None:
+        # Not pin_memory: its allocator rounds up to a power of two.
+        place, size = memory.data_ptr(), memory.numel()
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(place, size, 0)))
+        self._is_locked = True
+
+    def free(self) -> None:
+        """Give the memory back; nothing may be reading it."""
+        if self._is_locked and self._memory is not None:
+            torch.cuda.check_error(
+                int(torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))
+            )
+        self._memory, self._is_locked = None, False
+
+
+class BackgroundSave:
+    """Writes one step at a time in a thread, on every rank alike."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """ranks: with a group that nobody else uses."""
+        self._ranks = ranks
+        self._memory = HostMemory()
+        self._thread: threading.Thread | None = None
+        self._step = 0
+        self._error: BaseException | None = None
+
+    def start(
+        self,
+        prepared: PreparedStep,
+        contents: StepContents,
+        began: float,
+        done: Callable[[list[FileRecord], SaveReport], object],
+    ) -> None:
+        """Copy what this rank has to write, and write it later. The one before must be over.
+
+        began: when training began to wait (time.monotonic). done: told in the thread, once the step
+        is published."""
+        assert self._thread is None, f"step {self._step} is still under way"
+        snapshot = replace(prepared, own=self._memory.copy(prepared.own))
+        blocked = time.monotonic() - began
+
+        def work() -> None:
+            try:
+                records = write_step(snapshot, contents, self._ranks)
+                size = sum(record.size_bytes for record in records)
+                report = SaveReport(prepared.step, size, blocked, time.monotonic() - began)
+                done(records, report)
+            except BaseException as error:
+                self._error = error
+
+        self._step = prepared.step
+        self._thread = threading.Thread(target=work, name="background save", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def finish(self) -> float:
+        """Wait until the step is published; returns the seconds that this took. Raises the error
+        that kept it from it."""
+        began = time.monotonic()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._raise()
+        return time.monotonic() - began
+
+    def check(self) -> None:
+        """Raise the error of a step that could not be written, without waiting for one."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.finish()
+
+    def give_up(self, seconds: float) -> None:
+        """Training has failed: let the step become whole within so long, or leave it torn."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                log.warning("step %d was still being saved and is lost", self._step)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            if isinstance(error, InfrastructureError):
+                raise InfrastructureError(f"saving step {self._step}: {error}") from error
+            raise error

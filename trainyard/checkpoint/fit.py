@@ -1,0 +1,53 @@
+"""Whether a checkpoint and what it is to fill are of one model; a refusal lists what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from trainyard.checkpoint.header import DTYPES, TensorSpec
+from trainyard.checkpoint.layout import ShardedTensor
+from trainyard.errors import ArtifactError
+
+LISTED = 20
+"""Tensors named in a refusal; the rest are counted."""
+
+
+def refuse_differences(
+    url: str,
+    held: Mapping[str, TensorSpec],
+    wanted: Mapping[str, Sequence[ShardedTensor]],
+    prefix: str,
+    elsewhere: Collection[str] = (),
+) -> None:
+    """Raise ArtifactError that lists what is missing, unexpected or of another shape.
+
+    held: what the checkpoint at `url` has under `prefix`. elsewhere: names that others fill."""
+    missing = sorted(wanted.keys() - held.keys())
+    unexpected = sorted(held.keys() - wanted.keys() - set(elsewhere))
+    differing = []
+    for name in sorted(wanted.keys() & held.keys()):
+        if not wanted[name]:
+            continue
+        spec, first = held[name], wanted[name][0]
+        if spec.shape != tuple(first.global_shape):
+            differing.append(f"{name} is {list(spec.shape)}, wanted {list(first.global_shape)}")
+        elif DTYPES[spec.dtype].is_floating_point != first.tensor.dtype.is_floating_point:
+            differing.append(f"{name} is {spec.dtype}, wanted {first.tensor.dtype}")
+    lists = (
+        _listed("missing", missing)
+        + _listed("unexpected", unexpected)
+        + _listed("of another shape or type", differing)
+    )
+    if lists:
+        raise ArtifactError(
+            f"{url}: the tensors under {prefix!r} do not fit what they are loaded into; "
+            f"check that the model options are those of the checkpoint{lists}"
+        )
+
+
+def _listed(label: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    lines = "".join(f"\n    {name}" for name in names[:LISTED])
+    more = f"\n    ... and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"\n  {len(names)} {label}:{lines}{more}"

@@ -1,0 +1,49 @@
+"""What the tensors of a model should be, and a refusal that lists how those of a source differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from trainyard.errors import ArtifactError
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+
+Shapes = Mapping[str, Sequence[int]]
+
+LISTED = 20
+"""Tensors of each kind that a refusal names; the rest are counted."""
+
+
+def model_shapes(config: GPTConfig, padded_vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model, by its name there; no memory is taken."""
+    with torch.device("meta"):
+        model = GPTModel(config, padded_vocab_size)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def refuse_differences(held: Shapes, wanted: Shapes, url: str, told_by: str) -> None:
+    """Refuse tensors that are not those that `told_by` asks for."""
+    missing = sorted(set(wanted) - set(held))
+    unexpected = sorted(set(held) - set(wanted))
+    differing = [
+        f"{name} is {list(held[name])}, wanted {list(wanted[name])}"
+        for name in sorted(set(wanted) & set(held))
+        if tuple(held[name]) != tuple(wanted[name])
+    ]
+    lists = (
+        _listed("missing", missing)
+        + _listed("unexpected", unexpected)
+        + _listed("of another shape", differing)
+    )
+    if lists:
+        raise ArtifactError(f"{url}: its tensors are not those that {told_by} asks for{lists}")
+
+
+def _listed(label: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    lines = "".join(f"\n    {name}" for name in names[:LISTED])
+    more = f"\n    ... and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"\n  {len(names)} {label}:{lines}{more}"

@@ -1,0 +1,86 @@
+"""A JSON document of others, read field by field: what was not asked for can be refused.
+
+A field that a reader does not know may change what a model computes, so none is passed over unless
+it is known to be harmless, or null."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from trainyard.errors import ArtifactError, ConfigError
+
+T = TypeVar("T", int, float, str, bool)
+
+
+class Fields:
+    """The fields of one document.
+
+    where: the document as messages name it. prefix: stands before the names of its fields."""
+
+    def __init__(self, document: Any, where: str, prefix: str = "") -> None:
+        if not isinstance(document, Mapping):
+            name = prefix.rstrip(".") or "it"
+            raise ArtifactError(f"{where}: {name} is {document!r:.60}, wanted a table of fields")
+        self._document: Mapping[str, Any] = document
+        self._where, self._prefix = where, prefix
+        self._seen: set[str] = set()
+
+    def stated(self, name: str) -> bool:
+        """Whether there is such a field, be it null."""
+        return name in self._document
+
+    def raw(self, name: str) -> Any:
+        """A field as it is; None where there is none."""
+        self._seen.add(name)
+        return self._document.get(name)
+
+    def maybe(self, name: str, kind: type[T]) -> T | None:
+        """A field of a type; None where it is not there, or null."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ArtifactError(
+                f"{self._where}: {self._prefix}{name} is {value!r:.60}, wanted {kind.__name__}"
+            )
+        return value  # type: ignore[no-any-return]
+
+    def get(self, name: str, default: T) -> T:
+        """A field of the default's type."""
+        value = self.maybe(name, type(default))
+        return default if value is None else value
+
+    def need(self, name: str, kind: type[T]) -> T:
+        """A field that must be there."""
+        value = self.maybe(name, kind)
+        if value is None:
+            raise ArtifactError(f"{self._where}: has no {self._prefix}{name}")
+        return value
+
+    def must_be(self, name: str, *allowed: Any, default: Any = None) -> None:
+        """Refuse a field that has another value; absent or null, it counts as `default`, or as
+        the first of what is allowed."""
+        value = self.raw(name)
+        if value is None:
+            value = allowed[0] if default is None else default
+        if value not in allowed:
+            raise ConfigError(
+                f"{self._where}: {self._prefix}{name} is {value!r:.60}, and this version reads "
+                f"only {' or '.join(repr(item) for item in allowed)}"
+            )
+
+    def refuse_rest(self, harmless: Collection[str]) -> None:
+        """Refuse the fields that nobody asked for, by name, unless they are harmless or null."""
+        rest = self._document.keys() - self._seen - set(harmless)
+        unknown = sorted(name for name in rest if self._document[name] is not None)
+        if unknown:
+            shown = ", ".join(
+                f"{self._prefix}{name} ({self._document[name]!r:.60})" for name in unknown[:10]
+            )
+            raise ConfigError(
+                f"{self._where}: this version does not know {shown}, and what it does not know "
+                "might change what the model computes; if it does not, delete it there"
+            )

@@ -1,0 +1,82 @@
+"""The table of loaders: by the name that `--loader` gives, what opens a checkpoint as a source."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from trainyard.checkpoint.foreign.detect import Kind, detect
+from trainyard.checkpoint.foreign.hf_read import open_huggingface
+from trainyard.checkpoint.foreign.ours import CheckpointSource
+from trainyard.checkpoint.foreign.source import Source
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Opener = Callable[[str], Source]
+
+
+def open_ours(url: str) -> CheckpointSource:
+    """A step of ours, or the latest of a run."""
+    return CheckpointSource(open_checkpoint(url, "--load-dir"))
+
+
+def open_megatron_folder(url: str) -> Source:
+    """Megatron-LM's `torch` format, core and legacy models alike: which it is, the files say."""
+    from trainyard.checkpoint.foreign.megatron import open_megatron
+
+    return open_megatron(url)
+
+
+def open_meta_folder(url: str) -> Source:
+    """Llama as Meta published it."""
+    from trainyard.checkpoint.foreign.meta import open_meta
+
+    return open_meta(url)
+
+
+def open_llama_mistral(url: str) -> Source:
+    """Megatron-LM's loader of this name reads both layouts that Llama is published in."""
+    return open_meta_folder(url) if detect(url) == "meta" else open_huggingface(url)
+
+
+LOADERS: dict[str, Opener] = {
+    "trainyard": open_ours,
+    "hf": open_huggingface,
+    "llama_mistral": open_llama_mistral,
+    "core": open_megatron_folder,
+    "legacy": open_megatron_folder,
+}
+
+OF_KIND: dict[Kind, str] = {
+    "trainyard": "trainyard",
+    "hf": "hf",
+    "meta": "llama_mistral",
+    "megatron": "core",
+}
+"""The loader for what `detect` finds."""
+
+
+def loader_for(url: str, asked: str = "auto") -> str:
+    """The loader that was asked for, or the one for what lies there.
+
+    Raises ConfigError for a format that this version does not read; nothing that looks like a
+    checkpoint is left to ours, which says what it found."""
+    kind = detect(url) if asked == "auto" else None
+    if kind == "torch_dist":
+        raise ConfigError(
+            f"--load-dir {url} is of Megatron-LM's torch_dist format, which this version does not "
+            "read; there, write it as --ckpt-format torch with --ckpt-convert-format torch "
+            "--ckpt-convert-save DIR, and give that"
+        )
+    if asked != "auto":
+        return asked
+    found = "trainyard" if kind is None else OF_KIND[kind]
+    log.info("--loader auto: reading %s with %s", url, found)
+    return found
+
+
+def open_source(url: str, loader: str) -> Source:
+    """The checkpoint at a URL, as one of `LOADERS` reads it."""
+    return LOADERS[loader](url)

@@ -1,0 +1,239 @@
+"""Names of parameters in Megatron-LM's checkpoints, and ours, both ways.
+
+Ours are those of a core GPTModel with the local layer. `core` may also be of Transformer Engine's
+layer, which keeps a norm inside the matrix that follows it; `legacy` is the model class of before,
+with names of its own, some of them in several spellings. Layers are numbered from 0 on every
+pipeline stage. Names here are dotted paths: those of nested dicts joined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from trainyard.models.config import GPTConfig
+
+ModelClass = Literal["core", "legacy"]
+TransformerImpl = Literal["transformer_engine", "local"]
+
+TIED_COPY = "tied copy"
+"""In the place of a name of ours: the output layer of a last stage that repeats the embedding."""
+
+LAYER = "decoder.layers."
+
+OURS_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+ENGINE = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""Core, layer of Transformer Engine: beginnings of names, by what ours begin with."""
+
+LEGACY = {
+    "input_norm.": "input_layernorm.",
+    "self_attention.query_key_value.": "self_attention.linear_qkv.",
+    "self_attention.dense.": "self_attention.linear_proj.",
+    "post_attention_norm.": "pre_mlp_layernorm.",
+    "mlp.dense_h_to_4h.": "mlp.linear_fc1.",
+    "mlp.dense_4h_to_h.": "mlp.linear_fc2.",
+}
+"""Legacy, as it is written since 2023-09."""
+
+LEGACY_READ = LEGACY | {
+    "input_layernorm.": "input_layernorm.",
+    "post_attention_layernorm.": "pre_mlp_layernorm.",
+    # --transformer-impl transformer_engine
+    "self_attention.layernorm_qkv.layer_norm_": "input_layernorm.",
+    "self_attention.layernorm_qkv.": "self_attention.linear_qkv.",
+    "self_attention.proj.": "self_attention.linear_proj.",
+    "layernorm_mlp.layer_norm_": "pre_mlp_layernorm.",
+    "layernorm_mlp.fc1_": "mlp.linear_fc1.",
+    "layernorm_mlp.fc2_": "mlp.linear_fc2.",
+}
+
+LEGACY_ROOT = "language_model."
+LEGACY_ENCODER = re.compile(r"language_model\.(?:encoder|transformer)\.(?:transformer\.)?(.+)")
+LEGACY_EMBEDDING = re.compile(r"language_model\.embedding\.(word|position)_embeddings\.weight")
+LEGACY_FINAL = re.compile(r"final_(?:norm|layernorm)\.(weight|bias)")
+LEGACY_COPY = "word_embeddings_for_head.weight"
+
+OUTPUT, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
+FINAL_NORM = "decoder.final_layernorm."
+
+
+def flatten(model: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of nested dicts, in their order."""
+    for key, value in model.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# --- theirs to ours ---------------------------------------------------------------------------
+
+
+def is_legacy(paths: Iterator[str] | list[str]) -> bool:
+    """Whether these are names of the legacy class."""
+    return any(path.startswith(LEGACY_ROOT) for path in paths)
+
+
+def is_state_of_engine(path: str) -> bool:
+    """FP8 scales and such, which are no weights."""
+    return path.endswith("._extra_state") or "._extra_state." in path
+
+
+def our_name(path: str, *, tied: bool) -> str | None:
+    """Our name, the layer still counted on its stage; TIED_COPY; None for one that is unknown."""
+    if path.startswith(LEGACY_ROOT) or path == LEGACY_COPY:
+        return _of_legacy(path)
+    if path == OUTPUT:
+        return TIED_COPY if tied else OUTPUT
+    match = OURS_LAYER.fullmatch(path)
+    if match is None:
+        return path if path.startswith(("embedding.", FINAL_NORM)) else None
+    number, rest = match.groups()
+    for theirs, ours in ENGINE.items():
+        if rest.startswith(theirs):
+            return f"{LAYER}{number}.{ours}{rest.removeprefix(theirs)}"
+    return path
+
+
+def _of_legacy(path: str) -> str | None:
+    if path == LEGACY_COPY:
+        return TIED_COPY
+    if path == f"{LEGACY_ROOT}{OUTPUT}":
+        return OUTPUT
+    if match := LEGACY_EMBEDDING.fullmatch(path):
+        return f"embedding.{match[1]}_embeddings.weight"
+    encoder = LEGACY_ENCODER.fullmatch(path)
+    if encoder is None:
+        return None
+    if match := LEGACY_FINAL.fullmatch(encoder[1]):
+        return f"{FINAL_NORM}{match[1]}"
+    layer = re.fullmatch(r"layers\.(\d+)\.(.+)", encoder[1])
+    if layer is None:
+        return None
+    rest = re.sub(r"^attention\.", "self_attention.", layer[2])
+    for theirs, ours in LEGACY_READ.items():
+        if rest.startswith(theirs):
+            return f"{LAYER}{layer[1]}.{ours}{rest.removeprefix(theirs)}"
+    return None
+
+
+def with_layer_offset(name: str, offset: int) -> str:
+    """The name in the whole model of a parameter whose stage begins at layer `offset`."""
+    match = OURS_LAYER.fullmatch(name)
+    return f"{LAYER}{int(match[1]) + offset}.{match[2]}" if match else name
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a name of ours is of."""
+    match = OURS_LAYER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+# --- ours to theirs ---------------------------------------------------------------------------
+
+ORDER: dict[str, tuple[str, ...]] = {
+    "legacy": (
+        "input_layernorm.",
+        "self_attention.linear_qkv.",
+        "self_attention.linear_proj.",
+        "pre_mlp_layernorm.",
+        "mlp.linear_fc1.",
+        "mlp.linear_fc2.",
+    ),
+    "local": (
+        "input_layernorm.",
+        "self_attention.core_attention.",
+        "self_attention.linear_proj.",
+        "self_attention.linear_qkv.",
+        "self_attention.q_layernorm.",
+        "self_attention.k_layernorm.",
+        "pre_mlp_layernorm.",
+        "mlp.linear_fc1.",
+        "mlp.linear_fc2.",
+    ),
+    "transformer_engine": (
+        "self_attention.core_attention.",
+        "self_attention.linear_proj.",
+        "input_layernorm.",
+        "self_attention.linear_qkv.",
+        "self_attention.q_layernorm.",
+        "self_attention.k_layernorm.",
+        "pre_mlp_layernorm.",
+        "mlp.linear_fc1.",
+        "mlp.linear_fc2.",
+    ),
+}
+"""Parameters of a layer in the order in which its modules register them: it is the order of the
+file, and by it an optimizer numbers its states."""
+
+
+def registration_order(names: list[str], style: str) -> list[str]:
+    """Names of ours in the order of Megatron's modules. style: a key of ORDER."""
+    prefixes = ORDER[style]
+
+    def place(name: str) -> tuple[int, int, int, int]:
+        is_bias = int(name.endswith(".bias"))
+        match = OURS_LAYER.fullmatch(name)
+        if match:
+            at = next(i for i, prefix in enumerate(prefixes) if match[2].startswith(prefix))
+            return 1, int(match[1]), at, is_bias
+        if name.startswith("embedding."):
+            return 0, 0, int("position" in name), 0
+        return (2, 0, 0, is_bias) if name.startswith(FINAL_NORM) else (3, 0, 0, 0)
+
+    return sorted(names, key=place)
+
+
+def their_name(name: str, style: str) -> str:
+    """The dotted path of a parameter of ours, its layer counted on its stage."""
+    match = OURS_LAYER.fullmatch(name)
+    if style == "legacy":
+        return _to_legacy(name, match)
+    if style == "transformer_engine" and match:
+        for theirs, ours in ENGINE.items():
+            if match[2].startswith(ours):
+                return f"{LAYER}{match[1]}.{theirs}{match[2].removeprefix(ours)}"
+    return name
+
+
+def _to_legacy(name: str, match: re.Match[str] | None) -> str:
+    if match:
+        for theirs, ours in LEGACY.items():
+            if match[2].startswith(ours):
+                rest = match[2].removeprefix(ours)
+                return f"{LEGACY_ROOT}encoder.layers.{match[1]}.{theirs}{rest}"
+    if name.startswith(FINAL_NORM):
+        return f"{LEGACY_ROOT}encoder.final_norm.{name.removeprefix(FINAL_NORM)}"
+    return f"{LEGACY_ROOT}{name}"
+
+
+def nested(flat: Mapping[str, Any], style: str) -> dict[str, Any]:
+    """The model dict of a file: flat for core; nested for legacy down to encoder, embeddings."""
+    if style != "legacy":
+        return dict(flat)
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        parts = path.split(".")
+        if parts[:2] == ["language_model", "encoder"]:
+            parts = [*parts[:2], ".".join(parts[2:])]
+        node = tree
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+        node[parts[-1]] = value
+    return tree
+
+
+def style_of(model_class: ModelClass, transformer_impl: TransformerImpl | None) -> str:
+    """Key of ORDER; unset: Transformer Engine's layer for core, as Megatron's own default is."""
+    if model_class == "legacy":
+        return "legacy"
+    return transformer_impl or "transformer_engine"
+
+
+def has_tied_copy(config: GPTConfig, pp: int) -> bool:
+    """Whether the last stage repeats the embedding."""
+    return pp > 1 and not config.untie_embeddings_and_output_weights

@@ -1,0 +1,131 @@
+"""One file of a Megatron-LM checkpoint: the parameters of one tensor and one pipeline rank, by
+our names, and what else it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.checkpoint.foreign.megatron_names import (
+    EMBEDDING,
+    TIED_COPY,
+    flatten,
+    is_legacy,
+    is_state_of_engine,
+    layer_of,
+    our_name,
+    with_layer_offset,
+)
+from trainyard.checkpoint.foreign.megatron_optimizer import Parameter
+from trainyard.checkpoint.foreign.pickles import TensorRef
+from trainyard.checkpoint.foreign.torch_file import TorchFile
+from trainyard.errors import ArtifactError
+
+ALLOWED = ("megatron.", "fp16.", "apex.", "transformer_engine.")
+"""Classes that may be noted: enums and helpers that `args`, the scaler of the loss and FP8 keep."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The model dict of a file, or one of several (virtual pipeline stages); layers are counted on
+    the stage until `renumber`."""
+
+    parameters: list[Parameter]
+    """In the order of the file."""
+    unknown: list[str]
+    """Paths that no parameter of ours has."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers on the stage."""
+        numbers = [layer_of(parameter.name) for parameter in self.parameters]
+        return 1 + max((n for n in numbers if n is not None), default=-1)
+
+    def renumber(self, offset: int) -> None:
+        """Count layers from the first of the whole model."""
+        self.parameters = [
+            Parameter(with_layer_offset(p.name, offset), p.ref, p.is_copy) for p in self.parameters
+        ]
+
+
+class RankFile:
+    """`model_optim_rng.pt` of one rank; close it when its tensors are read."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.file = TorchFile(url, ALLOWED)
+        try:
+            if not isinstance(self.file.tree, Mapping):
+                raise ArtifactError(f"{url}: holds no dict, so no checkpoint of Megatron-LM")
+            self.tree: Mapping[str, Any] = self.file.tree
+            self._check_model()
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _check_model(self) -> None:
+        if not any(key == "model" or key == "model0" for key in self.tree):
+            names = ", ".join(str(key) for key in list(self.tree)[:8])
+            raise ArtifactError(f"{self.url}: holds no `model`, only {names}")
+
+    @property
+    def args(self) -> Mapping[str, Any] | None:
+        """The arguments of the run; None where the file has none, as of 2019."""
+        args = self.tree.get("args")
+        return args if isinstance(args, Mapping) else None
+
+    @property
+    def version(self) -> float:
+        """Of the checkpoint: the order of QKV rows; 0 where the file does not say."""
+        version = self.tree.get("checkpoint_version", 0)
+        if type(version) not in (int, float) or not 0 <= version <= 3:
+            raise ArtifactError(f"{self.url}: checkpoint_version {version!r:.40}; 0 to 3 are known")
+        return float(version)
+
+    @property
+    def iteration(self) -> int:
+        """Of the run; 0 where the file does not say."""
+        found = self.tree.get("iteration", self.tree.get("total_iters", 0))
+        return found if type(found) is int and found >= 0 else 0
+
+    def is_legacy(self) -> bool:
+        """Whether it is of the legacy model class."""
+        return any(is_legacy([path for path, _ in flatten(model)]) for model in self._models())
+
+    def num_chunks(self) -> int:
+        """Virtual pipeline stages; an empty one at the end may be left out of a file."""
+        numbers = [int(key[5:]) for key in self.tree if _is_chunk(key)]
+        return 1 + max(numbers, default=0)
+
+    def _models(self) -> list[Mapping[str, Any]]:
+        if "model" in self.tree:
+            models = [self.tree["model"]]
+        else:
+            models = [self.tree.get(f"model{n}", {}) for n in range(self.num_chunks())]
+        for model in models:
+            if not isinstance(model, Mapping):
+                raise ArtifactError(f"{self.url}: its model is a {type(model).__name__}")
+        return models
+
+    def chunks(self, tied: bool) -> list[Chunk]:
+        """The parameters, layers counted on the stage."""
+        return [self._chunk(model, tied) for model in self._models()]
+
+    def _chunk(self, model: Mapping[str, Any], tied: bool) -> Chunk:
+        chunk = Chunk([], [])
+        for path, value in flatten(model):
+            if is_state_of_engine(path) or value is None:
+                continue
+            name = our_name(path, tied=tied)
+            if name is None or not isinstance(value, TensorRef):
+                chunk.unknown.append(path)
+                continue
+            self.file.check(value)
+            is_copy = name == TIED_COPY
+            chunk.parameters.append(Parameter(EMBEDDING if is_copy else name, value, is_copy))
+        return chunk
+
+
+def _is_chunk(key: Any) -> bool:
+    return isinstance(key, str) and key.startswith("model") and key[5:].isdecimal()

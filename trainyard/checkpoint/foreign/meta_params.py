@@ -1,0 +1,98 @@
+"""The GPTConfig of Meta's params.json.
+
+It does not tell the longest sequence, nor by how much Llama 3.2 scales wavelengths: both follow
+from what the versions of Llama differ in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.checkpoint.foreign.fields import Fields
+from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.config import GPTConfig
+from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY
+
+log = logging.getLogger(__name__)
+
+EMBEDDING = "tok_embeddings.weight"
+
+SMALL = 4096
+"""Llama 3.2 of a smaller width scales wavelengths by 32; 3.1 and 3.2 of this width and above by
+8."""
+
+
+def read_params(
+    document: Any, where: str, specs: Mapping[str, TensorSpec]
+) -> tuple[GPTConfig, int]:
+    """The model, and the rows of its embedding: where params.json says -1 or nothing, the weights
+    decide."""
+    fields = Fields(document, where)
+    hidden, heads = fields.need("dim", int), fields.need("n_heads", int)
+    groups = fields.maybe("n_kv_heads", int) or heads
+    values = {
+        "num_layers": fields.need("n_layers", int),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": ffn_size(fields, hidden),
+        **({"group_query_attention": True, "num_query_groups": groups} if groups != heads else {}),
+        **_rotary(fields, hidden),
+        "normalization": "RMSNorm",
+        "norm_epsilon": fields.get("norm_eps", 1e-5),
+        "swiglu": True,
+        "disable_bias_linear": True,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "untie_embeddings_and_output_weights": "output.weight" in specs,
+    }
+    fields.raw("max_batch_size")  # of a run, not of the model
+    rows = _rows(fields.maybe("vocab_size", int), specs, where)
+    fields.refuse_rest([])
+    try:
+        return GPTConfig(**values), rows
+    except ConfigError as error:
+        raise ArtifactError(f"{where} describes a model that cannot be built: {error}") from error
+
+
+def _rotary(fields: Fields, hidden: int) -> dict[str, Any]:
+    """Rotary embedding, and the longest sequence."""
+    scaled, theta = fields.get("use_scaled_rope", False), fields.get("rope_theta", 10000.0)
+    told, eps = fields.maybe("max_seq_len", int), fields.get("norm_eps", 1e-5)
+    factor = fields.get("rope_scaling_factor", 32.0 if hidden < SMALL else 8.0)
+    fields.must_be("rope_high_freq_factor", LLAMA3_HIGH_FREQUENCY)
+    if scaled:
+        positions = 131072  # 3.1 and later
+    elif theta >= 500000:
+        positions = 16384 if theta >= 1000000 else 8192  # Code Llama, 3
+    else:
+        positions = 2048 if eps < 1e-5 else 4096  # 1, 2
+    if scaled:
+        log.info("Llama 3 with wavelengths scaled by %s", factor)
+    return {
+        "seq_length": told or positions,
+        "max_position_embeddings": told or positions,
+        "position_embedding_type": "rope",
+        "rotary_base": theta,
+        **({"use_rope_scaling": True, "rope_scaling_factor": factor} if scaled else {}),
+    }
+
+
+def ffn_size(fields: Fields, hidden: int) -> int:
+    """f: 8/3 of h, times a factor, rounded up; or as it is told."""
+    told, factor = fields.maybe("hidden_dim", int), fields.maybe("ffn_dim_multiplier", float)
+    multiple_of = fields.get("multiple_of", 256)
+    if told is not None:
+        return told
+    size = int(8 * hidden / 3)
+    if factor is not None:
+        size = int(factor * size)
+    return -(-size // multiple_of) * multiple_of
+
+
+def _rows(told: int | None, specs: Mapping[str, TensorSpec], where: str) -> int:
+    embedding = specs.get(EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
+        raise ArtifactError(f"{where}: there is no {EMBEDDING} beside it")
+    return embedding.shape[0] if told in (None, -1) else int(told or 0)

@@ -1,0 +1,214 @@
+"""What stands for the names that a pickle asks for, when `pickle_reader` reads it.
+
+A table: tensors, dtypes and containers become what it says, other classes that are allowed a note
+of their name and of what they were given, and everything else is refused. Nothing is imported.
+Standard library alone, and little of it: this is loaded by every process that reads a pickle."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+
+class Refused(Exception):  # noqa: N818  # says what happened
+    """The pickle holds what is not allowed; the message names it."""
+
+
+class Inert:
+    """An object of a class that is not there: what it was given, and nothing else."""
+
+    source = ""
+
+    def __new__(cls, *args: Any, **options: Any) -> Inert:
+        """Take anything."""
+        self = object.__new__(cls)
+        self.args, self.state = args, None
+        return self
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Nothing is left to do."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    args: tuple[Any, ...]
+    state: Any
+
+
+class Namespace(Inert):
+    """argparse.Namespace: names and values."""
+
+    source = "argparse.Namespace"
+
+
+class Dtype:
+    """A torch dtype, or the type of a storage; "untyped": bytes."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Storage:
+    """Numbers that lie outside of the pickle."""
+
+    __slots__ = ("dtype", "key", "numel")
+
+    def __init__(self, key: str, dtype: str, numel: int) -> None:
+        self.key, self.dtype, self.numel = key, dtype, numel
+
+
+class Tensor:
+    """A view of a storage."""
+
+    __slots__ = ("dtype", "offset", "shape", "storage", "stride")
+
+    def __init__(self, storage: Any, offset: Any, shape: Any, stride: Any, dtype: Any) -> None:
+        if not isinstance(storage, Storage):
+            raise Refused("a tensor of something that is not a storage")
+        self.storage, self.offset, self.dtype = storage, offset, dtype
+        self.shape, self.stride = tuple(shape), tuple(stride)
+
+
+class Call:
+    """A function that a pickle may call."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it."""
+        return self._function(*args)
+
+
+def rebuild(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Tensor:
+    """torch._utils._rebuild_tensor and _v2; what else it is given makes no difference here."""
+    return Tensor(storage, offset, shape, stride, getattr(storage, "dtype", None))
+
+
+def rebuild_with_dtype(
+    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
+) -> Tensor:
+    """torch._utils._rebuild_tensor_v3: the storage is bytes."""
+    if not isinstance(dtype, Dtype):
+        raise Refused("a tensor without a dtype")
+    return Tensor(storage, offset, shape, stride, dtype.name)
+
+
+def rebuild_parameter(data: Any, *rest: Any) -> Any:
+    """torch._utils._rebuild_parameter: its values."""
+    return data
+
+
+def rebuild_with_attributes(function: Any, owner: Any, args: Any, state: Any) -> Any:
+    """torch._tensor._rebuild_from_type_v2: a tensor on which attributes were set, as Megatron-LM
+    does with its fp32 parameters. They are left out."""
+    if not isinstance(function, Call) or getattr(owner, "source", "") not in TENSOR_TYPES:
+        raise Refused("a tensor of a class of its own")
+    return function(*args)
+
+
+def encode_text(text: Any, encoding: Any = "latin1") -> bytes:
+    """_codecs.encode, as old protocols write bytes."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise Refused("_codecs.encode of something else than latin1 text")
+    return text.encode("latin1")
+
+
+def member(owner: Any, name: Any) -> Inert:
+    """builtins.getattr, as some Pythons write the member of an enum."""
+    if not (isinstance(owner, type) and issubclass(owner, Inert) and isinstance(name, str)):
+        raise Refused("it asks for builtins.getattr")
+    return owner(name)
+
+
+def reconstruct(owner: Any, base: Any, state: Any) -> Inert:
+    """copyreg._reconstructor, as old protocols write objects."""
+    if not (isinstance(owner, type) and issubclass(owner, Inert)):
+        raise Refused("it asks for copyreg._reconstructor")
+    return owner()
+
+
+DTYPES = frozenset(
+    (
+        *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64"),
+        *("int32", "int16", "int8", "uint8", "bool", "uint16", "uint32", "uint64", "double"),
+        *("float", "half", "long", "int", "short", "complex64", "complex128"),
+    )
+)
+STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "UntypedStorage": "untyped",
+}
+STORAGE_MODULES = ("torch", "torch.cuda", "torch.storage")
+
+CONTAINERS: dict[str, Any] = {
+    "collections.OrderedDict": OrderedDict,
+    "builtins.set": set,
+    "builtins.frozenset": frozenset,
+    "builtins.bytearray": bytearray,
+    "builtins.list": list,
+    "builtins.dict": dict,
+    "builtins.tuple": tuple,
+    "builtins.object": object,
+    "torch.Size": tuple,
+    "argparse.Namespace": Namespace,
+    "types.SimpleNamespace": Namespace,
+}
+CALLS: dict[str, Any] = {
+    "torch._utils._rebuild_tensor": rebuild,
+    "torch._utils._rebuild_tensor_v2": rebuild,
+    "torch._utils._rebuild_tensor_v3": rebuild_with_dtype,
+    "torch._tensor._rebuild_from_type_v2": rebuild_with_attributes,
+    "torch._utils._rebuild_parameter": rebuild_parameter,
+    "torch._utils._rebuild_parameter_with_state": rebuild_parameter,
+    "_codecs.encode": encode_text,
+    "builtins.getattr": member,
+    "copyreg._reconstructor": reconstruct,
+}
+TENSOR_TYPES = ("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter")
+
+INERT = frozenset(
+    (
+        *TENSOR_TYPES,
+        *("torch.device", "torch.serialization._get_layout", "_io.BytesIO"),
+        *("pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib._local.PosixPath"),
+        *("numpy.ndarray", "numpy.dtype", "numpy.dtypes.UInt32DType"),
+        *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
+        *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+    )
+)
+"""Of which only the name, and what they were given, is told."""
+
+OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+
+
+def look_up(module: str, name: str, allow: tuple[str, ...]) -> Any:
+    """What stands for a name, or Refused. `allow`: more names to note; one that ends in a dot is
+    of all below it."""
+    module = OLD_MODULES.get(module, module)
+    full = f"{module}.{name}"
+    if full in CONTAINERS:
+        return CONTAINERS[full]
+    if full in CALLS:
+        return Call(CALLS[full])
+    if module in STORAGE_MODULES and name in STORAGES:
+        return Dtype(STORAGES[name])
+    if module == "torch" and name in DTYPES:
+        return Dtype(name)
+    if full in INERT or any(full == a or (a[-1] == "." and full.startswith(a)) for a in allow):
+        return type("Inert", (Inert,), {"source": full})
+    raise Refused(f"it asks for {full}, which a file of tensors has no need of")

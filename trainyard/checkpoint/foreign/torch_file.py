@@ -1,0 +1,227 @@
+"""A file of `torch.save`: its tree, and its tensors straight from where they lie in it.
+
+Two layouts. Since torch 1.6 a zip archive (torch_zip.py). Before, as in NVIDIA's GPT-345M, one
+after the other: five pickles (magic number, protocol, system, the object, list of storages), then
+each storage of the list: its number of elements (8 bytes, little-endian), its bytes.
+
+The pickles are read by `pickles`; a tensor is read when asked for, from a mapped local file or by
+range from a store."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Collection
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from trainyard.artifacts import store
+from trainyard.checkpoint.foreign.pickles import (
+    LIMITS,
+    SIZES,
+    Noted,
+    TensorRef,
+    Unpickled,
+    unpickle,
+)
+from trainyard.checkpoint.foreign.torch_zip import LOCAL_HEADER, Archive, read_archive
+from trainyard.errors import ArtifactError
+
+LEGACY_BEGIN = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""The magic number of torch before 1.6, pickled."""
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64,
+    "double": torch.float64,
+    "float32": torch.float32,
+    "float": torch.float32,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int64": torch.int64,
+    "long": torch.int64,
+    "int32": torch.int32,
+    "int": torch.int32,
+    "int16": torch.int16,
+    "short": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+class TorchFile:
+    """Opened for reading; use as a context manager. Raises ArtifactError for a file that is torn,
+    hostile, or not of torch.save.
+
+    allow: classes beyond those of tensors and containers that may be noted (`pickles.unpickle`)."""
+
+    def __init__(self, url: str, allow: Collection[str] = ()) -> None:
+        self.url = url
+        self._file: BinaryIO = store.open_input(url)
+        self._map: mmap.mmap | None = None
+        self._archive: Archive | None = None
+        self._begins: dict[str, int] = {}
+        """Of the storages whose place was looked up."""
+        try:
+            self.size_bytes = self._file.seek(0, 2)
+            if store.is_local(url) and self.size_bytes:
+                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+            found = self._open(allow)
+        except BaseException:
+            self.close()
+            raise
+        self.tree: Any = found.tree
+        self.network = found.network
+
+    def _open(self, allow: Collection[str]) -> Unpickled:
+        head = bytes(self._range(0, min(len(LEGACY_BEGIN), self.size_bytes)))
+        if head[:4] == b"PK\3\4":
+            return self._open_archive(allow)
+        if head == LEGACY_BEGIN:
+            return self._open_legacy(allow)
+        raise ArtifactError(
+            f"{self.url}: begins with {head[:8]!r}, so it is not a file of torch.save (or one of "
+            "torch before 0.4, which is not read)"
+        )
+
+    # --- since torch 1.6 ------------------------------------------------------------------
+
+    def _open_archive(self, allow: Collection[str]) -> Unpickled:
+        self._archive = archive = read_archive(self._file, self.size_bytes, self.url)
+        if "byteorder" in archive.records and bytes(self._record("byteorder", 16)) != b"little":
+            raise ArtifactError(f"{self.url}: was written on a big-endian machine")
+        data = self._record("data.pkl", LIMITS["input_bytes"])
+        return unpickle(data, self.url, allow=allow)
+
+    def _record(self, name: str, limit: int) -> bytearray | memoryview:
+        assert self._archive is not None
+        record = self._archive.records[name]
+        if record.size_bytes > limit:
+            raise ArtifactError(
+                f"{self.url}: record {name!r} has {record.size_bytes} bytes; the limit is {limit}"
+            )
+        return self._range(self._begin_of_record(name), record.size_bytes)
+
+    def _begin_of_record(self, name: str) -> int:
+        assert self._archive is not None
+        header = self._range(self._archive.records[name].header, LOCAL_HEADER.size)
+        return self._archive.begin_of(name, bytes(header))
+
+    # --- before ---------------------------------------------------------------------------
+
+    def _open_legacy(self, allow: Collection[str]) -> Unpickled:
+        head = self._range(0, min(self.size_bytes, LIMITS["input_bytes"]))
+        found = unpickle(head, self.url, allow=allow, layout="legacy")
+        place = found.end
+        for storage in found.storages:
+            (numel,) = struct.unpack("<q", self._range(place, 8))
+            if numel != storage.numel:
+                raise ArtifactError(
+                    f"{self.url}: storage {storage.key!r} has {numel} elements at byte {place}, "
+                    f"the pickle says {storage.numel}; the file is damaged"
+                )
+            self._begins[storage.key] = place + 8
+            place += 8 + storage.numel * storage.item_bytes
+        if place > self.size_bytes:
+            raise ArtifactError(
+                f"{self.url}: its storages end at byte {place}, the file at {self.size_bytes}; it "
+                "is truncated"
+            )
+        return found
+
+    # --- tensors --------------------------------------------------------------------------
+
+    def read(self, ref: TensorRef) -> Tensor:
+        """The values of a tensor, contiguous, in memory of its own."""
+        return self.view(ref).clone(memory_format=torch.contiguous_format)
+
+    def view(self, ref: TensorRef) -> Tensor:
+        """The values of a tensor, in the memory of the mapped file where it is local; to be let go
+        before the file is closed."""
+        if ref.dtype not in TORCH_DTYPES:
+            raise ArtifactError(f"{self.url}: a tensor of {ref.dtype}, which is not read")
+        dtype, item = TORCH_DTYPES[ref.dtype], SIZES[ref.dtype]
+        begin = self._begin_of_storage(ref)
+        if ref.numel == 0:
+            return torch.empty(ref.shape, dtype=dtype)
+        span = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
+        data = self._range(begin + ref.offset * item, span * item)
+        if (begin + ref.offset * item) % item and isinstance(data, memoryview):
+            data = bytearray(data)  # torch computes on aligned numbers only
+        return torch.frombuffer(data, dtype=dtype).as_strided(ref.shape, ref.stride)
+
+    def check(self, ref: TensorRef) -> None:
+        """Refuse a tensor whose storage is not in the file, before it is needed."""
+        self._begin_of_storage(ref)
+
+    def _begin_of_storage(self, ref: TensorRef) -> int:
+        name = f"data/{ref.key}"
+        if self._archive is not None:
+            record = self._archive.records.get(name)
+            if record is None or record.size_bytes != ref.storage_bytes:
+                held = "no record" if record is None else f"{record.size_bytes} bytes"
+                raise ArtifactError(
+                    f"{self.url}: a tensor needs {ref.storage_bytes} bytes of {name!r}, which has "
+                    f"{held}; the file is damaged"
+                )
+            if ref.key not in self._begins:
+                self._begins[ref.key] = self._begin_of_record(name)
+        elif ref.key not in self._begins:
+            raise ArtifactError(f"{self.url}: its list of storages lacks {ref.key!r}")
+        return self._begins[ref.key]
+
+    def _range(self, begin: int, length: int) -> bytearray | memoryview:
+        if begin < 0 or begin + length > self.size_bytes:
+            raise ArtifactError(
+                f"{self.url}: bytes {begin} to {begin + length} of {self.size_bytes}; it is "
+                "truncated"
+            )
+        if self._map is not None:
+            return memoryview(self._map)[begin : begin + length]
+        self._file.seek(begin)
+        data = bytearray(length)
+        done = 0
+        while done < length:
+            piece = self._file.read(length - done)
+            if not piece:
+                raise ArtifactError(f"{self.url}: ends at byte {begin + done}; it is truncated")
+            data[done : done + len(piece)] = piece
+            done += len(piece)
+        return data
+
+    def close(self) -> None:
+        """Let the file go; tensors that were read stay."""
+        if self._map is not None:
+            with suppress(BufferError):  # a view of it is still held: it goes with the view
+                self._map.close()
+            self._map = None
+        self._file.close()
+
+    def __enter__(self) -> TorchFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def tensor_refs(tree: Any) -> list[TensorRef]:
+    """Every tensor below a node of a tree."""
+    if isinstance(tree, TensorRef):
+        return [tree]
+    if isinstance(tree, dict):
+        return [ref for value in tree.values() for ref in tensor_refs(value)]
+    if isinstance(tree, list | tuple):
+        return [ref for value in tree for ref in tensor_refs(value)]
+    return tensor_refs((tree.args, tree.state)) if isinstance(tree, Noted) else []

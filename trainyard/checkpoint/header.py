@@ -1,0 +1,176 @@
+"""The header of a safetensors file: types, shapes, places. Headers are not trusted.
+
+8 bytes   little-endian unsigned: length n of the header
+n bytes   JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {...}},
+          padded with spaces to a multiple of 8; offsets count from the end of the header
+the rest  tensors, little-endian, C order, without gaps: by type, as listed below, then by name"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainyard.checkpoint.strict import MAX_COUNT, counts, parse_json, shown
+from trainyard.errors import ArtifactError
+
+DTYPES: dict[str, torch.dtype] = {
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Names of types in safetensors headers, in the order in which a file holds them."""
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+MAX_HEADER_BYTES = 100_000_000
+"""As in the safetensors package: a longer header is an attack or a mistake."""
+
+PREFIX_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Type and shape of a tensor, without its values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the values."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    @property
+    def text(self) -> str:
+        """As messages write it."""
+        return f"{self.dtype} {list(self.shape)}"
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorSpec:
+        """Describe a tensor."""
+        return TensorSpec(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where the values of one tensor lie in its file."""
+
+    spec: TensorSpec
+    begin: int
+
+
+def fault_of_spec(spec: TensorSpec) -> str | None:
+    """Why no tensor can be of this type and shape; None when one can."""
+    if spec.dtype not in DTYPES:
+        return f"dtype {shown(spec.dtype)} is not one of {', '.join(DTYPES)}"
+    # torch multiplies sizes in 64 bits, those beside an empty dim too.
+    if math.prod(max(1, size) for size in spec.shape) > MAX_COUNT // 16:
+        return f"a tensor of {shown(list(spec.shape))} is larger than any memory"
+    return None
+
+
+def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
+    """Length and header of a file that holds these tensors one after another."""
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    end = 0
+    for name, spec in specs.items():
+        begin, end = end, end + spec.size_bytes
+        place = {"data_offsets": [begin, end]}
+        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), **place}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % PREFIX_BYTES)
+    return struct.pack("<Q", len(text)) + text
+
+
+def header_length(prefix: bytes, size: int, url: str) -> int:
+    """Bytes of the header, by the first 8 bytes of a file of `size`. Raises ArtifactError."""
+    if len(prefix) < PREFIX_BYTES:
+        raise ArtifactError(f"{url}: {size} bytes, too short for safetensors; it is truncated")
+    length = int(struct.unpack("<Q", prefix)[0])
+    what = " but a pickle or an archive, which is never read" if _is_pickle(prefix) else ""
+    if length > MAX_HEADER_BYTES or (what and PREFIX_BYTES + length > size):
+        raise ArtifactError(
+            f"{url}: header of {length} bytes, and at most {MAX_HEADER_BYTES} can be; not "
+            f"safetensors{what}"
+        )
+    if PREFIX_BYTES + length > size:
+        raise ArtifactError(f"{url}: header of {length} bytes in a file of {size}; it is truncated")
+    return length
+
+
+def _is_pickle(prefix: bytes) -> bool:
+    is_archive = prefix.startswith(b"PK\x03\x04")  # as torch.save writes
+    return is_archive or (prefix[0] == 0x80 and 2 <= prefix[1] <= 5)
+
+
+def parse_header(text: bytes, size: int, url: str) -> tuple[dict[str, Extent], dict[str, str]]:
+    """The tensors of a file of `size` bytes, and its metadata, by the text of its header.
+
+    Raises ArtifactError unless the tensors fill what is behind the header, without a gap."""
+    data_begin = PREFIX_BYTES + len(text)
+    try:
+        header = parse_json(text, url)
+        metadata = _strings(header.pop("__metadata__", {}))
+        extents = {name: _extent(entry, data_begin) for name, entry in header.items()}
+    except ArtifactError as error:
+        raise ArtifactError(f"{url}: the header is not well-formed: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{url}: the header is not well-formed: {shown(error)}") from error
+    _check_gapless(extents, data_begin, size, url)
+    return extents, metadata
+
+
+def _strings(table: Any) -> dict[str, str]:
+    if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+        raise ValueError("__metadata__ is not a table of strings")
+    return table
+
+
+def _extent(entry: Any, data_begin: int) -> Extent:
+    dtype = entry["dtype"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {shown(dtype)}")
+    try:
+        shape, (begin, end) = counts(entry["shape"]), counts(entry["data_offsets"])
+    except ValueError as error:
+        raise ValueError(f"shape or offsets are not counts: {error}") from error
+    spec = TensorSpec(dtype, shape)
+    fault = fault_of_spec(spec)
+    if fault is not None:
+        raise ValueError(fault)
+    if end - begin != spec.size_bytes:
+        raise ValueError(f"{spec.text} takes {spec.size_bytes} bytes, not {end - begin}")
+    return Extent(spec, data_begin + begin)
+
+
+def _check_gapless(extents: Mapping[str, Extent], begin: int, size: int, url: str) -> None:
+    order = sorted(extents.items(), key=lambda item: (item[1].begin, item[1].spec.size_bytes))
+    for name, extent in order:
+        if extent.begin != begin:
+            raise ArtifactError(
+                f"{url}: tensor {shown(name)} at byte {extent.begin}, the one before ends at "
+                f"{begin}"
+            )
+        begin += extent.spec.size_bytes
+        if begin > size:
+            raise ArtifactError(
+                f"{url}: tensor {shown(name)} ends at byte {begin}, the file at {size}; it is "
+                "truncated"
+            )
+    if begin != size:
+        raise ArtifactError(f"{url}: {size - begin} bytes follow the last tensor; it is damaged")

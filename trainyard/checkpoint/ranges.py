@@ -1,0 +1,164 @@
+"""Which bytes of a tensor file hold some boxes of its tensors: few reads, and no byte twice. Pure.
+
+A box is cut where it crosses a grid of blocks, whole rows of a tensor that fill a read at most. So
+boxes that interleave (the columns that several ranks take of a row-major matrix) come out of one
+read of the rows that they share, and boxes of any layout never overlap in two reads. Neighbours are
+read together unless more than a gap lies between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Generic, TypeVar
+
+from trainyard.checkpoint.header import DTYPES, Extent
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Want(Generic[T]):
+    """A box of one tensor of a file, and what it is wanted for."""
+
+    extent: Extent
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    target: T
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """A box within a wanted box that one read brings whole."""
+
+    want: Want[T]
+    local: tuple[int, ...]
+    """Where it begins in the wanted box."""
+    shape: tuple[int, ...]
+    begin: int
+    """Byte of the file at which its first element begins."""
+    end: int
+    """... and behind its last one; in between there may be elements of others."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of its elements in the file."""
+        return strides_of(self.want.extent.spec.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.want.extent.spec.dtype].itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def is_one_run(self) -> bool:
+        """Whether nothing of others lies between its elements."""
+        return self.end - self.begin == self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[T]):
+    """Bytes that are read at once, and what they are for."""
+
+    begin: int
+    end: int
+    parts: tuple[Part[T], ...]
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Elements from one index to the next along each dim, in C order."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def plan_reads(wants: Iterable[Want[T]], read_bytes: int, gap_bytes: int) -> list[Read[T]]:
+    """Reads of at most `read_bytes` that bring all boxes of one file, in the order of the file.
+
+    Bytes that nobody wants are read where they are gaps of at most `gap_bytes`."""
+    parts = [part for want in wants for part in cut(want, read_bytes, gap_bytes)]
+    reads: list[Read[T]] = []
+    for cluster in _clusters(parts):
+        last = reads[-1] if reads else None
+        joins = last is not None and (
+            cluster.begin - last.end <= gap_bytes and cluster.end - last.begin <= read_bytes
+        )
+        if last is not None and joins:
+            reads[-1] = Read(last.begin, cluster.end, last.parts + cluster.parts)
+        else:
+            reads.append(cluster)
+    return reads
+
+
+def _clusters(parts: list[Part[T]]) -> Iterator[Read[T]]:
+    """Parts that overlap, together: they are of one block, so no longer than a read."""
+    held: list[Part[T]] = []
+    end = 0
+    for part in sorted(parts, key=lambda part: (part.begin, part.end)):
+        if held and part.begin >= end:
+            yield Read(held[0].begin, end, tuple(held))
+            held = []
+        held.append(part)
+        end = max(end, part.end)
+    if held:
+        yield Read(held[0].begin, end, tuple(held))
+
+
+def cut(want: Want[T], read_bytes: int, gap_bytes: int) -> Iterator[Part[T]]:
+    """A box in parts that each lie in one block, and have no hole above a gap."""
+    spec = want.extent.spec
+    itemsize, strides = DTYPES[spec.dtype].itemsize, strides_of(spec.shape)
+    if math.prod(want.shape) == 0:
+        return
+    for segments in product(
+        *_segments(want, strides, read_bytes // itemsize, gap_bytes // itemsize)
+    ):
+        local = tuple(begin for begin, _ in segments)
+        shape = tuple(length for _, length in segments)
+        places = zip(want.offset, local, strides, strict=True)
+        first = sum((o + b) * stride for o, b, stride in places)
+        begin = want.extent.begin + first * itemsize
+        yield Part(want, local, shape, begin, begin + _span(shape, strides) * itemsize)
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first of a box to behind its last."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+
+
+def _segments(
+    want: Want[T], strides: Sequence[int], most: int, gap: int
+) -> list[list[tuple[int, int]]]:
+    """For each dim, the (begin, length) into which a box is cut along it. Counts in elements."""
+    shape = want.shape
+    # Blocks are cut along the first dim of which one index fits into a read.
+    grid = next((dim for dim, stride in enumerate(strides) if stride <= most), 0)
+    holes = [
+        dim
+        for dim, n in enumerate(shape)
+        if n > 1 and strides[dim] - _span(shape[dim + 1 :], strides[dim + 1 :]) > gap
+    ]
+    # Dims before `first_whole` are taken an index at a time.
+    first_whole = max([grid, *(dim + 1 for dim in holes)])
+    cuts = []
+    for dim, n in enumerate(shape):
+        if dim < first_whole:
+            cuts.append([(index, 1) for index in range(n)])
+        elif dim == grid:
+            rows = max(1, most // strides[dim])
+            cuts.append(_on_grid(want.offset[dim], n, rows))
+        else:
+            cuts.append([(0, n)])
+    return cuts
+
+
+def _on_grid(offset: int, length: int, step: int) -> list[tuple[int, int]]:
+    """A range in parts that end at multiples of `step`, relative to its begin."""
+    first = offset - offset % step
+    bounds = [max(at, offset) for at in range(first, offset + length, step)]
+    ends = [*bounds[1:], offset + length]
+    return [(begin - offset, end - begin) for begin, end in zip(bounds, ends, strict=True)]

@@ -1,0 +1,69 @@
+"""Work for a few threads, of which a bounded part is under way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from trainyard.checkpoint.ranges import Read
+from trainyard.checkpoint.tensorfile import READ_BYTES, TensorFile
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+LOCAL_THREADS = max(1, min(4, os.cpu_count() or 1))
+"""More do not make a disk faster, and copies from the page cache are bound by memory."""
+
+REMOTE_THREADS = 8
+"""Requests to an object store that are under way at once."""
+
+
+def in_order(work: Callable[[J], R], jobs: Iterable[J], num_threads: int) -> Iterator[R]:
+    """`work` of every job, by threads, in order; twice as many jobs as threads are begun.
+
+    What one of them raises is raised when its turn comes, after those under way have ended."""
+    pending: deque[Future[R]] = deque()
+    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint")
+    try:
+        for job in jobs:
+            pending.append(executor.submit(work, job))
+            if len(pending) >= 2 * num_threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def fetch_all(plans: Sequence[tuple[TensorFile, Sequence[Read[torch.Tensor]]]]) -> int:
+    """Carry out reads that fill disjoint memory; how many bytes were read.
+
+    Each thread has one buffer of a read's size, whatever is loaded."""
+    reads = [(file, read) for file, of_file in plans for read in of_file]
+    size = sum(read.end - read.begin for _, read in reads)
+    if size <= READ_BYTES:
+        for file, read in reads:
+            file.fetch(read)
+        return size
+    own = threading.local()
+
+    def fetch(job: tuple[TensorFile, Read[torch.Tensor]]) -> None:
+        file, read = job
+        if not hasattr(own, "scratch"):
+            own.scratch = torch.empty(READ_BYTES, dtype=torch.uint8)
+        file.fetch(read, own.scratch)
+
+    for _ in in_order(fetch, reads, num_threads(file for file, _ in plans)):
+        pass
+    return size
+
+
+def num_threads(files: Iterable[TensorFile]) -> int:
+    """As many as reading them gains by."""
+    return LOCAL_THREADS if all(file.is_local for file in files) else REMOTE_THREADS

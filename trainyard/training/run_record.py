@@ -1,0 +1,120 @@
+"""What a run tells of itself: its options, its checkpoints with the lines of the ledger that they
+carry, and where it began. Plain data, no files and no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainyard.errors import ArtifactError
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.optim.schedule import Schedule
+from trainyard.training.config import TrainingConfig
+from trainyard.training.length import RunLength, length_of
+from trainyard.training.spans import Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the links of a run follow from."""
+
+    lineage: str
+    training: TrainingConfig
+    seq_length: int
+    schedule: Schedule
+    precision: PrecisionConfig
+    spans: tuple[Span, ...] = ()
+    """On how many ranks steps were taken, as the last checkpoint tells it."""
+    finished: bool = False
+
+    @property
+    def length(self) -> RunLength:
+        """Of the run as it began."""
+        return length_of(
+            self.training, self.spans[0].data_parallel_size if self.spans else 1, self.seq_length
+        )
+
+    def span(self, step: int) -> Span | None:
+        """How a step was taken; None where it is not recorded."""
+        return next((s for s in self.spans if s.first_step <= step <= s.last_step), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStep:
+    """A checkpoint, as far as it tells of the run."""
+
+    step: int
+    where: str
+    """Its folder, for messages."""
+    lines: Sequence[str]
+    """Of its ledger: steps since the checkpoint before it that stays."""
+    state: Mapping[str, Any]
+    stays: bool
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a run is after a step; the fields are those of TrainState."""
+
+    step: int = 0
+    consumed_train_samples: int = 0
+    scheduled_samples: int = 0
+    num_updates: int = 0
+
+    def advance(self, size: int, is_taken: bool) -> None:
+        """A step further."""
+        self.step += 1
+        self.consumed_train_samples += size
+        self.scheduled_samples += size if is_taken else 0
+        self.num_updates += is_taken
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a run began."""
+
+    position: Position = field(default_factory=Position)
+    ledger_digest: str | None = ""
+    """None: not known."""
+    loss_scaler: Mapping[str, Any] | None = field(default_factory=dict)
+    """None: not known."""
+    words: str = "initial weights"
+    gap: str = ""
+    """Why the checkpoint that it went on from could not be looked at."""
+
+
+def beginning_before(first: PublishedStep, gap: str) -> Beginning:
+    """Where a run must have begun, by its first checkpoint: less than the one that it went on from
+    would tell."""
+    records = [parse_line(line, first.where) for line in first.lines]
+    state = Position(**{name: int(first.state[name]) for name in asdict(Position())})
+    pending = first.state.get("unmeasured")
+    for record in [*records, *([pending] if pending else [])]:
+        if record["step"] == 0:
+            continue
+        size, taken = int(record["global_batch_size"]), is_taken(record)
+        state.step -= 1
+        state.consumed_train_samples -= size
+        state.scheduled_samples -= size if taken else 0
+        state.num_updates -= taken
+    return Beginning(state, None, None, f"step {state.step} of another run", gap)
+
+
+def parse_line(text: str, where: str) -> dict[str, Any]:
+    """A line of a ledger; ArtifactError for what is none."""
+    try:
+        record = json.loads(text)
+        if not isinstance(record, dict) or type(record["step"]) is not int or record["step"] < 0:
+            raise ValueError("no number of a step")
+    except (ValueError, KeyError) as error:
+        raise ArtifactError(
+            f"{where}: a line of the ledger is not a step: {text[:60]!r} ({error})"
+        ) from error
+    return record
+
+
+def is_taken(record: Mapping[str, Any]) -> bool:
+    """Whether something was updated."""
+    return not (record.get("skipped") or record.get("passed_over"))

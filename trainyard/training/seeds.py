@@ -1,0 +1,19 @@
+"""The seeds of dropout, as a function of where in a run it is drawn. Standard library only: what
+proves that a run drew from the right ones does without torch."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
+    """The seed of one micro-batch; `microbatch` counts over the global batch of all ranks."""
+    text = f"trainyard:{seed}:{step}:{microbatch}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & (2**63 - 1)
+
+
+def step_digest(seed: int, step: int, num_microbatches: int) -> str:
+    """Digest of all that a step draws from: the seeds of its micro-batches, over all ranks."""
+    seeds = (microbatch_seed(seed, step, place) for place in range(num_microbatches))
+    text = ",".join(map(str, seeds))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
