@@ -88,7 +88,7 @@ def test_memory_is_bounded_for_one_unbroken_word(
 def test_twenty_million_documents(shared: Path, tmp_path: Path) -> None:
     run = tokenized(write_short(tmp_path / "many.jsonl", MANY), shared)
     assert run.peak_bytes < CONSTANT
-    index = read_index(str(tmp_path / "out_text_document"), tmp_path)
+    index, _ = read_index(str(tmp_path / "out_text_document"))
     assert len(index.document_indices) == MANY + 1
     assert int(np.asarray(index.sequence_lengths).min()) > 3
 

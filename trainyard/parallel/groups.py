@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
+from trainyard.parallel.ending import wait_for_gloo
 from trainyard.parallel.join import join_ranks, rank_of_environment
 from trainyard.parallel.model import ModelParallel
 
@@ -206,3 +207,4 @@ def process_groups(config: ParallelConfig, device: torch.device) -> Iterator[Pro
         yield build_groups(dims, rank, timeout)
     finally:
         dist.destroy_process_group()
+        wait_for_gloo()

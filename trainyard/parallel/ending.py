@@ -1,0 +1,51 @@
+"""Before a process that talked over gloo ends.
+
+A thread of torch's gloo that lets go of the tensors of a finished collective asks for Python's
+lock, even if it was long delayed by other work on the machine; once Python is ending that aborts
+the process. Where a group outlives training (a model that is kept holds it), nothing waits for
+these threads; this does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+THREAD = "pt_gloo_runloop"
+"""Name that torch gives them."""
+LOOKS = 5
+"""Looks in a row at which all must sleep: one that waits for Python's lock sleeps, too, until this
+thread lets it go between two looks."""
+PAUSE_SECONDS = 0.002
+MOST_SECONDS = 10.0
+
+
+def wait_for_gloo(most_seconds: float = MOST_SECONDS) -> None:
+    """Until gloo's threads have nothing to do; after the last collective. Where there is no /proc
+    nothing is known of them."""
+    deadline = time.monotonic() + most_seconds
+    quiet = 0
+    while quiet < LOOKS:
+        if time.monotonic() > deadline:
+            log.warning("gloo's threads were still at work %.0f s after the last use", most_seconds)
+            return
+        time.sleep(PAUSE_SECONDS)
+        states = _states()
+        if not states:
+            return
+        quiet = quiet + 1 if all(state == "S" for state in states) else 0
+
+
+def _states() -> list[str]:
+    """Of gloo's threads, as in /proc: R running or about to, S asleep."""
+    found = []
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        try:
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+        except OSError:  # it has ended meanwhile
+            continue
+        if name == THREAD:
+            found.append(rest.split()[0])
+    return found
