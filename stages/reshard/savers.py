@@ -63,9 +63,7 @@ def save_trainyard(config: ReshardConfig, stage: StageRun, source: Source, loade
     _save_step(config, stage, source.step, _size(source), write)
 
 
-def _save_step(
-    config: ReshardConfig, stage: StageRun, step: int, total: int, write: Write
-) -> None:
+def _save_step(config: ReshardConfig, stage: StageRun, step: int, total: int, write: Write) -> None:
     """A step folder with a manifest of its own."""
     folder = step_folder(step)
     step_url = join(config.save_dir, folder)

@@ -118,11 +118,11 @@ def _found(url: str) -> str:
         return "nothing is there; check the path"
     unfinished = sorted({n.split("/")[0] for n in names if step_of(n.split("/")[0]) is not None})
     if "latest_checkpointed_iteration.txt" in names:
-        return "it is a checkpoint of Megatron-LM; stages.reshard --loader auto makes one of ours of it"
+        return "it is a checkpoint of Megatron-LM; stages.reshard makes one of ours of it"
     if unfinished:
         return f"{', '.join(unfinished[:5])} without a manifest.json: that save did not finish"
     if CONFIG in names and any(name.endswith(".safetensors") for name in names):
-        return "it is a Hugging Face folder; stages.reshard --loader hf makes a checkpoint of it"
+        return "it is a Hugging Face folder; stages.reshard makes a checkpoint of it"
     if step_of(basename(url)) is not None:
         return "it is a step folder without an index.json: that save did not finish"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""

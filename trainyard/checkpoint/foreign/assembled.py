@@ -72,9 +72,7 @@ class AssembledSource:
     consumed_train_samples = 0
     num_updates = 0
 
-    def __init__(
-        self, about: About, recipes: Mapping[str, Recipe], tensors: TheirTensors
-    ) -> None:
+    def __init__(self, about: About, recipes: Mapping[str, Recipe], tensors: TheirTensors) -> None:
         """The tensors must be those that the recipes take, in shapes that fit; they are closed
         with this."""
         self.url, self.generation = about.url, about.generation

@@ -17,6 +17,7 @@ from trainyard.checkpoint.foreign.hf import targets
 from trainyard.checkpoint.foreign.hf_config import GPT2
 from trainyard.models.config import GPTConfig
 
+
 def join_qkv(parts: Sequence[Tensor], config: GPTConfig) -> Tensor:
     """Queries (n d, ...), keys (g d, ...) and values (g d, ...) as one tensor, group by group:
     the queries of a group, its key, its value."""
@@ -53,4 +54,3 @@ def _of_gpt2(name: str, config: GPTConfig) -> Make:
     if ".linear_" in name and name.endswith(".weight"):
         return lambda parts: parts[0].t().contiguous()  # Conv1D keeps (in, out)
     return as_is
-

@@ -213,7 +213,7 @@ def _gpt2_values(fields: Fields) -> dict[str, Any]:
 
 def _activation(fields: Fields) -> Mapping[str, bool]:
     options: dict[str, dict[str, bool]] = {
-        **dict.fromkeys(TANH_GELU, {}),
+        **{name: {} for name in TANH_GELU},
         GPT2_ACTIVATIONS["gelu"]: {"bias_gelu_fusion": False},
         GPT2_ACTIVATIONS["squared_relu"]: {"squared_relu": True},
     }

@@ -1,6 +1,7 @@
 """A source written as a step of ours: every file but the manifest, streaming.
 
-    model-....safetensors  optimizer-....safetensors  index.json  state.json  config.json  tokenizer/
+    model-....safetensors  optimizer-....safetensors
+    index.json  state.json  config.json  tokenizer/
 
 One tensor is in memory at a time. The step says where it came from; it has no ledger, no schedule
 and no state of random generators, since those are of runs of ours."""
@@ -121,9 +122,7 @@ class LastRead:
         return self._tensor.narrow(0, item.offset[0], item.shape[0])
 
 
-def _write(
-    last: LastRead, file: PlannedFile, out: Sink, advance: Callable[[int], object]
-) -> None:
+def _write(last: LastRead, file: PlannedFile, out: Sink, advance: Callable[[int], object]) -> None:
     by_key = {item.key: item for item in file.slices}
 
     def read(key: str) -> torch.Tensor:

@@ -4,10 +4,12 @@
     consolidated.00.pth ... consolidated.NN.pth   one for each tensor-parallel rank
     tokenizer.model: SentencePiece, or the ranks of tiktoken (Llama 3)
 
-    tok_embeddings.weight (cut along h; since Llama 3, rows)
-      output.weight (rows)   norm.weight (alike everywhere)
-    layers.L.attention.{wq,wk,wv} (rows), .wo (columns)   .feed_forward.{w1,w3} (rows), .w2 (columns)
-    layers.L.{attention_norm,ffn_norm}.weight (alike everywhere)
+    tok_embeddings.weight (columns; since Llama 3, rows)   output.weight (rows)   norm.weight
+    layers.L.attention.{wq,wk,wv} (rows), .wo (columns)
+    layers.L.feed_forward.{w1,w3} (rows), .w2 (columns)
+    layers.L.{attention_norm,ffn_norm}.weight
+
+In brackets what ranks share out; norms are alike in all files.
 
 Rotary rows of queries and keys are pairs of neighbours there, halves of a head here.
 
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.trainyard.checkpoint.samples import tokenizer_files
+from tests.trainyard.checkpoint.samples import END, tokenizer_files
 from trainyard.tokenizers.base import DESCRIPTION
 
 VOCAB = 320
@@ -103,6 +104,13 @@ def save_tokenizer(folder: Path) -> None:
         name = path.removeprefix("tokenizer/")
         if name != DESCRIPTION:
             (folder / name).write_bytes(data)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "!",
+        "eos_token": END,
+        "model_max_length": 64,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def some_tokens() -> torch.Tensor:
