@@ -57,7 +57,10 @@ class ReshardConfig:
     """Pad the vocabulary anew, to a multiple of this times the target tensor-parallel size; unset:
     the rows stay as they are."""
     true_vocab_size: int | None = None
-    """Tokens that the tokenizer knows, where the files do not say it."""
+    """Tokens that the tokenizer knows, where the files do not say it. --saver core and legacy pad
+    them anew, as Megatron-LM does."""
+    num_attention_heads: int | None = None
+    """Query heads, for files of Megatron-LM that hold no arguments, such as its GPT-345M: 16."""
     tokenizer_type: str | None = None
     """Kind of the tokenizer to carry in place of the source's, by Megatron-LM's name."""
     tokenizer_model: str | None = location(None)
@@ -89,6 +92,7 @@ class ReshardConfig:
             "target_expert_parallel_size",
             "make_vocab_size_divisible_by",
             "true_vocab_size",
+            "num_attention_heads",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

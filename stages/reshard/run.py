@@ -6,10 +6,10 @@ import logging
 from typing import Any
 
 from stages.context import StageRun
-from stages.reshard.config import ReshardConfig
+from stages.reshard.config import SPLIT, ReshardConfig
 from stages.reshard.savers import SAVERS, copy_step
 from trainyard.checkpoint.foreign.carried import Carried, carried
-from trainyard.checkpoint.foreign.loaders import loader_for, open_source
+from trainyard.checkpoint.foreign.loaders import Given, loader_for, open_source
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.foreign.vocabulary import Adjusted
 from trainyard.config import from_dict
@@ -49,24 +49,22 @@ def _say_that_none_is_needed(config: ReshardConfig) -> None:
 def _opened(config: ReshardConfig, loader: str) -> Source:
     """What is read, with the vocabulary that was asked for."""
     tokenizer = _tokenizer(config)
-    source = open_source(config.load_dir, loader)
-    if tokenizer is None and config.true_vocab_size is None and not _pads_anew(config):
+    source = open_source(config.load_dir, loader, Given(config.num_attention_heads))
+    # What pads for the ranks of Megatron-LM knows itself how.
+    divisible_by = None if config.saver in SPLIT else config.make_vocab_size_divisible_by
+    if tokenizer is None and config.true_vocab_size is None and divisible_by is None:
         return source
     try:
         return Adjusted(
             source,
             tokenizer=tokenizer,
             true_vocab_size=config.true_vocab_size,
-            divisible_by=config.make_vocab_size_divisible_by,
+            divisible_by=divisible_by,
             tensor_parallel_size=config.tensor_parallel_size,
         )
     except BaseException:
         source.close()
         raise
-
-
-def _pads_anew(config: ReshardConfig) -> bool:
-    return config.make_vocab_size_divisible_by is not None
 
 
 def _tokenizer(config: ReshardConfig) -> Carried | None:

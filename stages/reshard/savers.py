@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,15 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.foreign.hf_config import architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
 from trainyard.checkpoint.foreign.into import check_source, write_step_of
+from trainyard.checkpoint.foreign.megatron import write_megatron
+from trainyard.checkpoint.foreign.megatron_names import ModelClass
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, rewrite_step
 from trainyard.checkpoint.save import clear_step, kind_of, publish_step
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
+from trainyard.progress import Progress
 
 Save = Callable[[ReshardConfig, StageRun, Source, str], None]
 """Writes a source; the last is the loader that it was read with."""
@@ -94,9 +98,47 @@ def save_hf(config: ReshardConfig, stage: StageRun, source: Source, loader: str)
         write_hf_folder(source, config.shards, stage.open, progress.update)
 
 
+def save_core(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
+    """Files of Megatron-LM's core models."""
+    _save_megatron(config, stage, source, "core")
+
+
+def save_legacy(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
+    """Files of Megatron-LM's old models."""
+    _save_megatron(config, stage, source, "legacy")
+
+
+def _save_megatron(
+    config: ReshardConfig, stage: StageRun, source: Source, model_class: ModelClass
+) -> None:
+    check_source(source)
+    _refuse_strangers(config, stage, OF_MEGATRON.fullmatch)
+    tokens = config.true_vocab_size
+    if tokens is None and config.make_vocab_size_divisible_by is not None:
+        tokens = source.vocab_size  # to be padded anew
+    with ExitStack() as stack:
+        told: list[Progress] = []
+        write_megatron(
+            source,
+            stage.open,
+            model_class=model_class,
+            tp=config.tensor_parallel_size,
+            pp=config.pipeline_parallel_size,
+            transformer_impl=None if model_class == "legacy" else config.saver_transformer_impl,
+            true_vocab_size=tokens,
+            make_vocab_size_divisible_by=config.make_vocab_size_divisible_by,
+            expect=lambda total: told.append(
+                stack.enter_context(stage.progress(total, "bytes", "reshard"))
+            ),
+            advance=lambda size: told[0].update(size),
+        )
+
+
 SAVERS: dict[str, Save] = {
     "trainyard": save_trainyard,
     "hf": save_hf,
+    "core": save_core,
+    "legacy": save_legacy,
 }
 
 
@@ -106,7 +148,8 @@ def _refuse_strangers(
     """A model file that is not ours would be loaded in the place of what is written, or lost."""
     ours = set(stage.slot.files if stage.slot else ()) | stage.work.final_names()
     found = store.list_files(config.save_dir)
-    seen = (name for name in found if not name.startswith("."))  # not what a kill left torn
+    # Not what a kill left torn, in whatever folder, nor what is kept for the next run.
+    seen = (n for n in found if not any(part.startswith(".") for part in n.split("/")))
     strange = [name for name in seen if is_weights(name) and name not in ours]
     if strange:
         raise ConfigError(

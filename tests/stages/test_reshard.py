@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ import torch
 from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run
 from tests.stages.directly import run_directly
+from tests.stages.pretrain_runs import arguments, ledger
+from tests.trainyard.checkpoint.foreign.hf_models import make
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt, some_tensors
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.testing.kill import Zygote
 
 GPT = GPTConfig(
     num_layers=2,
@@ -89,6 +93,14 @@ def test_tensors_in_several_pieces_become_whole(tmp_path: Path) -> None:
         ({"num_shards": 0}, "--num-shards must be at least 1"),
         ({"save_dir": "run"}, "lie in one another"),
         ({"save_dir": "run/out"}, "lie in one another"),
+        ({"target_tensor_parallel_size": 0}, "--target-tensor-parallel-size must be at least 1"),
+        ({"target_expert_parallel_size": 2}, "--target-expert-parallel-size 2: there are no exp"),
+        ({"model_type": "BERT"}, "--model-type BERT: this version converts GPT"),
+        ({"loader": "torch_dist"}, "--loader torch_dist is not in this version: .*convert-format"),
+        ({"loader": "mixtral_hf"}, "--loader mixtral_hf .*comes with mixtures of experts"),
+        ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),
+        ({"vocab_file": "v"}, "--vocab-file and --merge-file need --tokenizer-type"),
+        ({"tokenizer_type": "Llama2Tokenizer"}, "needs --tokenizer-model or --vocab-file"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
@@ -137,3 +149,159 @@ def test_weights_that_are_not_ours_are_not_mixed_with_an_export(tmp_path: Path) 
     (tmp_path / "export/model.safetensors").write_bytes(b"of somebody else")
     with pytest.raises(ConfigError, match=r"holds model\.safetensors"):
         reshard(tmp_path / "run", tmp_path / "export", saver="hf", num_shards=3)
+
+
+EMBEDDING = "model.embedding.word_embeddings.weight"
+
+# --- formats of others ----------------------------------------------------------------------------
+
+
+def tensors(url: Path) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint of ours."""
+    with open_checkpoint(str(url)) as checkpoint:
+        return {name: checkpoint.read(name) for name in checkpoint.names("model.")}
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_from_hugging_face_to_ours_and_back_is_the_same_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make("qwen3", tmp_path / "in")
+    metrics = reshard(tmp_path / "in", tmp_path / "ours", num_shards=3)
+    assert (metrics["step"], find_steps(str(tmp_path / "ours"))) == (0, [0])
+    reshard(tmp_path / "ours", tmp_path / "out", saver="hf")
+    before, after = contents(tmp_path / "in"), contents(tmp_path / "out")
+    assert before.keys() == after.keys()
+    for name in before.keys() - {"config.json", "generation_config.json"}:
+        assert before[name] == after[name], name
+    told, again = (json.loads(found["generation_config.json"]) for found in (before, after))
+    assert told == again
+
+
+def test_resharding_the_converted_changes_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make("llama", tmp_path / "in")
+    for shards, name in enumerate(("one", "two"), start=1):
+        reshard(tmp_path / "in", tmp_path / name, loader="hf", num_shards=shards)
+    reshard(tmp_path / "two", tmp_path / "again")
+    assert contents(tmp_path / "one") == contents(tmp_path / "again")
+
+
+@pytest.mark.parametrize("saver", ["core", "legacy"])
+def test_through_files_of_megatron_and_back(saver: str, tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    sizes = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
+    reshard(tmp_path / "run", tmp_path / "theirs", saver=saver, **sizes)
+    files = {name.partition("/")[2] for name in contents(tmp_path / "theirs") if "/" in name}
+    ranks = [f"mp_rank_{tp:02d}_{pp:03d}" for tp in range(2) for pp in range(2)]
+    assert {f"{rank}/model_optim_rng.pt" for rank in ranks} <= files
+    reshard(tmp_path / "theirs", tmp_path / "back")
+    assert_same(tensors(tmp_path / "run"), tensors(tmp_path / "back"))
+    with open_checkpoint(str(tmp_path / "back")) as checkpoint:
+        assert (checkpoint.step, checkpoint.config["converted"]) == (50, {"loader": "core"})
+        assert checkpoint.config["model"]["position_embedding_type"] == "rope"
+
+
+def test_from_one_format_of_others_into_another(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make("llama", tmp_path / "hf")
+    reshard(tmp_path / "hf", tmp_path / "legacy", saver="legacy", target_tensor_parallel_size=2)
+    reshard(tmp_path / "legacy", tmp_path / "core", loader="legacy", saver="core")
+    reshard(tmp_path / "core", tmp_path / "out", saver="hf")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("hf", "out")]
+    assert weights[0] == weights[1]
+
+
+def test_a_tokenizer_and_rows_are_given_to_what_has_none(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make("llama", tmp_path / "hf")
+    reshard(tmp_path / "hf", tmp_path / "core", saver="core")
+    reshard(tmp_path / "core", tmp_path / "bare")
+    with open_checkpoint(str(tmp_path / "bare")) as checkpoint:
+        assert not list((Path(checkpoint.url) / "tokenizer").glob("*"))
+    options = {"tokenizer_model": str(tmp_path / "hf"), "make_vocab_size_divisible_by": 100}
+    reshard(tmp_path / "core", tmp_path / "dressed", **options)
+    loaded = load_gpt(str(tmp_path / "dressed"))
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("the yard")) == "the yard"
+    rows = loaded.model.state_dict()["embedding.word_embeddings.weight"]
+    assert rows.shape[0] == 300 == loaded.config.padded_vocab_size(257)
+    with pytest.raises(ConfigError, match=r"--make-voc.* and --tokenizer-model: .*as it is"):
+        reshard(tmp_path / "bare", tmp_path / "no", **options)
+
+
+def test_target_sizes_choose_the_files_of_ours_in_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    caplog.set_level(logging.INFO)
+    sizes = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
+    reshard(tmp_path / "run", tmp_path / "out", **sizes)
+    assert "loads at any layout of ranks as it is" in caplog.text
+    assert len(list((tmp_path / "out/iter_0000050").glob("model-*"))) == 4
+
+
+@pytest.mark.parametrize(("saver", "word"), [("trainyard", "mp_rank_00"), ("core", "latest_check")])
+def test_files_of_another_program_are_not_overwritten(
+    saver: str, word: str, tmp_path: Path
+) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    reshard(tmp_path / "run", tmp_path / "theirs", saver="core")
+    before = contents(tmp_path / "theirs")
+    (tmp_path / "theirs/manifest.json").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match=f"holds .*{word}.*choose an empty folder"):
+        reshard(tmp_path / "run", tmp_path / "theirs", saver=saver)
+    assert contents(tmp_path / "theirs") == before
+
+
+def test_what_lies_there_is_said_when_it_is_not_what_was_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make("llama", tmp_path / "hf")
+    with pytest.raises(ConfigError, match=r"--load-dir .* Hugging Face folder; stages\.reshard"):
+        reshard(tmp_path / "hf", tmp_path / "out", loader="trainyard")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_converted_llama_trains_on(zygote: Zygote, tokens: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make("llama for training", tmp_path / "hf")
+    command = [
+        *(sys.executable, "-m", "stages.reshard", "--load-dir", str(tmp_path / "hf")),
+        *("--save-dir", str(tmp_path / "ours"), "--loader", "llama_mistral"),
+        *("--model-type", "GPT", "--model-size", "llama3", "--checkpoint-type", "hf"),
+    ]
+    done = [subprocess.run(command, capture_output=True, text=True) for _ in range(2)]
+    assert [run.returncode for run in done] == [0, 0], done[0].stderr
+    assert "nothing to do" in done[1].stderr
+    model = {
+        "hidden_size": 32,
+        "ffn_hidden_size": 48,
+        "num_attention_heads": 4,
+        "group_query_attention": True,
+        "num_query_groups": 2,
+        "max_position_embeddings": 64,
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+        "norm_epsilon": 1e-6,
+        "swiglu": True,
+        "disable_bias_linear": True,
+        "untie_embeddings_and_output_weights": True,
+        "hidden_dropout": 0,
+        "attention_dropout": 0,
+    }
+    begun = {**model, "load": str(tmp_path / "ours"), "finetune": True}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **begun))
+    assert status == 0, log
+    assert "step 0 of" in log
+    losses = [line["lm_loss"] for line in ledger(tmp_path / "on")]
+    assert losses[-1] < losses[0]
+    # A step of next to nothing leaves its weights, which random ones would not be.
+    still = {**begun, "lr": 1e-12, "weight_decay": 0, "train_iters": 1}
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "still", **still))
+    assert status == 0, log
+    begin, end = tensors(tmp_path / "ours"), tensors(tmp_path / "still")
+    assert all(torch.allclose(begin[name], end[name], atol=1e-9) for name in begin)
+    assert not torch.allclose(tensors(tmp_path / "on")[EMBEDDING], begin[EMBEDDING], atol=1e-3)

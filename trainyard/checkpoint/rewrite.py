@@ -1,26 +1,38 @@
 """A step again, in another number of files: the same tensors, and everything else bit for bit.
 
-Streams: one tensor at a time is in memory, whatever the size of the model."""
+Streams: a few blocks of rows are in memory, whatever the size of the model and its tensors."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
 
 import torch
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.header import encode_header
 from trainyard.checkpoint.index import Entry, encode_index
 from trainyard.checkpoint.layout import PlannedFile, Slice, entries_of, plan_files, split_large
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.save import kind_of
 from trainyard.checkpoint.steps import INDEX
-from trainyard.checkpoint.tensorfile import Sink, TensorSpec, write_tensors
+from trainyard.checkpoint.tensorfile import (
+    DTYPES,
+    READ_BYTES,
+    Sink,
+    TensorSpec,
+    file_order,
+)
+from trainyard.checkpoint.threads import LOCAL_THREADS, in_order
 
 OpenFile = Callable[[str], AbstractContextManager[Sink]]
 """Begins a file of the output, by its name there."""
+
+BLOCK_BYTES = READ_BYTES
+"""What passes through memory at once; a few blocks are on the way."""
 
 RESHARDED = ("model", "optimizer")
 """Kinds whose files are planned anew; those of a rank (rng) are kept as they are."""
@@ -52,6 +64,7 @@ def rewrite_step(
     planned: list[PlannedFile] = []
     for kind in RESHARDED:
         planned += plan_shards(kind, whole_slices(checkpoint.index, kind), num_shards)
+    checkpoint.files.open(checkpoint.files.names)  # once: threads read them from here on
     for file in planned:
         with open_file(file.name) as out:
             _write(checkpoint, file, out, advance)
@@ -67,14 +80,36 @@ def rewrite_step(
 def _write(
     checkpoint: Checkpoint, file: PlannedFile, out: Sink, advance: Callable[[int], object]
 ) -> None:
+    """One file, block by block; the next blocks are read meanwhile."""
     by_key = {item.key: item for item in file.slices}
+    specs = {key: item.spec for key, item in by_key.items()}
+    order = file_order(specs)
+    out.write(encode_header({key: specs[key] for key in order}, None))
 
-    def read(key: str) -> torch.Tensor:
-        item = by_key[key]
-        advance(item.size_bytes)
-        return checkpoint.read_slice(item.name, item.offset, item.shape)
+    blocks = (block for key in order for block in split_large(by_key[key], BLOCK_BYTES))
+    buffers: SimpleQueue[torch.Tensor] = SimpleQueue()  # fresh memory for each costs page faults
 
-    write_tensors(out, {key: item.spec for key, item in by_key.items()}, read)
+    def read(block: Slice) -> tuple[torch.Tensor, int]:
+        buffer = _buffer(buffers, block.size_bytes)
+        box = buffer[: block.size_bytes].view(DTYPES[block.dtype]).view(block.shape)
+        checkpoint.fill([(block.name, block.offset, box)])
+        return buffer, block.size_bytes
+
+    for buffer, size in in_order(read, blocks, LOCAL_THREADS):
+        out.write(buffer[:size].numpy().data)
+        advance(size)
+        buffers.put(buffer)
+
+
+def _buffer(free: SimpleQueue[torch.Tensor], size_bytes: int) -> torch.Tensor:
+    """Memory for a block, that of one before where there is some."""
+    try:
+        found = free.get_nowait()
+    except Empty:
+        found = torch.empty(0, dtype=torch.uint8)
+    if len(found) >= size_bytes:
+        return found
+    return torch.empty(max(size_bytes, BLOCK_BYTES), dtype=torch.uint8)
 
 
 def _files_to_copy(checkpoint: Checkpoint, kept: Mapping[str, Entry]) -> list[str]:

@@ -36,6 +36,7 @@ __all__ = [
     "Extent",
     "TensorFile",
     "TensorSpec",
+    "file_order",
     "tensor_bytes",
     "write_tensors",
 ]
@@ -72,8 +73,7 @@ def write_tensors(
     """Write a file of the tensors `specs`, asking `read` for one at a time.
 
     Equal specs and values give equal bytes, in whatever order the mapping lists them."""
-    rank = {dtype: index for index, dtype in enumerate(DTYPES)}
-    order = sorted(specs, key=lambda name: (rank[specs[name].dtype], name))
+    order = file_order(specs)
     out.write(encode_header({name: specs[name] for name in order}, metadata))
     for name in order:
         tensor = read(name)
@@ -81,6 +81,12 @@ def write_tensors(
         assert found == specs[name], f"{name}: {found} is not {specs[name]}"
         if tensor.numel():
             out.write(tensor_bytes(tensor))
+
+
+def file_order(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """The order in which a file holds its tensors: by type, then by name."""
+    rank = {dtype: index for index, dtype in enumerate(DTYPES)}
+    return sorted(specs, key=lambda name: (rank[specs[name].dtype], name))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

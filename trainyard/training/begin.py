@@ -127,5 +127,8 @@ class Origins:
         return found
 
     def _continued(self, checkpoint: Checkpoint) -> Schedule:
-        document = checkpoint.state["schedule"]
+        document = checkpoint.state.get("schedule")
+        if document is None:  # made of somebody else's files, which do not always tell it
+            log.info("the checkpoint tells no schedule of its rates: going on with these options")
+            return self.schedule
         return continue_schedule(self.schedule, document, self.config.optimizer)

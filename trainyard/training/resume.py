@@ -142,8 +142,8 @@ def restore_training(
     """Weights, optimizer and position of a checkpoint."""
     if not checkpoint.names("optimizer."):
         raise ConfigError(
-            f"{checkpoint.url} was saved with --no-save-optim, so no run can go on from it; take "
-            "its weights with --load and --finetune into another --save"
+            f"{checkpoint.url} holds weights alone (--no-save-optim, or converted so), and no run "
+            "can go on from it; take its weights with --load and --finetune into another --save"
         )
     restore_weights(checkpoint, trainee, repadding)
     _restore_optimizer(Restoring(checkpoint, trainee.groups.world, repadding), trainee)

@@ -15,6 +15,7 @@ from trainyard.artifacts import store
 from trainyard.checkpoint.foreign.hf import split_qkv
 from trainyard.checkpoint.foreign.hf_config import architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
+from trainyard.checkpoint.foreign.ours import CheckpointSource
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ConfigError
@@ -43,9 +44,9 @@ UNTIED = {"untie_embeddings_and_output_weights": True}
 
 
 def export(checkpoint_url: str, folder: Path, num_shards: int) -> None:
-    with open_checkpoint(checkpoint_url) as checkpoint:
+    with CheckpointSource(open_checkpoint(checkpoint_url)) as source:
         write_hf_folder(
-            checkpoint, num_shards, lambda name: store.open_output(str(folder / name), name)
+            source, num_shards, lambda name: store.open_output(str(folder / name), name)
         )
 
 

@@ -46,7 +46,7 @@ class Fields:
             raise ArtifactError(
                 f"{self._where}: {self._prefix}{name} is {value!r:.60}, wanted {kind.__name__}"
             )
-        return value  # type: ignore[no-any-return]
+        return value
 
     def get(self, name: str, default: T) -> T:
         """A field of the default's type."""

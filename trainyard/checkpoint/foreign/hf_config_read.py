@@ -190,7 +190,6 @@ TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 def _gpt2_values(fields: Fields) -> dict[str, Any]:
     positions = fields.get("n_positions", 1024)
     hidden = fields.need("n_embd", int)
-    inner = fields.maybe("n_inner", int)
     fields.must_be("scale_attn_weights", True)
     fields.must_be("scale_attn_by_inverse_layer_idx", False)
     fields.must_be("tie_word_embeddings", True)
@@ -201,7 +200,7 @@ def _gpt2_values(fields: Fields) -> dict[str, Any]:
         "num_layers": fields.need("n_layer", int),
         "hidden_size": hidden,
         "num_attention_heads": fields.need("n_head", int),
-        "ffn_hidden_size": inner,
+        "ffn_hidden_size": fields.maybe("n_inner", int) or 4 * hidden,
         "seq_length": positions,
         "max_position_embeddings": positions,
         "norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),

@@ -3,8 +3,8 @@
     model-....safetensors  optimizer-....safetensors
     index.json  state.json  config.json  tokenizer/
 
-One tensor is in memory at a time. The step says where it came from; it has no ledger, no schedule
-and no state of random generators, since those are of runs of ours."""
+One tensor is in memory at a time. The step says where it came from; it has no ledger and no
+state of random generators, since those are of runs of ours."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def write_step_of(
 
 
 def state_document(source: Source) -> dict[str, Any]:
-    """How far the training of a source had come, as far as it says so. No schedule: whoever goes on
-    brings one."""
-    return {
+    """How far the training of a source had come, as far as it says so; its schedule where it tells
+    one that ours can be."""
+    document = {
         "step": source.step,
         "consumed_train_samples": source.consumed_train_samples,
         "scheduled_samples": source.consumed_train_samples,
@@ -83,6 +83,34 @@ def state_document(source: Source) -> dict[str, Any]:
         "ledger_digest": "",
         "stays": True,
     }
+    told = getattr(source, "scheduler", None)
+    if source.step and isinstance(told, Mapping) and told.keys() >= SCHEDULER:
+        document |= {"scheduled_samples": told["num_steps"], "schedule": _schedule(told)}
+    return document
+
+
+SCHEDULER = {
+    *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style", "num_steps"),
+    *("start_wd", "end_wd", "wd_incr_style", "wd_incr_steps"),
+}
+"""Keys of `opt_param_scheduler` in Megatron-LM's checkpoints; its steps are samples, as ours."""
+
+
+def _schedule(told: Mapping[str, Any]) -> dict[str, Any]:
+    rate = {
+        "max_lr": told["max_lr"],
+        "min_lr": told["min_lr"],
+        "warmup_steps": told["lr_warmup_steps"],
+        "decay_steps": told["lr_decay_steps"],
+        "style": told["lr_decay_style"],
+    }
+    decay = {
+        "start": told["start_wd"],
+        "end": told["end_wd"],
+        "style": told["wd_incr_style"],
+        "steps": told["wd_incr_steps"],
+    }
+    return {"learning_rate": rate, "weight_decay": decay}
 
 
 def config_document(source: Source, loader: str) -> dict[str, Any]:

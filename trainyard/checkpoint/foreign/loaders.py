@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from trainyard.checkpoint.foreign.assembled import AssembledSource
 from trainyard.checkpoint.foreign.detect import Kind, detect
 from trainyard.checkpoint.foreign.hf_read import open_huggingface
+from trainyard.checkpoint.foreign.megatron import MegatronSource, open_megatron
+from trainyard.checkpoint.foreign.meta import open_meta
 from trainyard.checkpoint.foreign.ours import CheckpointSource
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.load import open_checkpoint
@@ -14,36 +18,42 @@ from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-Opener = Callable[[str], Source]
+Opener = Callable[[str, "Given"], Source]
 
 
-def open_ours(url: str) -> CheckpointSource:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a person told because the files do not."""
+
+    num_attention_heads: int | None = None
+
+
+NOTHING = Given()
+
+
+def open_ours(url: str, given: Given) -> CheckpointSource:
     """A step of ours, or the latest of a run."""
     return CheckpointSource(open_checkpoint(url, "--load-dir"))
 
 
-def open_megatron_folder(url: str) -> Source:
+def open_hf(url: str, given: Given) -> AssembledSource:
+    """A Hugging Face folder."""
+    return open_huggingface(url)
+
+
+def open_megatron_folder(url: str, given: Given) -> MegatronSource:
     """Megatron-LM's `torch` format, core and legacy models alike: which it is, the files say."""
-    from trainyard.checkpoint.foreign.megatron import open_megatron
-
-    return open_megatron(url)
+    return open_megatron(url, num_attention_heads=given.num_attention_heads)
 
 
-def open_meta_folder(url: str) -> Source:
-    """Llama as Meta published it."""
-    from trainyard.checkpoint.foreign.meta import open_meta
-
-    return open_meta(url)
-
-
-def open_llama_mistral(url: str) -> Source:
+def open_llama_mistral(url: str, given: Given) -> AssembledSource:
     """Megatron-LM's loader of this name reads both layouts that Llama is published in."""
-    return open_meta_folder(url) if detect(url) == "meta" else open_huggingface(url)
+    return open_meta(url) if detect(url) == "meta" else open_huggingface(url)
 
 
 LOADERS: dict[str, Opener] = {
     "trainyard": open_ours,
-    "hf": open_huggingface,
+    "hf": open_hf,
     "llama_mistral": open_llama_mistral,
     "core": open_megatron_folder,
     "legacy": open_megatron_folder,
@@ -77,6 +87,6 @@ def loader_for(url: str, asked: str = "auto") -> str:
     return found
 
 
-def open_source(url: str, loader: str) -> Source:
+def open_source(url: str, loader: str, given: Given = NOTHING) -> Source:
     """The checkpoint at a URL, as one of `LOADERS` reads it."""
-    return LOADERS[loader](url)
+    return LOADERS[loader](url, given)

@@ -189,7 +189,7 @@ def recipes(config: GPTConfig) -> dict[str, Recipe]:
         found["output_layer.weight"] = Recipe(("output.weight",), as_is)
     for layer in range(config.num_layers):
         for ours, theirs in _of_layer(f"layers.{layer}.").items():
-            make = as_is
+            make: Make = as_is
             if len(theirs) == 3:
                 make = _qkv_of(config)
             elif len(theirs) == 2:

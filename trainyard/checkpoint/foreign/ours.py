@@ -31,6 +31,7 @@ class CheckpointSource:
         document, state = checkpoint.config, checkpoint.state
         self.vocab_size = int(document.get("vocab_size", self.padded_vocab_size))
         self.generation: Mapping[str, Any] = document.get(GENERATION, {})
+        self.args: Mapping[str, Any] = document.get("run") or {}
         self.step = checkpoint.step
         self.consumed_train_samples = int(state.get("consumed_train_samples", 0))
         self.num_updates = int(state.get("num_updates", 0))

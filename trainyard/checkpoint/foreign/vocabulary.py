@@ -48,6 +48,9 @@ class Adjusted:
         self.consumed_train_samples = source.consumed_train_samples
         self.num_updates = source.num_updates
         self.generation = generation_of(source)
+        for name in ("args", "scheduler"):  # what only some formats tell
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
         self.vocab_size = _tokens(source, tokenizer, true_vocab_size)
         rows, config = source.padded_vocab_size, source.config
         if divisible_by is not None:

@@ -50,6 +50,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama for training": ("LlamaConfig", {**LLAMA, "vocab_size": 1024}),
+    "tiny vocabulary": ("LlamaConfig", {**LLAMA, "vocab_size": 200}),
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", LLAMA),
     "llama tied": ("LlamaConfig", {**LLAMA, "tie_word_embeddings": True}),
@@ -81,12 +85,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(name: str, folder: Path, seed: int = 1, **saving: Any) -> Any:
-    """Save a random model of `MODELS` with a tokenizer; returns it, ready to compute.
+    """Save a random model of `MODELS` or `OTHERS` with a tokenizer; returns it, ready to compute.
 
     No parameter is 0 or 1, so that a swapped one is seen."""
     import transformers
 
-    kind, options = MODELS[name]
+    kind, options = {**MODELS, **OTHERS}[name]
     config = getattr(transformers, kind)(**options)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
