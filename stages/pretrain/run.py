@@ -24,4 +24,5 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
             return result.metrics
         if stage.stop_requested:
             stage.stop()
-        raise Stopped(signal.SIGTERM, "--exit-interval")
+        by = "--exit-interval" if result.outcome == "paused" else "--exit-duration-in-mins"
+        raise Stopped(signal.SIGTERM, by)

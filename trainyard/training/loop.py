@@ -117,6 +117,7 @@ class TrainLoop:
         return outcome
 
     def _step(self, step: int, batches: Iterator[Batch], digest: SampleDigests) -> Outcome:
+        self._wait.take()  # what a measurement waited for is not this step's
         began = time.perf_counter()
         size = self._length.schedule.at(self.state.consumed_train_samples)
         rates = self._schedule.at(self.state.scheduled_samples)
@@ -133,9 +134,11 @@ class TrainLoop:
         stop = result is not None and result.stop
         record = self._record(result, size, rates, digest(size.num_microbatches))
         seconds = time.perf_counter() - began
-        timing = self._workload.timing(
-            step, seconds, self._trainee.device, size.global_batch_size, self._wait.take()
-        )
+        timing = None  # samples that were passed over were not trained on
+        if result is not None:
+            timing = self._workload.timing(
+                step, seconds, self._trainee.device, size.global_batch_size, self._wait.take()
+            )
         if step in self._evaluation_steps:
             losses = None if stop else self._evaluate(step)
             if losses is None:

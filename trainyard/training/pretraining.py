@@ -62,7 +62,8 @@ class Result:
     """What a pretraining came to."""
 
     outcome: Outcome
-    """`finished`; `stopped` by a signal or `paused` by --exit-interval, saved either way."""
+    """`finished`; `stopped` by a signal or --exit-duration-in-mins, `paused` by --exit-interval,
+    saved either way."""
     state: TrainState
     metrics: dict[str, Any]
     """Of the whole run, and of the speed of this part of it; of a finished run only."""
@@ -326,7 +327,9 @@ class Pretraining:
         return spans_of_step(self.config.save, step)
 
     def _log_stop(self, outcome: Outcome, state: TrainState) -> None:
-        why = "asked to stop" if outcome == "stopped" else "--exit-interval"
+        why = "--exit-interval"
+        if outcome == "stopped":
+            why = "asked to stop" if self.host.stop_requested else "--exit-duration-in-mins"
         if self.groups.rank == 0 and state.step == 0:
             log.warning("stopped before the first step (%s); there is nothing to save", why)
         elif self.groups.rank == 0:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from trainyard.datasets.loader import Batch
+from trainyard.errors import ConfigError
 
 HOST_SEED = "seed"
 """Key of a training batch: () int64 on the CPU, the seed of the micro-batch."""
@@ -39,8 +40,20 @@ def seed_process(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+REPRODUCIBLE = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+"""Values of NCCL_ALGO with which NCCL adds in one order: without NVLink's own sums."""
+
+
 def use_deterministic_algorithms() -> None:
-    """Let torch refuse operations on CUDA whose bits change from run to run."""
+    """Let torch refuse operations on CUDA whose bits change from run to run, and NCCL sums that do.
+
+    Raises ConfigError for an NCCL_ALGO that allows others."""
+    algorithm = os.environ.setdefault("NCCL_ALGO", "^NVLS")
+    if algorithm not in REPRODUCIBLE:
+        raise ConfigError(
+            f"--deterministic-mode with NCCL_ALGO={algorithm}: sums may differ from run to run; "
+            f"set it to one of {', '.join(REPRODUCIBLE)}, or leave it unset for ^NVLS"
+        )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     # Filling fresh memory would only hide bugs, and costs time.

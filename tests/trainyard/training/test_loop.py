@@ -157,3 +157,13 @@ def test_figures_of_a_step_follow_from_its_time() -> None:
 def test_a_rhythm_that_means_nothing_is_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         replace(TRAINING, **options)  # type: ignore[arg-type]
+
+
+def test_steps_that_are_passed_over_have_no_speed() -> None:
+    collector = Collector([])
+    training = replace(TRAINING, iterations_to_skip=(2, 4))
+    assert build_loop(build_trainee(training), training, [collector]).run() == "finished"
+    timed = [event.record.step for event in collector.events if event.timing is not None]
+    assert timed == [1, 3, 5, 6]
+    waits = [event.timing for event in collector.events if event.timing is not None]
+    assert all(timing.data_wait_ms <= timing.ms for timing in waits)

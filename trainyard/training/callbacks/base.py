@@ -15,7 +15,7 @@ class StepEvent:
 
     record: StepRecord
     timing: StepTiming | None
-    """None for step 0, and where a step is heard of again."""
+    """None for step 0, where a step is heard of again, and where it was passed over."""
     state: TrainState
     ledger: Ledger
     is_last: bool
