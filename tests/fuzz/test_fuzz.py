@@ -23,5 +23,5 @@ def test_nothing_unexpected_comes_out(target: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(target), f"-max_total_time={SECONDS}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     finds = sorted(path.name for path in tmp_path.iterdir())
-    assert done.returncode == 0, f"{finds}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{finds}\n{done.stdout}\n{done.stderr[-2000:]}"
     assert not finds

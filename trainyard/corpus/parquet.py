@@ -5,6 +5,7 @@ memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from trainyard.corpus.records import BadLine, ByteRange, Rows
 from trainyard.errors import ConfigError, DataError
 
 T = TypeVar("T")
+
+MAGIC = b"PAR1"
+"""What a file begins with."""
 
 LOT_BYTES = 1 << 20
 LOT_ROWS = 1024
@@ -41,20 +45,21 @@ class _BrokenError(Exception):
 
 def row_groups(url: str) -> list[RowGroup]:
     """The row groups of a file that hold rows, in the order they lie in it."""
-    with _opened(url) as file:
-        return _footer(url, lambda: _row_groups(file))
+    with _opened(url) as (file, size):
+        return _footer(url, lambda: _row_groups(file, size))
 
 
 def parquet_rows(source: ByteRange, keys: Sequence[str], id_key: str | None) -> Iterator[Rows]:
     """The rows of the row groups that begin in a range."""
-    with _opened(source.url) as file:
-        groups = _footer(source.url, lambda: _row_groups(file))
+    with _opened(source.url) as (file, size):
+        groups = _footer(source.url, lambda: _row_groups(file, size))
         columns = _footer(source.url, lambda: _columns(file, source.url, keys, id_key))
-        first = 1
+        total = 0
         for group in groups:
             if source.start <= group.offset < source.end:
-                yield from _group_rows(file, group, columns, first, keys[0])
-                first += group.num_rows
+                for rows in _group_rows(file, group, columns, total + 1, keys[0]):
+                    yield rows
+                    total += rows.num_lines
 
 
 def _group_rows(
@@ -68,8 +73,10 @@ def _group_rows(
         while (batch := _arrow(lambda: next(batches, None))) is not None:
             yield _rows(batch, group, first + done, shown)
             done += batch.num_rows
+        if done != group.num_rows:  # pages that lie about themselves end without a word
+            raise _BrokenError(f"its pages hold {done} rows, its footer says {group.num_rows}")
     except _BrokenError as error:
-        lost = group.num_rows - done
+        lost = max(group.num_rows - done, 0)
         reason = (
             f"the row group cannot be read on ({error}); {lost} of its {group.num_rows} rows are "
             "lost"
@@ -84,14 +91,16 @@ def _rows(batch: Any, group: RowGroup, first: int, shown: str) -> Rows:
     try:
         records = _as_text(batch).to_pylist()
         numbers = np.arange(first, first + len(records))
-    except ValueError:  # UnicodeDecodeError: Arrow does not look at what a file says is UTF-8
+    except (ValueError, OverflowError):
+        # Arrow does not look at what a file says is UTF-8; a date may lie outside Python's years.
         records, kept = [], []
         for i in range(batch.num_rows):
             try:
                 records += _as_text(batch.slice(i, 1)).to_pylist()
                 kept.append(first + i)
-            except ValueError as error:
-                reason = f"not UTF-8 ({error})"
+            except (ValueError, OverflowError) as error:
+                plain = type(error) in (ValueError, OverflowError)  # the others are of text
+                reason = f"{'out of range' if plain else 'not UTF-8'} ({error})"
                 bad.append(BadLine(first + i, group.offset, reason, ""))
         numbers = np.array(kept, np.int64)
     return Rows(
@@ -143,7 +152,7 @@ def _columns(file: Any, url: str, keys: Sequence[str], id_key: str | None) -> li
     return [name for name in wanted if name is not None]
 
 
-def _row_groups(file: Any) -> list[RowGroup]:
+def _row_groups(file: Any, file_bytes: int) -> list[RowGroup]:
     found = []
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
@@ -151,12 +160,15 @@ def _row_groups(file: Any) -> list[RowGroup]:
         if group.num_rows and chunks:
             offset = min(c.dictionary_page_offset or c.data_page_offset for c in chunks)
             size = sum(c.total_compressed_size for c in chunks)
+            if not len(MAGIC) <= offset < file_bytes:  # no range would hold it
+                raise _BrokenError(f"row group {number} begins at byte {offset} of {file_bytes}")
             found.append(RowGroup(number, offset, size, group.num_rows))
     return sorted(found, key=lambda group: group.offset)
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Any]:
+def _opened(url: str) -> Iterator[tuple[Any, int]]:
+    """A file and its size in bytes."""
     try:
         import pyarrow.parquet as parquet  # type: ignore[import-untyped]
     except ImportError as error:
@@ -167,7 +179,8 @@ def _opened(url: str) -> Iterator[Any]:
     with store.operation("read", url) as backend, backend.open_input(url) as file:
         # Without pre_buffer=False a row group would be read whole before its first row is.
         options = {"buffer_size": LOT_BYTES, "pre_buffer": False}
-        yield _footer(url, lambda: parquet.ParquetFile(file, **options))
+        size = file.seek(0, os.SEEK_END)
+        yield _footer(url, lambda: parquet.ParquetFile(file, **options)), size
 
 
 def _footer(url: str, call: Callable[[], T]) -> T:
@@ -183,7 +196,9 @@ def _arrow(call: Callable[[], T]) -> T:
     have a number (errno) or a class of their own."""
     try:
         return call()
-    except ValueError as error:
+    except _BrokenError:
+        raise
+    except (ValueError, OverflowError, RuntimeError) as error:
         raise _BrokenError(" ".join(str(error).split())) from error
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainyard.artifacts import store
+from trainyard.corpus import parquet
 from trainyard.corpus.documents import (
     BadLine,
     ByteRange,
@@ -196,6 +198,45 @@ def test_a_damaged_row_group_is_one_bad_line(tmp_path: Path) -> None:
     documents, bad, lines = read(url, skip=True)
     assert [doc.line for doc in documents] == [*range(1, 31), *range(61, 91)]
     assert (len(bad), lines) == (1, 90)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2**30, 3], pa.int32()).cast(pa.date32()),
+        pa.array([1, 2**62, 3], pa.timestamp("us")),
+    ],
+    ids=["date", "timestamp"],
+)
+def test_an_id_that_python_has_no_value_for_is_named(tmp_path: Path, column: pa.Array) -> None:
+    url = write(tmp_path / "a.parquet", {"text": ["a", "b", "c"], "id": column}, 3)
+    documents, bad, lines = read(url, skip=True)
+    assert [doc.values for doc in documents] == [(("a",),), (("c",),)]
+    assert ([(one.line, one.reason[:12]) for one in bad], lines) == ([(2, "out of range")], 3)
+
+
+def test_a_row_group_outside_the_file_is_not_passed_over(tmp_path: Path) -> None:
+    """No range would hold it, so its rows would be missed in silence."""
+    url = write(tmp_path / "a.parquet", {"text": ["a", "b"]}, 1)
+    with parquet._opened(url) as (file, size):
+        assert [group.num_rows for group in parquet._row_groups(file, size)] == [1, 1]
+        last = row_groups(url)[-1].offset
+        with pytest.raises(parquet._BrokenError, match=f"row group 1 begins at byte {last} of"):
+            parquet._row_groups(file, last)
+
+
+def test_rows_that_the_footer_promised_are_missed_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow ends without an error where pages hold fewer rows than the footer says."""
+    url = write(tmp_path / "a.parquet", {"text": ["a", "b", "c"]}, 3)
+    group = row_groups(url)[0]
+    monkeypatch.setattr(
+        parquet, "_row_groups", lambda file, size: [dataclasses.replace(group, num_rows=5)]
+    )
+    documents, bad, lines = read(url, skip=True)
+    assert (len(documents), lines) == (3, 5)
+    assert "its pages hold 3 rows, its footer says 5" in bad[0].reason
 
 
 def test_a_row_is_located(tmp_path: Path) -> None:
