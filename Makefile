@@ -6,6 +6,7 @@ TORCH_INDEX ?=
 JOBS ?= 2
 UI_PORT ?= 4200
 FUZZ_SECONDS ?= 20
+FUZZ_SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,6 +38,7 @@ help: ## List the targets and variables
 	@echo "  JOBS=$(JOBS)  test processes side by side"
 	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
 	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS)  seconds for each target of make fuzz"
+	@echo "  FUZZ_SEED=$(FUZZ_SEED)  where its chance begins; 0: anew every time"
 
 install: $(STAMP) ## Make .venv with all that quickstart, tests and checks need
 
@@ -79,10 +81,10 @@ test-slow: install ## Kill-anywhere and whole-yard suites, minutes
 test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
 	@$(PYTEST) -q -n $(JOBS) -m full --ignore=$(LAYOUTS)
 	@$(PYTEST) -q -m full $(LAYOUTS)
-	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
 
 fuzz: install ## Readers of files on damaged bytes, each of three for FUZZ_SECONDS
-	@TRAINYARD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) -q -n $(JOBS) -m fuzz tests/fuzz
+	@TRAINYARD_FUZZ_SECONDS=$(FUZZ_SECONDS) TRAINYARD_FUZZ_SEED=$(FUZZ_SEED) $(PYTEST) -q -n $(JOBS) -m fuzz tests/fuzz
 
 bench: install ## Speed and memory of the corpus stages, beside their peers; 40 minutes
 	@$(BIN)/python -m benchmarks.corpus
