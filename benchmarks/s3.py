@@ -25,18 +25,32 @@ def bucket_url() -> str:
     return f"s3://{BUCKET}"
 
 
-def upload(path: Path) -> str:
-    """Put a file into the bucket; its URL.
+def upload(path: Path, name: str = "") -> str:
+    """Put a file into the bucket, under its own name or another; its URL.
 
     In bounded memory: what this process once held counts, by the kernel's books, as the peak of
     every child."""
+    _make_bucket()
+    url = f"{bucket_url()}/{name or path.name}"
+    with path.open("rb") as source, store.open_output(url) as out:
+        shutil.copyfileobj(source, out, PIECE)
+    return url
+
+
+def _make_bucket() -> None:
     try:
         store.list_folder(bucket_url())
     except ConfigError:
         S3Backend("s3").call("create_bucket", Bucket=BUCKET)
-    url = f"{bucket_url()}/{path.name}"
-    with path.open("rb") as source, store.open_output(url) as out:
-        shutil.copyfileobj(source, out, PIECE)
+
+
+def upload_folder(folder: Path, name: str) -> str:
+    """Put the files below a folder into the bucket, in the place of what is there; its URL."""
+    url = f"{bucket_url()}/{name}"
+    _make_bucket()
+    store.delete_tree(url)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        upload(path, f"{name}/{path.relative_to(folder).as_posix()}")
     return url
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -57,6 +58,12 @@ class Board:
                 key=f"{self._flow}-card",
                 description=f"The run card: `{self._card}`",
             )
+
+
+async def show_script(job: str, script: str) -> None:
+    """What was submitted for a job, to be read and run again by hand."""
+    key = re.sub(r"[^a-z0-9]+", "-", job) + "-script"
+    await acreate_markdown_artifact(f"```bash\n{script}```\n", key=key, description="Submitted")
 
 
 def link_to(url: str) -> str:

@@ -11,7 +11,7 @@ import signal
 import threading
 from types import FrameType
 
-from flows.blocks.process import stop_untold
+from flows.blocks.live import stop_untold
 
 LOST_SECONDS = 3.0
 """By then a cancellation that was not lost has reached every job."""

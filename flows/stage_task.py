@@ -1,34 +1,44 @@
 """The one task: write the config document, start the stage's own command through a block, wait, and
 read the manifest back.
 
-What comes back is a summary for people; the artifact itself stays in the store."""
+What comes back is a summary for people; the artifact itself stays in the store. Behind a scheduler
+the job outlives this program: its run folder is named after the key that it is found again by, and
+bears a mark once its end is known, so that what is not settled is followed and not submitted."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import sys
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from prefect import get_run_logger, task
+from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
 
 from flows.blocks.process import LOG, ProcessJob
+from flows.blocks.slurm import SlurmJob
+from flows.board import show_script
 from flows.console import Log, headline
 from flows.job import StageJob
+from flows.launch.key import job_key
 from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
-from flows.launch.spec import LaunchSpec, Resources
+from flows.launch.slurm import SCRIPT
+from flows.launch.slurm_options import SlurmOptions
+from flows.launch.spec import LaunchSpec, Mount, Resources
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.errors import TrainyardError
+from trainyard.errors import ConfigError, TrainyardError
 
-BLOCKS = {"process": ProcessJob}
-"""Where a stage can run, by the name a yard gives."""
+SETTLED = "settled.json"
+"""File of a run folder of a scheduler's job: its end is known, the next submission is another."""
 
 KEPT_ATTEMPTS = 10
 """Run folders (config, log, failure) kept for each job."""
@@ -45,7 +55,34 @@ class Place:
     block: str = "process"
     environment: dict[str, str] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
+    resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
+    """For stages that need something else than the others."""
     python: str = sys.executable
+    image: str | None = None
+    mounts: tuple[Mount, ...] = ()
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+
+    def __post_init__(self) -> None:
+        if self.block not in BLOCKS:
+            raise ConfigError(f"block {self.block!r} is none of {', '.join(BLOCKS)}")
+
+
+def _process(place: Place, spec: LaunchSpec) -> ProcessJob:
+    return ProcessJob(spec=spec)
+
+
+def _slurm(place: Place, spec: LaunchSpec) -> SlurmJob:
+    return SlurmJob(spec=spec, options=place.slurm)
+
+
+BLOCKS: dict[str, Callable[[Place, LaunchSpec], ProcessJob | SlurmJob]] = {
+    "process": _process,
+    "slurm": _slurm,
+}
+"""Where a stage can run, by the name a yard gives."""
+
+SCHEDULED = ("slurm",)
+"""Blocks whose jobs outlive this program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +106,7 @@ class Summary:
 
 
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """True for exit status 3 alone: a wrong option or a broken file is the same the next time."""
+    """True for infrastructure alone: a wrong option or a broken file is the same the next time."""
     error = await state.aresult(raise_on_failure=False)
     return isinstance(error, StageError) and error.outcome.may_succeed_later
 
@@ -88,22 +125,32 @@ async def run_stage_task(job: StageJob, place: Place) -> Summary:
     began = time.monotonic()
     spec = _prepare(job, place)
     try:
-        run = await BLOCKS[place.block](spec=spec).trigger()
-        await run.wait_for_completion()
+        outcome = await _run(job, place, spec)
+        seconds = time.monotonic() - began
+        if outcome.kind is not Kind.DONE:
+            raise _failed(log, outcome, spec, seconds)
+        summary = await asyncio.to_thread(_summarise, job, spec, seconds)
     except asyncio.CancelledError:
         headline(log, job.name, "stopped", time.monotonic() - began)
         raise
-    outcome = await run.fetch_result()
-    seconds = time.monotonic() - began
-    if outcome.kind is not Kind.DONE:
-        raise _failed(log, outcome, spec, seconds)
-    try:
-        summary = await asyncio.to_thread(_summarise, job, spec, seconds)
     except TrainyardError as error:
-        raise _failed(log, _unreadable(job, error), spec, seconds) from error
+        raise _failed(log, _told(job, error), spec, time.monotonic() - began) from error
     state = "reused" if summary.reused else "done"
     headline(log, job.name, state, seconds, summary.output_digest[:12], summary.reason)
     return summary
+
+
+async def _run(job: StageJob, place: Place, spec: LaunchSpec) -> Outcome:
+    run = await BLOCKS[place.block](place, spec).trigger()
+    script = Path(spec.run_directory, SCRIPT)
+    if TaskRunContext.get() is not None and script.exists():
+        await show_script(job.name, script.read_text())
+    await run.wait_for_completion()
+    outcome = await run.fetch_result()
+    if place.block in SCHEDULED:
+        document = json.dumps({"kind": outcome.kind, "message": outcome.message})
+        Path(spec.run_directory, SETTLED).write_text(document + "\n")
+    return outcome
 
 
 def _failed(log: Log, outcome: Outcome, spec: LaunchSpec, seconds: float) -> StageError:
@@ -112,29 +159,57 @@ def _failed(log: Log, outcome: Outcome, spec: LaunchSpec, seconds: float) -> Sta
     return error
 
 
-def _unreadable(job: StageJob, error: TrainyardError) -> Outcome:
+def _told(job: StageJob, error: TrainyardError) -> Outcome:
     status = error.exit_status
     return Outcome(name=job.name, kind=KINDS[status], exit_status=status, message=str(error))
 
 
 def _prepare(job: StageJob, place: Place) -> LaunchSpec:
-    """Make the run folder of a new attempt, with the config document in it."""
+    """Make the run folder of a new attempt, with the config document in it; or find that of one
+    that is not settled."""
     attempts = Path(place.run_folder, job.name).absolute()
     attempts.mkdir(parents=True, exist_ok=True)
-    for old in sorted(attempts.iterdir())[: 1 - KEPT_ATTEMPTS]:
-        shutil.rmtree(old, ignore_errors=True)
-    folder = attempts / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-    folder.mkdir()
+    key = ""
+    if place.block in SCHEDULED:
+        key = next_key(attempts, runtime.flow_run.id or uuid.uuid4().hex)
+    folder = attempts / (key or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
     document = folder / "config.toml"
-    given = {key: value for key, value in job.document.items() if value is not None}
-    document.write_bytes(tomli_w.dumps(given).encode())
+    if not document.exists():
+        _remove_old(attempts, key.rpartition("-")[0])
+        folder.mkdir(exist_ok=True)
+        given = {name: value for name, value in job.document.items() if value is not None}
+        being_written = folder / "config.tmp"
+        being_written.write_bytes(tomli_w.dumps(given).encode())
+        being_written.replace(document)
     return LaunchSpec(
         name=job.name,
         command=(place.python, "-m", f"stages.{job.stage}", "--config", str(document)),
         run_directory=str(folder),
         environment=place.environment,
-        resources=place.resources,
+        resources=place.resources_by_stage.get(job.stage, place.resources),
+        image=place.image,
+        mounts=place.mounts,
+        key=key,
+        rank_launcher=(place.python, "-m", "torch.distributed.run"),
     )
+
+
+def next_key(attempts: Path, flow_run: str) -> str:
+    """The key of the submission that is not settled, or of the first that was not yet made.
+
+    attempts: the folder of all runs of this job; it tells jobs of one name in two yards apart."""
+    submission = 1
+    while (attempts / job_key(flow_run, str(attempts), submission) / SETTLED).exists():
+        submission += 1
+    return job_key(flow_run, str(attempts), submission)
+
+
+def _remove_old(attempts: Path, ours: str) -> None:
+    """Keep the newest run folders, and those by which this flow run counts its submissions."""
+    found = sorted(attempts.iterdir(), key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
+    for old in found[: 1 - KEPT_ATTEMPTS]:
+        if not (ours and old.name.startswith(ours)):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _summarise(job: StageJob, spec: LaunchSpec, seconds: float) -> Summary:

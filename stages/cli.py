@@ -116,6 +116,7 @@ def _main(
         our_logging.configure(common.log_level)
         _say(name, remarks)
         if common.dry_run:
+            _check_ranks(config)
             print(dump_toml(config), end="")
             return 0
         from stages.execute import Job, execute  # costs a tenth of a second: not for --help
@@ -128,6 +129,15 @@ def _main(
         return 128 + signal.SIGPIPE
     except (Exception, Stopped, KeyboardInterrupt) as error:
         return report_failure(name, error, debug)
+
+
+def _check_ranks(config: Any) -> None:
+    """As a run does. One process without a launcher may be meant for any number under one."""
+    if hasattr(config, "check_ranks"):
+        from stages import ranks
+
+        count = ranks.num_ranks(config)
+        config.check_ranks(count if count > 1 or "RANK" in os.environ else None)
 
 
 # --- options ----------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ DISTRIBUTIONS = {"tomli_w": "tomli-w", "yaml": "pyyaml"}
 
 KERNELS = {
     "amp_C",  # of apex
+    "apex",
     "flash_attn",
     "flash_attn_interface",
     "transformer_engine",

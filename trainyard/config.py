@@ -103,9 +103,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 def digest_relevant(config: Any) -> dict[str, Any]:
     """The part of the flat document that decides what a stage makes.
 
-    A stage that describes what elsewhere is only execution names such keys in `DESCRIBES`."""
+    A stage that describes what elsewhere is only execution names such keys in `DESCRIBES`, of its
+    class or, where it depends on the options, as a property."""
     relevant = {name for name, _, field in leaves(type(config)) if ROLE not in field.metadata}
-    relevant.update(getattr(type(config), "DESCRIBES", ()))
+    relevant.update(getattr(config, "DESCRIBES", ()))
     return {key: value for key, value in to_dict(config).items() if key in relevant}
 
 
@@ -132,14 +133,23 @@ def _as_document(value: Any) -> Any:
 
 
 def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
-    """Refuse a key that the configuration does not have, with the nearest one that it has."""
+    """Refuse a key that the configuration does not have, with the nearest one that it has.
+
+    A stage that can be given the documents of another names its configuration in `ALSO_READS`: keys
+    that only the other one has are passed over."""
     known = [name for name, _, _ in leaves(cls)]
     others = other_names(cls)
+    passed_over = {
+        key
+        for other in getattr(cls, "ALSO_READS", ())
+        for key in (*(name for name, _, _ in leaves(other)), *other_names(other))
+    }
     for key in document:
         if others.get(key) in document:
             raise ConfigError(f"{where}: {key!r} is another name of {others[key]!r}; give one")
-        if key not in known and key not in others:
-            near = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1)
+        if key not in known and key not in others and key not in passed_over:
+            candidates = [*known, *sorted(passed_over)]
+            near = difflib.get_close_matches(str(key).replace("-", "_"), candidates, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
 

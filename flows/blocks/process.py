@@ -7,22 +7,20 @@ the pipe and the job stops itself (stages/lifeline.py)."""
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
-import logging
 import os
-import re
 import signal
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from prefect.blocks.abstract import JobBlock, JobRun
 
+from flows.blocks.lines import Lines, parse_line
+from flows.blocks.live import live, see_through
 from flows.console import JOB, Log
 from flows.launch.outcome import Outcome, classify, read_failure
 from flows.launch.spec import LaunchSpec
@@ -35,11 +33,6 @@ POLL_SECONDS = 0.05
 
 DRAIN_SECONDS = 2.0
 """How long output may still come after the job itself has ended: a grandchild may hold the pipe."""
-
-LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d (debug|info|warning|error|critical) +(.*)$", re.DOTALL)
-"""What trainyard/logging.py writes; the run's logger has a clock and a level of its own."""
-
-LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class ProcessJob(JobBlock[Outcome]):
@@ -76,10 +69,6 @@ class ProcessJob(JobBlock[Outcome]):
         return ProcessJobRun(self.spec, process, write_end)
 
 
-_live: weakref.WeakSet[ProcessJobRun] = weakref.WeakSet()
-"""The jobs of this process that may still run."""
-
-
 class ProcessJobRun(JobRun[Outcome]):
     """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
 
@@ -93,7 +82,7 @@ class ProcessJobRun(JobRun[Outcome]):
         # A thread, since it has to go on listening while everything in the loop is cancelled.
         self._listener = threading.Thread(target=self._listen, name=spec.name, daemon=True)
         self._listener.start()
-        _live.add(self)
+        live.add(self)
 
     @property
     def log_path(self) -> Path:
@@ -122,15 +111,7 @@ class ProcessJobRun(JobRun[Outcome]):
 
         Being cancelled meanwhile, as a task of a stopping flow is several times over, changes
         nothing: the job has its time to save."""
-        stopping = self.begin_stopping()
-        cancelled: asyncio.CancelledError | None = None
-        while not stopping.done():
-            try:
-                await asyncio.shield(stopping)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await see_through(self.begin_stopping())
 
     @property
     def is_being_stopped(self) -> bool:
@@ -187,15 +168,8 @@ class ProcessJobRun(JobRun[Outcome]):
             for line in _lines(stream):
                 with contextlib.suppress(OSError):  # a full disk must not stop the reading
                     file.write(line + "\n")
-                level, text = _parse(line)
+                level, text = parse_line(line)
                 self._log.log(level, "%s", text, extra={JOB: self.spec.name})
-
-
-def stop_untold() -> None:
-    """Stop every job that runs and that nobody has told to stop."""
-    for job in list(_live):
-        if not job.is_being_stopped:
-            job.begin_stopping()
 
 
 def _is_alive(group: int) -> bool:
@@ -227,20 +201,8 @@ def _environment(spec: LaunchSpec, lifeline: int) -> dict[str, str]:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines of any length as they come; the carriage return of a progress bar ends one too."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    rest = ""
+    """Lines as they come."""
+    lines = Lines()
     while chunk := os.read(stream.fileno(), 2**16):
-        *lines, rest = LINE_END.split(rest + decoder.decode(chunk))
-        yield from filter(None, lines)
-    rest += decoder.decode(b"", final=True)
-    if rest:
-        yield rest
-
-
-def _parse(line: str) -> tuple[int, str]:
-    """The level and the text of a stage's own log line; any other line is information."""
-    found = LOG_LINE.match(line)
-    if found is None:
-        return logging.INFO, line
-    return logging.getLevelNamesMapping()[found[1].upper()], found[2]
+        yield from lines.feed(chunk)
+    yield from lines.finish()

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from trainyard.errors import EXIT_DEFECT, ConfigError, DataError, InfrastructureError
+from trainyard.errors import (
+    EXIT_DEFECT,
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    RerunElsewhere,
+    ValidationFailed,
+)
 
 
 class Kind(StrEnum):
@@ -22,20 +30,66 @@ class Kind(StrEnum):
     DATA = "fault in the data"
     CONFIG = "wrong option"
     INFRASTRUCTURE = "infrastructure"
+    """Store or network; what no narrower kind below says better."""
     DEFECT = "defect of trainyard"
     STOPPED = "stopped"
+    """By a person, or by what a person stopped."""
+    PREEMPTED = "preempted"
+    NODE_FAILURE = "node failure"
+    TIME_LIMIT = "time limit"
+    OUT_OF_MEMORY = "out of memory"
+    COMMUNICATION = "NCCL or rendezvous"
+    HANG = "hang"
+    """It ran and said nothing for longer than it may."""
+    UNKNOWN = "unknown"
+    """It ended and nobody left a word: no report, no state, no exit status."""
 
+
+RETRIED = frozenset(
+    {
+        Kind.INFRASTRUCTURE,
+        Kind.PREEMPTED,
+        Kind.NODE_FAILURE,
+        Kind.TIME_LIMIT,
+        Kind.OUT_OF_MEMORY,
+        Kind.COMMUNICATION,
+        Kind.HANG,
+    }
+)
+"""Nothing is wrong with what was asked for: the same command may end well, where it left off."""
 
 EXIT_STATUS = {
     Kind.DONE: 0,
     Kind.DATA: DataError.exit_status,
     Kind.CONFIG: ConfigError.exit_status,
-    Kind.INFRASTRUCTURE: InfrastructureError.exit_status,
     Kind.DEFECT: EXIT_DEFECT,
     Kind.STOPPED: 128 + signal.SIGTERM,
+    **dict.fromkeys((*RETRIED, Kind.UNKNOWN), InfrastructureError.exit_status),
 }
+"""What a program ends with that has to say how its job ended."""
 
-KINDS = {status: kind for kind, status in EXIT_STATUS.items()} | {128 + signal.SIGINT: Kind.STOPPED}
+KINDS = {
+    0: Kind.DONE,
+    DataError.exit_status: Kind.DATA,
+    ConfigError.exit_status: Kind.CONFIG,
+    InfrastructureError.exit_status: Kind.INFRASTRUCTURE,
+    RerunElsewhere.exit_status: Kind.INFRASTRUCTURE,
+    ValidationFailed.exit_status: Kind.INFRASTRUCTURE,
+    EXIT_DEFECT: Kind.DEFECT,
+    128 + signal.SIGINT: Kind.STOPPED,
+    128 + signal.SIGTERM: Kind.STOPPED,
+    128 + signal.SIGUSR1: Kind.TIME_LIMIT,
+}
+"""What a stage's exit status means; SIGUSR1 is what a scheduler sends ahead of a time limit."""
+
+BY_CLASS = {
+    "MemoryError": Kind.OUT_OF_MEMORY,
+    "OutOfMemoryError": Kind.OUT_OF_MEMORY,
+    "DistBackendError": Kind.COMMUNICATION,
+    "DistNetworkError": Kind.COMMUNICATION,
+    "DistStoreError": Kind.COMMUNICATION,
+}
+"""Narrower kinds of an infrastructure failure, by the class of the error that a stage reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +99,22 @@ class Outcome:
     name: str
     kind: Kind
     exit_status: int
-    """The contract's: 0, 1, 2, 3, 70, 130 or 143, whatever number the process ended with."""
+    """The contract's: one of KINDS, whatever number the process ended with."""
     message: str = ""
     error: str = ""
     """Class of the error, when the stage said it."""
     step: int | None = None
     """Training step at which it happened, when the stage said it."""
+    failed_shares: tuple[int, ...] = ()
+    """Of a job made in shares, those that have to be made again."""
 
     @property
     def may_succeed_later(self) -> bool:
         """True when the same command is worth trying again."""
-        return self.kind is Kind.INFRASTRUCTURE
+        return self.kind in RETRIED
 
 
-def classify(name: str, returncode: int, failure: dict[str, Any] | None) -> Outcome:
+def classify(name: str, returncode: int, failure: Mapping[str, Any] | None) -> Outcome:
     """The outcome that an exit code (negative: killed by that signal) and a failure.json mean."""
     if returncode == 0:
         return Outcome(name=name, kind=Kind.DONE, exit_status=0)
@@ -67,15 +123,23 @@ def classify(name: str, returncode: int, failure: dict[str, Any] | None) -> Outc
         return Outcome(
             name=name, kind=KINDS.get(status, Kind.DEFECT), exit_status=status, message=message
         )
+    return reported(name, failure, status, message)
+
+
+def reported(name: str, failure: Mapping[str, Any], status: int, message: str = "") -> Outcome:
+    """The outcome that a failure.json means; status and message are for what it does not say."""
     said = failure.get("exit_status")
     status = said if said in KINDS and said != 0 else status
+    kind, error = KINDS.get(status, Kind.DEFECT), str(failure.get("class") or "")
+    if kind is Kind.INFRASTRUCTURE:
+        kind = BY_CLASS.get(error, kind)
     step = failure.get("step")
     return Outcome(
         name=name,
-        kind=KINDS.get(status, Kind.DEFECT),
+        kind=kind,
         exit_status=status,
         message=str(failure.get("message") or message),
-        error=str(failure.get("class") or ""),
+        error=error,
         step=step if isinstance(step, int) else None,
     )
 
@@ -83,7 +147,7 @@ def classify(name: str, returncode: int, failure: dict[str, Any] | None) -> Outc
 def _by_code(code: int) -> tuple[int, str]:
     """Exit status of the contract and words for a code that nothing else explains."""
     number = -code if code < 0 else code - 128 if 128 < code <= 192 else 0
-    if number in (signal.SIGTERM, signal.SIGINT):
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         return 128 + number, f"stopped by {signal.Signals(number).name}"
     if number == signal.SIGKILL:
         return InfrastructureError.exit_status, (

@@ -32,7 +32,8 @@ class IndexConfig:
     eval_interval: int = 1000
     """Steps between two measurements of the validation loss."""
     eval_iters: int = 100
-    """Global batches of a measurement; 0 measures nothing."""
+    """Global batches of a measurement, of validation data and at the end of test data; 0 measures
+    nothing."""
     eval_at_start: bool = False
     """Measure the validation loss before the first step too."""
     seed: int = 1234

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,8 +12,11 @@ from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.models.memory import Layout
 from trainyard.models.moe_config import MoEConfig
+from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.fit import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
 from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
+from trainyard.training.pretrain_config import PretrainConfig
 
 SIZES = (
     "vocab_size",
@@ -20,6 +24,7 @@ SIZES = (
     "global_batch_size",
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
+    "context_parallel_size",
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
     "data_parallel_size",
@@ -30,9 +35,20 @@ SIZES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
     """Count parameters, FLOPs and theoretical memory of a training run without building
-    anything."""
+    anything.
 
-    DESCRIBES: ClassVar[tuple[str, ...]] = ("recompute_granularity", "recompute_activations")
+    --config takes a document of pretrain, such as the presets in recipes/models; what it says
+    of things that a plan does not depend on is passed over."""
+
+    DESCRIBES: ClassVar[tuple[str, ...]] = (
+        "recompute_granularity",
+        "recompute_activations",
+        "recompute_modules",
+        "recompute_method",
+        "recompute_num_layers",
+        "cpu_offloading_num_layers",
+    )
+    ALSO_READS: ClassVar[tuple[type, ...]] = (PretrainConfig,)
 
     model: GPTConfig
     moe: MoEConfig = field(default_factory=MoEConfig)
@@ -65,6 +81,8 @@ class PlanConfig:
     that fit."""
     show_schedule: bool = False
     """Draw the pipeline schedule: printed, and as schedule.svg with --output-dir."""
+    context_parallel_size: int = 1
+    """Devices that share each sequence."""
     expert_model_parallel_size: int = 1
     """Devices that experts are spread over."""
     expert_tensor_parallel_size: int | None = None
@@ -72,11 +90,11 @@ class PlanConfig:
     data_parallel_size: int | None = None
     """Replicas; unset: from --world-size, else 1."""
     world_size: int | None = None
-    """Devices in all: tensor x pipeline x data-parallel size."""
+    """Devices in all: tensor x pipeline x context x data-parallel size."""
     sequence_parallel: bool = False
     """Split norms and dropout along the sequence over the tensor-parallel devices."""
     use_distributed_optimizer: bool = False
-    """Share optimizer state out over the replicas (ZeRO-1)."""
+    """Share optimizer state out over the replicas and their context-parallel ranks (ZeRO-1)."""
     json: bool = execution(False)
     """Print one JSON document in place of the report."""
     output_dir: str | None = location(None)
@@ -106,6 +124,15 @@ class PlanConfig:
                 "--num-virtual-stages-per-pipeline-rank too, or leave it out"
             )
         self.layout().check(self.model, self.moe)
+        model = self.model
+        check_model(
+            self.parallel(),
+            num_layers=model.num_layers,
+            num_attention_heads=model.num_attention_heads,
+            num_query_groups=model.query_groups,
+            ffn_hidden_size=model.ffn_size,
+            seq_length=model.seq_length,
+        )
 
     def _positive(self, name: str) -> None:
         value = getattr(self, name)
@@ -115,19 +142,26 @@ class PlanConfig:
     @property
     def replicas(self) -> int:
         """Data-parallel size, given or from the world size."""
-        shards = self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+        degrees = {
+            "--tensor-model-parallel-size": self.tensor_model_parallel_size,
+            "--pipeline-model-parallel-size": self.pipeline_model_parallel_size,
+            "--context-parallel-size": self.context_parallel_size,
+        }
         if self.world_size is None:
             return self.data_parallel_size or 1
-        replicas, rest = divmod(self.world_size, shards)
+        replicas, rest = divmod(self.world_size, math.prod(degrees.values()))
         if rest or self.data_parallel_size not in (None, replicas):
             given = self.data_parallel_size
-            third = f"--data-parallel-size ({given})" if given else "a whole number of replicas"
-            raise ConfigError(
-                f"--world-size ({self.world_size}) must be --tensor-model-parallel-size "
-                f"({self.tensor_model_parallel_size}) x --pipeline-model-parallel-size "
-                f"({self.pipeline_model_parallel_size}) x {third}"
-            )
+            last = f"--data-parallel-size ({given})" if given else "a whole number of replicas"
+            product = " x ".join(f"{flag} ({size})" for flag, size in degrees.items())
+            raise ConfigError(f"--world-size ({self.world_size}) must be {product} x {last}")
         return replicas
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        sizes = (self.tensor_model_parallel_size, self.pipeline_model_parallel_size)
+        return math.prod(sizes) * self.context_parallel_size * self.replicas
 
     @property
     def global_batch(self) -> int:
@@ -153,6 +187,22 @@ class PlanConfig:
         """Chunks of each pipeline rank."""
         return len(self.partition()[0])
 
+    def parallel(self) -> ParallelConfig:
+        """The degrees as a run takes them."""
+        return ParallelConfig(
+            tensor_model_parallel_size=self.tensor_model_parallel_size,
+            sequence_parallel=self.sequence_parallel,
+            pipeline_model_parallel_size=self.pipeline_model_parallel_size,
+            context_parallel_size=self.context_parallel_size,
+            num_layers_per_virtual_pipeline_stage=self.num_layers_per_virtual_pipeline_stage,
+            num_virtual_stages_per_pipeline_rank=self.num_virtual_stages_per_pipeline_rank,
+            decoder_first_pipeline_num_layers=self.decoder_first_pipeline_num_layers,
+            decoder_last_pipeline_num_layers=self.decoder_last_pipeline_num_layers,
+            pipeline_model_parallel_layout=self.pipeline_model_parallel_layout,
+            account_for_embedding_in_pipeline_split=self.account_for_embedding_in_pipeline_split,
+            account_for_loss_in_pipeline_split=self.account_for_loss_in_pipeline_split,
+        )
+
     def layout(self) -> Layout:
         """The same as the memory formulas take it."""
         ranks = [sum(len(stage.layers) for stage in rank) for rank in self.partition()]
@@ -161,6 +211,7 @@ class PlanConfig:
             num_microbatches=self.num_microbatches,
             tp=self.tensor_model_parallel_size,
             pp=self.pipeline_model_parallel_size,
+            cp=self.context_parallel_size,
             dp=self.replicas,
             ep=self.expert_model_parallel_size,
             expert_tp=self.expert_tensor_parallel_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from typing import Any
 
 from stages.context import StageRun
@@ -11,7 +12,6 @@ from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_pic
 from trainyard.models.flops import flops_per_iteration, flops_per_token
 from trainyard.models.memory import (
     GRADIENT_BYTES,
-    OPTIMIZER_BYTES,
     PARAMETER_BYTES,
     ActivationMemory,
     ParameterCount,
@@ -20,9 +20,11 @@ from trainyard.models.memory import (
     full_recompute_bytes,
     optimizer_bytes_per_parameter,
 )
+from trainyard.models.memory_detail import DetailedMemory, detailed_memory
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20
+GIBIBYTE = 2**30
 BILLION = 10**9
 CHECKPOINT_BYTES = 12
 """fp32 weight and two Adam moments of each parameter."""
@@ -43,17 +45,17 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     """Everything that is known of the run before it exists; memory on the most loaded device."""
     model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
     counts = count_parameters(model, vocab, layout, config.moe)
-    activations = activation_memory(model, vocab, layout)
-    shard = counts.most_loaded_shard
+    shard, optimizer = counts.most_loaded_shard, optimizer_bytes(config)
     memory: dict[str, float | None] = {
         "parameters": shard * PARAMETER_BYTES,
         "gradients": shard * GRADIENT_BYTES,
-        "optimizer": shard * optimizer_bytes_per_parameter(layout),
-        "activations": activations.total,
+        "optimizer": shard * optimizer,
+        "activations": activations_of(config).total,
     }
     memory["total"] = sum(value for value in memory.values() if value is not None)
     full = layout.recompute == "full"
-    recomputed = full_recompute_bytes(model, vocab, layout) if full else None
+    recomputed = full_recompute_bytes(model, vocab, layout) / layout.cp if full else None
+    detail = detail_of(config)
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "parameters": {
@@ -66,6 +68,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         },
         "padded_vocab_size": vocab,
         "data_parallel_size": layout.dp,
+        "num_devices": config.num_devices,
+        "num_microbatches": config.num_microbatches,
         "tokens_per_iteration": config.global_batch * model.seq_length,
         "flops_per_iteration": flops_per_iteration(model, vocab, config.global_batch, config.moe),
         "flops_per_token": flops_per_token(model, vocab, config.moe),
@@ -73,14 +77,37 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "bytes_per_parameter": {
             "parameter": PARAMETER_BYTES,
             "gradient": GRADIENT_BYTES,
-            "optimizer": OPTIMIZER_BYTES / (layout.dp if layout.distributed_optimizer else 1),
+            "optimizer": optimizer,
         },
+        "memory_detail_bytes": detail and {**asdict(detail), "total": detail.total},
         "activations_with_full_recompute_bytes": recomputed,
         "checkpoint_bytes": exact_parameters(config) * CHECKPOINT_BYTES,
     }
     if config.show_schedule:
         document["pipeline"] = pipeline_document(config)
     return document
+
+
+def optimizer_bytes(config: PlanConfig) -> float:
+    """Of a parameter, on a device; ranks that share a sequence hold the same weights, too, so ZeRO
+    spreads over them."""
+    layout = config.layout()
+    return optimizer_bytes_per_parameter(replace(layout, dp=layout.dp * layout.cp))
+
+
+def activations_of(config: PlanConfig) -> ActivationMemory:
+    """By the upstream formulas, which do not know context parallelism: a device has its part of
+    every sequence."""
+    whole = activation_memory(config.model, config.padded_vocab_size, config.layout())
+    cp = config.context_parallel_size
+    return replace(whole, per_layer=whole.per_layer / cp, total=whole.total / cp)
+
+
+def detail_of(config: PlanConfig) -> DetailedMemory | None:
+    """What this project spends; its formulas know no experts."""
+    if config.moe.enabled:
+        return None
+    return detailed_memory(config.model, config.padded_vocab_size, config.layout())
 
 
 def exact_parameters(config: PlanConfig) -> int:
@@ -104,14 +131,15 @@ def report(config: PlanConfig) -> str:
     document = plan(config)
     model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
     counts = count_parameters(model, vocab, layout, config.moe)
-    activations = activation_memory(model, vocab, layout)
     return "\n".join(
         [
             *parameter_lines(counts, config.moe.enabled),
-            *activation_lines(activations),
+            *activation_lines(activations_of(config)),
             memory_line(document["memory_bytes"]),
             "",
+            cut_line(config),
             *our_lines(document),
+            *detail_lines(config),
             *(["", *pipeline_lines(config)] if config.show_schedule else []),
         ]
     )
@@ -159,6 +187,36 @@ def memory_line(memory: dict[str, float]) -> str:
         f"Theoretical memory footprints: weight and optimizer={total - activation:.2f} MB, "
         f"activation={activation:.2f} MB, total={total:.2f} MB"
     )
+
+
+def cut_line(config: PlanConfig) -> str:
+    """How many devices do what."""
+    degrees = {
+        "tensor": config.tensor_model_parallel_size,
+        "pipeline": config.pipeline_model_parallel_size,
+        "context": config.context_parallel_size,
+        "data": config.replicas,
+    }
+    product = " x ".join(f"{size} {name}" for name, size in degrees.items())
+    with_ = ["sequence parallel"] if config.sequence_parallel else []
+    with_ += ["distributed optimizer"] if config.use_distributed_optimizer else []
+    batches = f"{config.num_microbatches} x {config.micro_batch_size} samples a replica and step"
+    return f"Devices: {config.num_devices} = {'; '.join([f'{product} parallel', *with_, batches])}"
+
+
+def detail_lines(config: PlanConfig) -> list[str]:
+    """Memory kind by kind as it is spent here."""
+    detail = detail_of(config)
+    if detail is None:
+        return []
+    kinds = ("parameters", "gradients", "optimizer", "activations", "logits")
+    parts = [f"{kind} {getattr(detail, kind) / GIBIBYTE:.2f}" for kind in kinds]
+    where = "" if detail.stage == "only" else f" of the {detail.stage} stage"
+    return [
+        f"Memory of a device{where}, tensor by tensor, without workspaces: "
+        f"{detail.total / GIBIBYTE:.2f} GiB",
+        f"  {' + '.join(parts)}",
+    ]
 
 
 def our_lines(document: dict[str, Any]) -> list[str]:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from stages.pretrain.config import PretrainConfig
 
 
-def check_ranks(config: PretrainConfig, world_size: int) -> None:
+def check_ranks(config: PretrainConfig, world_size: int | None) -> None:
     """Refuse degrees that do not multiply to the ranks, batches that these do not fill, and a
-    schedule of rates that does not fit the length that follows."""
-    dims = dims_of(config.parallel, world_size)
+    schedule of rates that does not fit the length that follows. world_size: unset: unknown."""
+    dims = dims_of(config.parallel, world_size or config.parallel.model_ranks)
     length = length_of(config.training, dims.dp, config.model.seq_length)
     training = config.training
     build_schedule(

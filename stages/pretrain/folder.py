@@ -12,6 +12,7 @@ from stages.context import StageRun
 from stages.failure import report_failure
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
+from trainyard.checkpoint.background import SaveReport
 from trainyard.checkpoint.load import Verify
 from trainyard.errors import InfrastructureError
 from trainyard.training.ledger import FILE as LEDGER
@@ -26,6 +27,8 @@ from trainyard.training.resume import (
     remove_all_but,
     set_aside,
 )
+from trainyard.training.saves import FILE as SAVES
+from trainyard.training.saves import keep_save, kept_saves
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +112,10 @@ class RunKeeper:
         with self._stage.work.open(f"timings-{step:07d}.jsonl") as file:
             file.write("".join(line + "\n" for line in lines).encode())
 
+    def keep_save(self, report: SaveReport) -> None:
+        """What a save cost, kept over kills."""
+        keep_save(store.parent(self._stage.work.url(SAVES)), report)
+
     def remembered(self, key: str) -> dict[str, Any] | None:
         """What an earlier attempt at this run left under a name."""
         return self._stage.work.published(key)
@@ -121,6 +128,14 @@ class RunKeeper:
         """A document that is listed, and no part of what the run makes."""
         self._stage.write_json(name, document, volatile=True)
 
+    def write_unfinished(self, name: str, document: Any) -> bool:
+        """The same of a run that is not done; not over what a finished one left."""
+        assert self._stage.output is not None
+        if read_manifest(self._stage.output.manifest_url) is not None:
+            return False
+        self.write_volatile(name, document)
+        return True
+
     def finish(self) -> bytes:
         """List every step that stays, write the whole ledger and the timings; returns the
         ledger."""
@@ -129,6 +144,8 @@ class RunKeeper:
             self._stage.record(record)
         self._stage.write_bytes(LEDGER, ledger)
         self._stage.write_bytes(TIMINGS, self._timings(), volatile=True)
+        saves = kept_saves(store.parent(self._stage.work.url(SAVES)))
+        self._stage.write_bytes(SAVES, saves, volatile=True)
         return ledger
 
     def _timings(self) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from stages.context import StageRun
 from stages.pretrain.config import PretrainConfig
+from stages.pretrain.convert import convert
 from stages.pretrain.folder import StageHost
 from trainyard.errors import Stopped
 from trainyard.training.prepare import prepared
@@ -15,7 +16,9 @@ from trainyard.training.pretraining import Pretraining
 
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
-    """Train this rank's share; returns metrics."""
+    """Train this rank's share; returns metrics. Or convert a checkpoint, and train nothing."""
+    if config.ckpt_convert_format is not None:
+        return convert(config, stage)
     with prepared(config) as (groups, device):
         result = Pretraining(
             config, StageHost(stage, config.verify_checkpoint), groups, device

@@ -9,8 +9,10 @@ from typing import Any
 from stages.report.ancestry import Ancestry
 from stages.report.certificate import read_certificate
 from stages.report.config import ARTIFACTS, ReportConfig
-from stages.report.facts import Artifact, Card, Option, Sample, Step
+from stages.report.facts import Artifact, Card, Option, Sample, Save, Step
 from stages.report.formats import is_number
+from stages.report.saves import FILE as SAVES
+from stages.report.saves import parse_saves
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.urls import basename, join
@@ -23,6 +25,7 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.config import TrainingConfig
+from trainyard.training.non_persistent_config import NonPersistentConfig
 
 COMPONENTS = (
     GPTConfig,
@@ -30,6 +33,7 @@ COMPONENTS = (
     DataConfig,
     OptimizerConfig,
     TrainingConfig,
+    NonPersistentConfig,
     ParallelConfig,
 )
 """What a training run is configured by; their defaults tell which options someone chose."""
@@ -67,6 +71,7 @@ def gather(config: ReportConfig) -> Card:
         environment=environment(trained),
         measured=measured(trained),
         performance=_volatile(keys["checkpoint"], ancestry, PERFORMANCE),
+        saves=saves_of(keys["checkpoint"], checkpoint),
         certificate=read_certificate(config.certificate, config.checkpoint, checkpoint.lineage),
         num_parameters=num_parameters(keys["checkpoint"], checkpoint),
         plan=_document(keys.get("plan"), "plan.json"),
@@ -126,6 +131,14 @@ def steps_of(key: str, manifest: Manifest) -> tuple[Step, ...]:
     return tuple(
         _step(line, timings.get(line.get("step"), {})) for line in _lines(join(key, LEDGER))
     )
+
+
+def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
+    """What saving cost, where the run kept it."""
+    if manifest.record(SAVES) is None:
+        return ()
+    url = join(key, SAVES)
+    return parse_saves(store.read_bytes(url), url)
 
 
 def _lines(url: str) -> list[dict[str, Any]]:

@@ -95,6 +95,18 @@ class Step:
     tokens_per_second: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What one save of a step cost."""
+
+    step: int
+    kind: str
+    """durable, local, global or upload (see trainyard.checkpoint.background)."""
+    size_bytes: int
+    blocked_seconds: float
+    durable_seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """Everything on the page; what is None or empty was not given and is left out."""
@@ -108,6 +120,8 @@ class Card:
     """Step time, throughput and memory of the training."""
     performance: dict[str, Any] | None = None
     """performance.json of the training, where it was written."""
+    saves: tuple[Save, ...] = ()
+    """Of all attempts at the run, in the order of their steps."""
     certificate: dict[str, Any] | None = None
     """What certify wrote about the run."""
     num_parameters: int | None = None

@@ -12,6 +12,7 @@ from stages.report.facts import Card, Sample, Step
 from stages.report.formats import ARROW, DOT, NARROW
 from stages.report.markup import Markup, el, join
 from stages.report.performance import performance
+from stages.report.saves import saves
 from stages.report.style import STYLE
 from stages.report.tables import section
 from trainyard.version import VERSION
@@ -42,6 +43,7 @@ def render(card: Card) -> str:
         samples(card),
         tables.measures(card),
         performance(card),
+        saves(card),
         tables.time_by_stage(card),
         tables.what_was_run(card),
         footer(card),

@@ -162,7 +162,7 @@ table.time td.share { white-space: nowrap; width: 1%; text-align: right; color: 
 .more-options { margin-top: 16px; }
 .more-options > .options, .more-options > .scroll, .more-options > h3 { margin-top: 12px; }
 .gap { margin-top: 36px; }
-.block + .block { margin-top: 32px; }
+.block + .block, .scroll + .block { margin-top: 32px; }
 footer { margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line);
   color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 

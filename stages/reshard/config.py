@@ -12,17 +12,18 @@ from trainyard.errors import ConfigError
 Loader = Literal[
     "auto", "trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"
 ]
-Saver = Literal["trainyard", "hf", "core", "legacy"]
+Saver = Literal["trainyard", "hf", "core", "legacy", "torch_dist"]
 
 LATER = {
-    "torch_dist": "there, write the checkpoint as --ckpt-format torch with --ckpt-convert-format "
-    "torch --ckpt-convert-save DIR, and give that",
     "mixtral_hf": "it comes with mixtures of experts",
 }
 """Loaders of Megatron-LM that this version does not have, and what to do meanwhile."""
 
 SPLIT = ("core", "legacy")
 """Savers that cut tensors by ranks."""
+
+MEGATRON = (*SPLIT, "torch_dist")
+"""Savers that pad the vocabulary as Megatron-LM does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +35,13 @@ class ReshardConfig:
     save_dir: str = location()
     """Folder to write; a place of its own."""
     loader: Loader = "auto"
-    """Format to read: ours, a Hugging Face folder (hf), Megatron-LM's files (core, legacy), Llama
-    as Meta or Hugging Face publish it (llama_mistral), or what the files say."""
+    """Format to read: ours, a Hugging Face folder (hf), Megatron-LM's files of ranks (core, legacy)
+    or its distributed checkpoint (torch_dist), Llama as Meta or Hugging Face publish it
+    (llama_mistral), or what the files say."""
     saver: Saver = "trainyard"
-    """Format to write: ours, a Hugging Face folder for `transformers` (hf), or the files of
-    Megatron-LM's models (core, legacy)."""
+    """Format to write: ours, a Hugging Face folder for `transformers` (hf), the files of the ranks
+    of Megatron-LM's models (core, legacy), or its distributed checkpoint, which any number of ranks
+    loads (torch_dist)."""
     model_type: Literal["GPT", "BERT", "T5"] = "GPT"
     """Kind of model; GPT so far."""
     num_shards: int | None = None
@@ -57,8 +60,8 @@ class ReshardConfig:
     """Pad the vocabulary anew, to a multiple of this times the target tensor-parallel size; unset:
     the rows stay as they are."""
     true_vocab_size: int | None = None
-    """Tokens that the tokenizer knows, where the files do not say it. --saver core and legacy pad
-    them anew, as Megatron-LM does."""
+    """Tokens that the tokenizer knows, where the files do not say it. --saver core, legacy and
+    torch_dist pad them anew, as Megatron-LM does."""
     num_attention_heads: int | None = None
     """Query heads, for files of Megatron-LM that hold no arguments, such as its GPT-345M: 16."""
     tokenizer_type: str | None = None

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from flows.blocks import process
+from flows.blocks.live import stop_untold
 from flows.blocks.process import ProcessJob, ProcessJobRun
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.spec import LaunchSpec
@@ -268,7 +269,7 @@ def test_jobs_that_nobody_told_are_stopped_although_the_cancellation_was_lost(
 ) -> None:
     async def whole() -> Outcome:
         started = await job(tmp_path, SLEEP).trigger()
-        asyncio.get_running_loop().call_later(0.3, process.stop_untold)
+        asyncio.get_running_loop().call_later(0.3, stop_untold)
         await started.wait_for_completion()
         assert started.is_being_stopped
         return await started.fetch_result()

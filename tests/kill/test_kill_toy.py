@@ -8,12 +8,48 @@ from pathlib import Path
 import pytest
 
 from trainyard.artifacts import store
-from trainyard.testing.kill import Zygote, check_kill_anywhere, spread
+from trainyard.testing.kill import (
+    KILLED,
+    Zygote,
+    check_kill_anywhere,
+    kill_a_run,
+    spread,
+)
 
 
 def test_points_are_spread_from_the_first_to_the_last_operation() -> None:
     assert spread(3, 20) == [1, 2, 3]
     assert spread(101, 5) == [1, 26, 51, 76, 101]
+
+
+class Runs:
+    """In the place of processes: each makes so many operations."""
+
+    def __init__(self, operations: list[int], dies: bool = True) -> None:
+        self.operations, self.dies = operations, dies
+
+    def run(self, module: str, arguments: list[str], kill_at: int = 0) -> tuple[int, int, str]:
+        made = self.operations.pop(0) if len(self.operations) > 1 else self.operations[0]
+        killed = self.dies and 0 < kill_at <= made
+        return (KILLED, kill_at, "") if killed else (0, made, "")
+
+
+def kill(runs: Runs, number: int) -> tuple[int, str]:
+    return kill_a_run(runs, "stage", lambda name: [name], number)  # type: ignore[arg-type]
+
+
+def test_a_run_that_ends_before_the_point_is_killed_sooner() -> None:
+    assert kill(Runs([100]), 100) == (100, "kill-100")
+    assert kill(Runs([98, 100]), 100) == (88, "kill-100-1")
+
+
+def test_runs_that_cannot_be_killed_are_no_proof() -> None:
+    with pytest.raises(AssertionError, match="operation 100 came, and no kill"):
+        kill(Runs([100], dies=False), 100)
+    with pytest.raises(AssertionError, match="and no kill"):
+        kill(Runs([0]), 5)  # nothing is counted
+    with pytest.raises(AssertionError, match="3 runs ended before"):
+        kill(Runs([98, 80, 60, 40]), 100)
 
 
 @pytest.mark.kill

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from tests.stages.test_pretrain import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.config import from_dict, leaves
-from trainyard.errors import ConfigError
+from trainyard.corpus.indexed import IndexedDataset
+from trainyard.datasets import vocabulary
+from trainyard.datasets.build import build_datasets
+from trainyard.datasets.cache import IndexCache
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.form import SampleFormat
+from trainyard.errors import ConfigError, DataError
 from trainyard.testing.kill import Zygote
 
 SHARED = [name for name, _, _ in leaves(IndexConfig) if name in PRETRAIN]
@@ -180,3 +187,23 @@ def test_of_two_ranks_one_builds_and_the_other_finds(tokens: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("kept index") == 6
     assert len(entries(tmp_path / "cache")) == 6
+
+
+def test_the_largest_id_of_a_large_file_is_looked_for_ahead(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("WHOLE_TOKENS", 100), ("BLOCK_TOKENS", 2)):
+        monkeypatch.setattr(vocabulary, name, value)
+    folder, prefix = str(tmp_path / "indices"), f"{tokens}/a"
+    data = {"data_path": [prefix], "split": "100,0,0"}
+    length = {"seq_length": 16, "global_batch_size": 4, "train_iters": 8, "eval_iters": 0}
+    run_directly(IndexConfig, run, **data, **length, output_dir=folder)
+    flat = IndexedDataset(prefix).tokens
+    assert flat is not None
+    top = int(flat.max())
+    form = SampleFormat(16, 1234, vocab_size=top, eod=0)
+    config, sizes = from_dict(DataConfig, data), (32, 0, 0)
+    with pytest.raises(DataError, match=f"token {top} in document 16 at place 39 "):
+        build_datasets(config, form, sizes, IndexCache(folder))
+    build_datasets(config, replace(form, vocab_size=top + 1), sizes, IndexCache(folder))
+    build_datasets(config, form, sizes)  # nowhere that is looked at; its sample will be refused

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from stages.plan.config import PlanConfig
 from stages.plan.run import plan, report, run
-from tests.stages.directly import run_directly
+from tests.stages.directly import run_directly, run_program
 from trainyard.config import digest_relevant, from_dict
 from trainyard.errors import ConfigError
 
@@ -240,6 +243,12 @@ def test_a_pipeline_that_does_not_fit_is_refused(changes: dict[str, Any], named:
         ({"global_batch_size": 6}, r"--global-batch-size \(6\) must be divisible by --micro-batch"),
         ({"world_size": 6, "tensor_model_parallel_size": 4}, r"--world-size \(6\) must be"),
         ({"world_size": 8, "data_parallel_size": 2}, r"x --data-parallel-size \(2\)"),
+        (
+            {"world_size": 6, "context_parallel_size": 4},
+            r"x --context-parallel-size \(4\) x a whole number of replicas",
+        ),
+        ({"context_parallel_size": 3}, r"--seq-length \(2048\) must be divisible by 2 x --context"),
+        ({"context_parallel_size": 0}, "--context-parallel-size must be at least 1"),
         ({"sequence_parallel": True}, "--sequence-parallel needs --tensor-model-parallel-size"),
         ({"vocab_size": 0}, "--vocab-size must be at least 1"),
         ({"data_parallel_size": 0}, "--data-parallel-size must be at least 1"),
@@ -250,6 +259,76 @@ def test_a_pipeline_that_does_not_fit_is_refused(changes: dict[str, Any], named:
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         configure(**changes)
+
+
+# --- presets, context parallelism -------------------------------------------------------------
+
+PRESETS = sorted((Path(__file__).parents[2] / "recipes" / "models").glob("*.toml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_of_a_training_can_be_planned(preset: Path) -> None:
+    document = tomllib.loads(preset.read_text())
+    config = from_dict(PlanConfig, {**document, "vocab_size": 50257}, preset.stem)
+    found = plan(config)
+    degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+    assert found["num_devices"] == math.prod(document.get(degree, 1) for degree in degrees)
+    assert found["num_microbatches"] * document["micro_batch_size"] == document["global_batch_size"]
+    assert found["memory_detail_bytes"]["total"] > 0
+    lines = report(config).splitlines()
+    (cut,) = [line for line in lines if line.startswith("Devices: ")]
+    assert ("sequence parallel" in cut) == document.get("sequence_parallel", False)
+    assert ("distributed optimizer" in cut) == document.get("use_distributed_optimizer", False)
+    assert max(map(len, lines)) <= 150
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_says_how_it_is_planned(preset: Path) -> None:
+    text = preset.read_text()
+    (command,) = re.findall(r"python -m stages\.plan (--config \S+ \\\n#.*)\n", text)
+    words = command.replace("\\\n#", "").split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert Path(given.pop("--config")) == preset.relative_to(preset.parents[2])
+    flags = {name[2:].replace("-", "_"): int(value) for name, value in given.items()}
+    assert flags.keys() == {"vocab_size", "world_size"}
+    assert f"{flags['vocab_size']:,} tokens" in text
+    assert plan(from_dict(PlanConfig, tomllib.loads(text) | flags))["num_devices"] > 1
+
+
+def test_a_preset_is_read_by_the_command_and_flags_go_before_it() -> None:
+    flags = ["--vocab-size", "128256", "--world-size", "64", "--context-parallel-size", "4"]
+    preset = next(str(path) for path in PRESETS if path.stem == "llama3-8b")
+    done = run_program("stages.plan", "--config", preset, *flags)
+    assert done.status == 0, done.err
+    assert (
+        "Devices: 64 = 2 tensor x 1 pipeline x 4 context x 8 data parallel; sequence parallel; "
+        "distributed optimizer; 128 x 1 samples a replica and step\n"
+    ) in done.out
+
+
+def test_a_key_that_a_training_does_not_know_either_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'overlap_grad_reduc'; did you mean 'over"):
+        configure(overlap_grad_reduc=True)
+
+
+def test_context_parallel_ranks_share_activations_and_the_state_of_the_optimizer() -> None:
+    zero = {"use_distributed_optimizer": True, "global_batch_size": 64, "data_parallel_size": 2}
+    one, four = (plan(configure(**zero, context_parallel_size=cp)) for cp in (1, 4))
+    assert (one["num_devices"], four["num_devices"]) == (2, 8)
+    for kind, of_one, of_four in (
+        ("memory_bytes", one["memory_bytes"], four["memory_bytes"]),
+        ("memory_detail_bytes", one["memory_detail_bytes"], four["memory_detail_bytes"]),
+    ):
+        assert of_four["parameters"] == of_one["parameters"], kind
+        assert of_four["gradients"] == of_one["gradients"], kind
+        assert of_four["optimizer"] == of_one["optimizer"] / 4, kind
+        assert of_four["activations"] == of_one["activations"] / 4, kind
+    assert four["flops_per_iteration"] == one["flops_per_iteration"]
+
+
+def test_experts_are_in_no_formula_of_this_project() -> None:
+    assert plan(configure(MIXTRAL))["memory_detail_bytes"] is None
+    assert "tensor by tensor" not in report(configure(MIXTRAL))
 
 
 def test_the_command_prints_json_without_loading_torch_or_numpy() -> None:

@@ -116,6 +116,11 @@ TP, PP = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
             2,
             r"--seq-length \(17\) must be divisible by --tensor-model-parallel-size",
         ),
+        (
+            {"context_parallel_size": 2, "window_size": "8,0", "nproc_per_node": 2},
+            2,
+            r"p2p, the default, .* --window-size .* works with --cp-comm-type allgather or a2a",
+        ),
         ({**PP, "num_layers": 3, "nproc_per_node": 2}, 2, r"--num-layers"),
         (
             {"tokens": "short"},
@@ -186,6 +191,36 @@ def run_rank(
     with started(command, log, environment) as process:
         status = process.wait(WAIT_SECONDS)
     return status, log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ({"nproc_per_node": 3, **TP}, "3 ranks cannot be shared out: "),
+        ({"nproc_per_node": 3}, "--global-batch-size (4) must be divisible"),
+    ],
+)
+def test_a_dry_run_refuses_the_ranks_in_the_words_of_the_run(
+    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], told: str
+) -> None:
+    line = words(folder, tmp_path / "run", **others)
+    ends = [zygote.run("stages.pretrain", [*line, *more]) for more in ([], ["--dry-run"])]
+    assert [status for status, _, _ in ends] == [2, 2]
+    (of_run,), (of_dry_run,) = (
+        {text[text.index(told) :] for text in log.splitlines() if told in text}
+        for _, _, log in ends
+    )
+    assert of_run == of_dry_run
+
+
+def test_a_dry_run_for_a_launcher_that_is_not_there_yet_is_none_of_one_rank(
+    zygote: Zygote, folder: Path, tmp_path: Path
+) -> None:
+    line = words(folder, tmp_path / "run", **TP)
+    status, _, log = zygote.run("stages.pretrain", [*line, "--dry-run"])
+    assert status == 0, log
+    status, _, log = zygote.run("stages.pretrain", line)
+    assert (status, "1 rank cannot be shared out" in log) == (2, True)
 
 
 def test_degrees_are_compared_with_the_ranks_of_a_launcher(folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from stages.context import StageRun
 from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run
 from tests.stages.directly import run_directly
@@ -20,7 +21,7 @@ from tests.trainyard.checkpoint.foreign.hf_models import make
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt, some_tensors
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import find_steps, open_checkpoint
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.testing.kill import Zygote
 
@@ -96,7 +97,6 @@ def test_tensors_in_several_pieces_become_whole(tmp_path: Path) -> None:
         ({"target_tensor_parallel_size": 0}, "--target-tensor-parallel-size must be at least 1"),
         ({"target_expert_parallel_size": 2}, "--target-expert-parallel-size 2: there are no exp"),
         ({"model_type": "BERT"}, "--model-type BERT: this version converts GPT"),
-        ({"loader": "torch_dist"}, "--loader torch_dist is not in this version: .*convert-format"),
         ({"loader": "mixtral_hf"}, "--loader mixtral_hf .*comes with mixtures of experts"),
         ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),
         ({"vocab_file": "v"}, "--vocab-file and --merge-file need --tokenizer-type"),
@@ -203,6 +203,52 @@ def test_through_files_of_megatron_and_back(saver: str, tmp_path: Path) -> None:
     with open_checkpoint(str(tmp_path / "back")) as checkpoint:
         assert (checkpoint.step, checkpoint.config["converted"]) == (50, {"loader": "core"})
         assert checkpoint.config["model"]["position_embedding_type"] == "rope"
+
+
+def test_through_a_distributed_checkpoint_and_back(tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    told = reshard(tmp_path / "run", tmp_path / "theirs", saver="torch_dist", num_shards=2)
+    assert {name.rpartition("/")[2] for name in contents(tmp_path / "theirs")} == {
+        *("__0_0.distcp", "__0_1.distcp", ".metadata", "common.pt", "metadata.json"),
+        "latest_checkpointed_iteration.txt",
+    }
+    assert (told["step"], told["files"]) == (50, 6)
+    reshard(tmp_path / "theirs", tmp_path / "back")
+    assert_same(tensors(tmp_path / "run"), tensors(tmp_path / "back"))
+    with open_checkpoint(str(tmp_path / "back")) as checkpoint:
+        assert (checkpoint.step, checkpoint.config["converted"]) == (50, {"loader": "torch_dist"})
+        assert checkpoint.config["vocab_size"] == 257  # which theirs keeps, too
+
+
+def test_a_save_that_ends_early_leaves_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a whole one of before: what says that it is whole goes first and comes last."""
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    save_gpt(str(tmp_path / "other"), random_gpt(GPT, seed=2))
+    reshard(tmp_path / "run", tmp_path / "theirs", saver="torch_dist")
+    ours = dict.fromkeys(contents(tmp_path / "theirs"), 0)
+    monkeypatch.setattr("stages.reshard.savers.refuse_strangers", lambda *_: None)
+    opened: list[str] = []
+    begin = StageRun.open
+
+    def fail_at_the_index(self: StageRun, name: str, volatile: bool = False) -> Any:
+        opened.append(name)
+        if name.endswith(".metadata"):
+            raise OSError("the disk is full")
+        return begin(self, name, volatile)
+
+    monkeypatch.setattr(StageRun, "open", fail_at_the_index)
+    with pytest.raises(OSError, match="the disk is full"):
+        reshard(tmp_path / "other", tmp_path / "theirs", saver="torch_dist")
+    left = contents(tmp_path / "theirs").keys()
+    assert opened == ["iter_0000050/__0_0.distcp", "iter_0000050/.metadata"]
+    assert ours.keys() - left == {
+        "latest_checkpointed_iteration.txt",
+        "iter_0000050/metadata.json",
+    }
+    with pytest.raises(ArtifactError, match=r"has no metadata\.json, which is written last"):
+        reshard(tmp_path / "theirs/iter_0000050", tmp_path / "back")
 
 
 def test_from_one_format_of_others_into_another(tmp_path: Path) -> None:

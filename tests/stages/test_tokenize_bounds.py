@@ -17,12 +17,22 @@ MANY = 20_000_000
 WORDS = b"the yard shunts every train of words onto the right track before dawn "
 
 
-def tokenized(source: Path, shared: Path) -> Run:
-    """A run of the command with GPT-2's tokenizer."""
-    vocab = shared / "data/vocab/gpt2"
-    line = command(source, source.with_name("out"))[:-1]
-    files = ["--vocab-file", str(vocab / "vocab.json"), "--merge-file", str(vocab / "merges.txt")]
-    return run_once([*line, "GPT2BPETokenizer", *files, "--append-eod"])
+TOKENIZERS = {
+    "gpt2": ("GPT2BPETokenizer", {"vocab": "gpt2/vocab.json", "merge": "gpt2/merges.txt"}),
+    "llama2": ("Llama2Tokenizer", {"model": "llama2/tokenizer.model"}),
+    "bert": ("BertWordPieceLowerCase", {"vocab": "bert/bert-base-uncased-vocab.txt"}),
+    "unigram": ("GPTSentencePieceTokenizer", {"model": "sentencepiece/spm-test.model"}),
+}
+FLAGS = {"vocab": "--vocab-file", "merge": "--merge-file", "model": "--tokenizer-model"}
+
+
+def tokenized(source: Path, shared: Path, kind: str = "gpt2") -> Run:
+    """A run of the command with one of the tokenizers."""
+    name, files = TOKENIZERS[kind]
+    line = [*command(source, source.with_name("out"))[:-1], name, "--append-eod"]
+    for part, file in files.items():
+        line += [FLAGS[part], str(shared / "data/vocab" / file)]
+    return run_once(line)
 
 
 # What a process held at its most is counted for those that it starts: files are made in pieces.
@@ -70,16 +80,46 @@ def test_memory_is_bounded_by_the_largest_document(
     assert run.peak_bytes < CONSTANT + 8 * size
 
 
+def write_row(path: Path, letters: str, size_bytes: int) -> Path:
+    """One document of a word, and then these letters in any order."""
+    points = np.array([ord(letter) for letter in letters], np.uint32)
+    count = size_bytes // len(letters[0].encode())
+    chosen = points[np.random.default_rng(0).integers(0, len(points), count)]
+    row = chosen.tobytes().decode("utf-32-le").encode()
+    path.write_bytes(b'{"text": "so ' + row + b'"}\n')
+    return path
+
+
+ROWS = {
+    **{"letter": "x", "genome": "ACGT", "digits": "0123456789", "dashes": "-", "marks": "!-=/+*"},
+    **{
+        "blanks": " ",
+        "ideographs": "\u4e00\u4f60\u597d\u4e16\u754c",
+        "emoji": "\U0001f600\U0001f44d",
+    },
+}
+UNBROKEN = [
+    *((kind, name) for kind in ("gpt2", "llama2") for name in ROWS),
+    *(("bert", name) for name in ("genome", "digits", "emoji")),
+]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("letters", [b"x", b"ACGT"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "name"), UNBROKEN)
 def test_memory_is_bounded_for_one_unbroken_word(
-    shared: Path, tmp_path: Path, letters: bytes
+    shared: Path, tmp_path: Path, kind: str, name: str
 ) -> None:
     size = 60_000_000
-    chosen = np.random.default_rng(0).integers(0, len(letters), size)
-    word = np.frombuffer(letters, np.uint8)[chosen].tobytes()
-    (tmp_path / "word.jsonl").write_bytes(b'{"text": "' + word + b'"}\n')
-    run = tokenized(tmp_path / "word.jsonl", shared)
+    run = tokenized(write_row(tmp_path / "word.jsonl", ROWS[name], size), shared, kind)
+    assert run.peak_bytes < CONSTANT + 8 * size
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_memory_is_bounded_for_a_unigram_model(shared: Path, tmp_path: Path) -> None:
+    size = 60_000_000
+    run = tokenized(write_long(tmp_path / "long.jsonl", size), shared, "unigram")
     assert run.peak_bytes < CONSTANT + 8 * size
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
+from trainyard.artifacts.uncached import Fill
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
@@ -28,6 +30,12 @@ class Writer(Protocol):
     ) -> bool:
         """Append whole files, telling `digest` of every byte; False, and nothing done, where this
         kind of store knows no better way than to read and write them."""
+
+    def append_filled(
+        self, size: int, fill: Fill, digest: Any, on_bytes: Callable[[int], object]
+    ) -> bool:
+        """Append `size` bytes that `fill` puts into memory of ours, telling `digest` of every byte;
+        False, and nothing done, where that is no better than to write them."""
 
     def publish(self) -> None:
         """Make it appear under its name, durably."""

@@ -1,41 +1,38 @@
 """Local files to the end of a local file, by the shortest way that the kernel offers.
 
 Blocks that lie aligned in both files are shared where the file system can (a reflink). All else is
-written with O_DIRECT, straight from the buffer to the disk while the next block is read and the one
-before is hashed: for 2 GB on two cores 0.7 s with digest and sync, where copy_file_range, which
-sends every byte through the page cache of the output and leaves the digest and the sync to be
-done, takes 1.5 to 2.5 s. That is what is used where O_DIRECT is refused."""
+written past the page cache (see `uncached`): for 2 GB on two cores 0.7 s with digest and sync,
+where copy_file_range, which sends every byte through the page cache of the output and leaves the
+digest and the sync to be done, takes 1.5 to 2.5 s. That is what is used where O_DIRECT is
+refused."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainyard.artifacts.uncached import (
+    ALIGNMENT,
+    OnBytes,
+    Pipeline,
+    buffer,
+    open_direct,
+    write_all,
+)
 from trainyard.errors import ArtifactError
-
-ALIGNMENT = 4096
-"""What O_DIRECT and reflinks ask of offsets, on every file system met."""
-
-BLOCK_BYTES = 4 << 20
-NUM_BLOCKS = 6
-"""Buffers: being read, hashed, written, and some in between."""
 
 FICLONERANGE = 0x4020940D
 """Linux: share a range of another file (fd, its offset, length, our offset)."""
 
 CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.ENOSYS, errno.ETXTBSY)
 """What a kernel answers that does not offer this for these files; EPERM is a real refusal."""
-
-OnBytes = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +59,13 @@ def append_files(
         output = os.open(target, os.O_WRONLY)
         stack.callback(os.close, output)
         ranges = _share(output, start, sources)
-        direct = _open_direct(target) if start % ALIGNMENT == 0 else None
+        direct = open_direct(target) if start % ALIGNMENT == 0 else None
         if direct is None:
             _copy_in_kernel(output, start, ranges, digest, on_bytes)
             return
         stack.callback(os.close, direct)
-        _copy_direct(direct, output, start, ranges, digest, on_bytes)
-
-
-def _open_direct(target: Path) -> int | None:
-    try:
-        return os.open(target, os.O_WRONLY | os.O_DIRECT)
-    except (OSError, AttributeError):  # no such flag on macOS
-        return None
+        with Pipeline(output, direct, start, digest, on_bytes) as pipeline:
+            _copy_direct(pipeline, ranges)
 
 
 # --- sharing ----------------------------------------------------------------------------------
@@ -112,82 +103,28 @@ def _clone(path: Path, length: int, output: int, at: int) -> bool:
 # --- past the page cache ----------------------------------------------------------------------
 
 
-def _copy_direct(
-    direct: int, plain: int, at: int, ranges: list[_Range], digest: Any, on_bytes: OnBytes
-) -> None:
-    """Read here; write and hash in a thread each."""
-    ring = [_buffer() for _ in range(NUM_BLOCKS)]
-    pending: list[list[Future[Any]]] = [[] for _ in ring]
-    number = 0
-    with ThreadPoolExecutor(1) as writing, ThreadPoolExecutor(1) as hashing:
-
-        def free_buffer() -> memoryview:
-            for future in pending[number % NUM_BLOCKS]:
-                future.result()
-            return ring[number % NUM_BLOCKS]
-
-        for is_shared, block in _blocks(ranges, free_buffer):
-            futures = [hashing.submit(digest.update, block)]
-            if not is_shared:
-                futures.append(writing.submit(_write, direct, plain, block, at))
-            pending[number % NUM_BLOCKS] = futures
-            at += len(block)
-            number += 1
-            on_bytes(len(block))
-        for futures in pending:
-            for future in futures:
-                future.result()
-
-
-def _buffer() -> memoryview:
-    memory = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer, longer pieces for the disk
-    return memoryview(memory)
-
-
-def _blocks(
-    ranges: list[_Range], free_buffer: Callable[[], memoryview]
-) -> Iterator[tuple[bool, memoryview]]:
+def _copy_direct(pipeline: Pipeline, ranges: list[_Range]) -> None:
     """All ranges as full blocks; short only at the end, and where sharing begins or ends."""
-    buffer, filled, is_shared = None, 0, False
+    taken, filled, is_shared = pipeline.take(), 0, False
     for part in ranges:
-        if buffer is not None and part.is_shared != is_shared:
-            yield is_shared, buffer[:filled]
-            buffer, filled = None, 0
+        if filled and part.is_shared != is_shared:
+            pipeline.put(taken, filled, is_there=is_shared)
+            taken, filled = pipeline.take(), 0
         is_shared, at, source = part.is_shared, part.start, _open(part.path)
         try:
             while at < part.end:
-                buffer = free_buffer() if buffer is None else buffer
-                wanted = min(BLOCK_BYTES - filled, part.end - at)
-                count = os.preadv(source, [buffer[filled : filled + wanted]], at)
+                wanted = min(len(taken) - filled, part.end - at)
+                count = os.preadv(source, [taken[filled : filled + wanted]], at)
                 if not count:
                     raise _changed(part.path)
                 at, filled = at + count, filled + count
-                if filled == BLOCK_BYTES:
-                    yield is_shared, buffer
-                    buffer, filled = None, 0
+                if filled == len(taken):
+                    pipeline.put(taken, filled, is_there=is_shared)
+                    taken, filled = pipeline.take(), 0
         finally:
             os.close(source)
-    if buffer is not None:
-        yield is_shared, buffer[:filled]
-
-
-def _write(direct: int, plain: int, block: memoryview, at: int) -> None:
-    whole = len(block) - len(block) % ALIGNMENT
-    try:
-        _write_all(direct, block[:whole], at)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a stricter alignment than ours
-            raise
-        whole = 0
-    _write_all(plain, block[whole:], at + whole)
-
-
-def _write_all(output: int, data: memoryview, at: int) -> None:
-    while len(data):
-        written = os.pwrite(output, data, at)
-        data, at = data[written:], at + written
+    if filled:
+        pipeline.put(taken, filled, is_there=is_shared)
 
 
 # --- through the page cache -------------------------------------------------------------------
@@ -196,12 +133,12 @@ def _write_all(output: int, data: memoryview, at: int) -> None:
 def _copy_in_kernel(
     output: int, at: int, ranges: list[_Range], digest: Any, on_bytes: OnBytes
 ) -> None:
-    buffer = _buffer()
+    memory = buffer()
     for part in ranges:
         source = _open(part.path)
         try:
-            for start in range(part.start, part.end, BLOCK_BYTES):
-                block = buffer[: min(BLOCK_BYTES, part.end - start)]
+            for start in range(part.start, part.end, len(memory)):
+                block = memory[: min(len(memory), part.end - start)]
                 _read_all(source, block, start, part.path)
                 digest.update(block)
                 if not part.is_shared:
@@ -225,7 +162,7 @@ def _copy_block(source: int, start: int, output: int, at: int, block: memoryview
     except OSError as error:
         if error.errno not in CANNOT:
             raise
-    _write_all(output, block[copied:], at + copied)
+    write_all(output, block[copied:], at + copied)
 
 
 def _read_all(source: int, block: memoryview, at: int, path: Path) -> None:

@@ -22,6 +22,7 @@ from trainyard.artifacts import process
 from trainyard.artifacts.backend import SourceFile
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.direct import append_files
+from trainyard.artifacts.uncached import Fill, append_filled
 from trainyard.artifacts.urls import is_local, local_path
 from trainyard.errors import ArtifactError
 
@@ -161,6 +162,15 @@ class LocalWriter:
         start = self.file.tell()
         append_files(self.temporary, start, files, digest, on_bytes)
         self.file.seek(start + sum(size for _, size in files))
+        return True
+
+    def append_filled(
+        self, size: int, fill: Fill, digest: Any, on_bytes: Callable[[int], object]
+    ) -> bool:
+        self.file.flush()
+        start = self.file.tell()
+        append_filled(self.temporary, start, size, fill, digest, on_bytes)
+        self.file.seek(start + size)
         return True
 
     def publish(self) -> None:

@@ -17,8 +17,10 @@ from typing import Any, BinaryIO
 
 from trainyard.artifacts import local
 from trainyard.artifacts.backend import Backend, SourceFile, Writer
-from trainyard.artifacts.digest import digest_bytes, digesting, hasher
+from trainyard.artifacts.digest import LARGE, digest_bytes, digesting, hasher
+from trainyard.artifacts.faults import rights, store_fault
 from trainyard.artifacts.local import LocalBackend
+from trainyard.artifacts.uncached import Fill, filled
 from trainyard.artifacts.urls import (
     basename,
     has_glob,
@@ -35,8 +37,6 @@ observers: list[Callable[[str, str], None]] = []
 """Called with (operation, url) before each operation."""
 
 CHUNK = 2**22
-
-CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
 
 __all__ = [
     "FileInfo",
@@ -114,7 +114,7 @@ def operation(name: str, url: str) -> Iterator[Backend]:
     except IsADirectoryError as error:
         raise ArtifactError(f"{url}: this is a folder, not a file") from error
     except PermissionError as error:
-        raise ConfigError(f"{url}: access refused ({error}); check {_rights(url)}") from error
+        raise ConfigError(f"{url}: access refused ({error}); check {rights(url)}") from error
     except OSError as error:
         raise InfrastructureError(f"{url}: {name} failed: {error}") from error
     except ValueError as error:
@@ -125,23 +125,8 @@ def operation(name: str, url: str) -> Iterator[Backend]:
         if type(error).__module__.startswith(
             ("botocore", "aiobotocore", "aiohttp", "s3fs", "fsspec")
         ):
-            raise _store_fault(url, name, error) from error
+            raise store_fault(url, name, error) from error
         raise
-
-
-def _rights(url: str) -> str:
-    if is_web(url):
-        return "that everyone may read it, as no password is ever sent, or download it"
-    return "the permissions of the path" if is_local(url) else CREDENTIALS
-
-
-def _store_fault(url: str, name: str, error: Exception) -> TrainyardError:
-    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-        return ConfigError(
-            f"{url}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-            f"(and AWS_ENDPOINT_URL for a store other than AWS) in the environment"
-        )
-    return InfrastructureError(f"{url}: {name} failed: {type(error).__name__}: {error}")
 
 
 # --- reading ----------------------------------------------------------------------------------
@@ -298,6 +283,21 @@ class OutputFile(io.RawIOBase):
         for source in sources:
             if info(source.url) != FileInfo(source.size_bytes, source.version):
                 raise ArtifactError(f"{source.url}: changed while it was being read")
+
+    def append_filled(
+        self, size: int, fill: Fill, on_bytes: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Append `size` bytes that `fill` puts into memory, the next ones in each call; many of
+        them, on a file system, past the page cache. `on_bytes` is told how many are done."""
+        done = False
+        if size >= LARGE:
+            with operation("write", self.url):
+                assert self._writer is not None
+                done = self._writer.append_filled(size, fill, self._digest, on_bytes)
+        self._size += size if done else 0
+        for block in filled(0 if done else size, fill):
+            self.write(block)
+            on_bytes(len(block))
 
     def tell(self) -> int:
         """Bytes written so far."""

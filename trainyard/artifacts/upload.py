@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.artifacts.backend import SourceFile
 from trainyard.artifacts.multipart import MIN_PART, MultipartUpload
+from trainyard.artifacts.uncached import Fill
 
 if TYPE_CHECKING:
     from trainyard.artifacts.s3 import S3Backend
@@ -80,6 +81,11 @@ class S3Writer:
         self._upload.fill(sources, digest, on_bytes)
         return True
 
+    def append_filled(
+        self, size: int, fill: Fill, digest: Any, on_bytes: Callable[[int], object]
+    ) -> bool:
+        return False
+
     def publish(self) -> None:
         if self._upload is None:
             place = self._backend.place(self._url)
@@ -116,6 +122,11 @@ class FsspecWriter:
 
     def append_files(
         self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+    ) -> bool:
+        return False
+
+    def append_filled(
+        self, size: int, fill: Fill, digest: Any, on_bytes: Callable[[int], object]
     ) -> bool:
         return False
 

@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +28,14 @@ ALIGNMENT = 64
 fast."""
 
 
+Kind: TypeAlias = Literal["durable", "local", "global", "upload"]
+"""A step in the run folder; one between, in the folders of nodes or in a shared one; a copy of one
+of nodes' folders to the run folder."""
+
+Write: TypeAlias = Callable[[PreparedStep, StepContents, Ranks], list[FileRecord]]
+"""`save.write_step`, or what does as it does for another place."""
+
+
 @dataclass(frozen=True, slots=True)
 class SaveReport:
     """What one save cost."""
@@ -38,11 +47,20 @@ class SaveReport:
     """That training waited."""
     durable_seconds: float
     """From the beginning until the manifest stood."""
+    kind: Kind = "durable"
 
     @property
     def gigabytes_per_second(self) -> float:
         """Until it was durable."""
         return self.bytes / 1e9 / max(self.durable_seconds, 1e-9)
+
+    def document(self) -> dict[str, Any]:
+        """For files of figures."""
+        figures = {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+        }
+        return {**figures, "gigabytes_per_second": round(self.gigabytes_per_second, 4)}
 
 
 class HostMemory:
@@ -99,9 +117,9 @@ class HostMemory:
 class BackgroundSave:
     """Writes one step at a time in a thread, on every rank alike."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, write: Write = write_step, kind: Kind = "durable") -> None:
         """ranks: with a group that nobody else uses."""
-        self._ranks = ranks
+        self._ranks, self._write, self._kind = ranks, write, kind
         self._memory = HostMemory()
         self._thread: threading.Thread | None = None
         self._step = 0
@@ -124,9 +142,10 @@ class BackgroundSave:
 
         def work() -> None:
             try:
-                records = write_step(snapshot, contents, self._ranks)
+                records = self._write(snapshot, contents, self._ranks)
                 size = sum(record.size_bytes for record in records)
-                report = SaveReport(prepared.step, size, blocked, time.monotonic() - began)
+                seconds = time.monotonic() - began
+                report = SaveReport(prepared.step, size, blocked, seconds, self._kind)
                 done(records, report)
             except BaseException as error:
                 self._error = error

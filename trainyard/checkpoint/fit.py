@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from trainyard.checkpoint.header import DTYPES, TensorSpec
+from trainyard.checkpoint.dtypes import DTYPES
+from trainyard.checkpoint.header import TensorSpec
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.errors import ArtifactError
 
@@ -34,9 +35,9 @@ def refuse_differences(
         elif DTYPES[spec.dtype].is_floating_point != first.tensor.dtype.is_floating_point:
             differing.append(f"{name} is {spec.dtype}, wanted {first.tensor.dtype}")
     lists = (
-        _listed("missing", missing)
-        + _listed("unexpected", unexpected)
-        + _listed("of another shape or type", differing)
+        listed("missing", missing)
+        + listed("unexpected", unexpected)
+        + listed("of another shape or type", differing)
     )
     if lists:
         raise ArtifactError(
@@ -45,7 +46,8 @@ def refuse_differences(
         )
 
 
-def _listed(label: str, names: Sequence[str]) -> str:
+def listed(label: str, names: Sequence[str]) -> str:
+    """Names under a line that counts them, the first 20 of them; nothing where there are none."""
     if not names:
         return ""
     lines = "".join(f"\n    {name}" for name in names[:LISTED])

@@ -56,7 +56,8 @@ def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--l
     checkpoint = open_checkpoint(url, option)
     config, padded_vocab_size = gpt_config(checkpoint)
     with torch.device(device):
-        model = GPTModel(config, padded_vocab_size)
+        tokens = _tokens(checkpoint, padded_vocab_size)
+        model = GPTModel(config, padded_vocab_size, true_vocab_size=tokens)
     targets = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     restore(checkpoint, targets, "model.")
     checkpoint.close()
@@ -67,6 +68,12 @@ def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--l
         checkpoint.step,
         checkpoint,
     )
+
+
+def _tokens(checkpoint: Checkpoint, padded_vocab_size: int) -> int:
+    """Tokens of the vocabulary: all rows, unless the checkpoint knows that some only pad it."""
+    found = checkpoint.config.get("vocab_size")
+    return min(found, padded_vocab_size) if type(found) is int else padded_vocab_size
 
 
 def checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

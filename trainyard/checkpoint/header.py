@@ -12,30 +12,30 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainyard.checkpoint.strict import MAX_COUNT, counts, parse_json, shown
 from trainyard.errors import ArtifactError
 
-DTYPES: dict[str, torch.dtype] = {
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "I32": torch.int32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I16": torch.int16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""Names of types in safetensors headers, in the order in which a file holds them."""
+if TYPE_CHECKING:
+    import torch
 
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ITEM_BYTES = {
+    "I64": 8,
+    "F64": 8,
+    "F32": 4,
+    "I32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "I16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+"""Types by their names in safetensors headers, in the order in which a file holds them, and the
+bytes of an element. What torch calls them: `dtypes`."""
 
 MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors package: a longer header is an attack or a mistake."""
@@ -53,7 +53,7 @@ class TensorSpec:
     @property
     def size_bytes(self) -> int:
         """Bytes of the values."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
     def text(self) -> str:
@@ -63,6 +63,8 @@ class TensorSpec:
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
         """Describe a tensor."""
+        from trainyard.checkpoint.dtypes import DTYPE_NAMES  # torch: not for who only moves bytes
+
         return TensorSpec(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 
 
@@ -76,12 +78,18 @@ class Extent:
 
 def fault_of_spec(spec: TensorSpec) -> str | None:
     """Why no tensor can be of this type and shape; None when one can."""
-    if spec.dtype not in DTYPES:
-        return f"dtype {shown(spec.dtype)} is not one of {', '.join(DTYPES)}"
+    if spec.dtype not in ITEM_BYTES:
+        return f"dtype {shown(spec.dtype)} is not one of {', '.join(ITEM_BYTES)}"
     # torch multiplies sizes in 64 bits, those beside an empty dim too.
     if math.prod(max(1, size) for size in spec.shape) > MAX_COUNT // 16:
         return f"a tensor of {shown(list(spec.shape))} is larger than any memory"
     return None
+
+
+def file_order(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """The order in which a file holds its tensors: by type, then by name."""
+    rank = {dtype: index for index, dtype in enumerate(ITEM_BYTES)}
+    return sorted(specs, key=lambda name: (rank[specs[name].dtype], name))
 
 
 def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
@@ -143,7 +151,7 @@ def _strings(table: Any) -> dict[str, str]:
 
 def _extent(entry: Any, data_begin: int) -> Extent:
     dtype = entry["dtype"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f"unknown dtype {shown(dtype)}")
     try:
         shape, (begin, end) = counts(entry["shape"]), counts(entry["data_offsets"])

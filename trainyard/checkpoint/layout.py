@@ -1,28 +1,38 @@
-"""Which slice of which tensor lies in which file of a step.
-
-A tensor has a global name, shape and type; pieces of it lie in files. `Slice` describes a piece
-before it is written. Planning is pure: from sizes and from who holds what. What stands in the index
-afterwards is `checkpoint.index`."""
+"""What a rank holds of the tensors of a step. How they are laid out in files: `plan`."""
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
-from trainyard.checkpoint.index import Entry, Piece
-from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.checkpoint.plan import (
+    KINDS,
+    SHARD_SIZE_BYTES,
+    PlannedFile,
+    Slice,
+    assign,
+    entries_of,
+    pack,
+    plan_files,
+    split_large,
+)
 
-KINDS = ("model", "optimizer", "rng")
-"""First part of a tensor's global name, and of the names of the files that hold it."""
-
-SHARD_SIZE_BYTES = 4 * 2**30
-"""Files are not planned larger than this, and a tensor above it is cut along its first dim."""
+__all__ = [
+    "KINDS",
+    "SHARD_SIZE_BYTES",
+    "Held",
+    "PlannedFile",
+    "ShardedTensor",
+    "Slice",
+    "assign",
+    "entries_of",
+    "pack",
+    "plan_files",
+    "slices_held",
+    "split_large",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,134 +61,3 @@ def slices_held(name: str, held: Held) -> list[ShardedTensor]:
     slices = [held] if isinstance(held, ShardedTensor) else list(held)
     assert all(part.name == name for part in slices), f"{name}: passed with {slices}"
     return slices
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A box of a global tensor, to be written as one tensor of a file."""
-
-    name: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Type and shape in the file."""
-        return TensorSpec(self.dtype, self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the values."""
-        return self.spec.size_bytes
-
-    @property
-    def key(self) -> str:
-        """Name in the file: the global name, then `@` and the offset unless it is the whole."""
-        if self.shape == self.global_shape:
-            return self.name
-        return f"{self.name}@{','.join(map(str, self.offset))}"
-
-    @staticmethod
-    def of(shard: ShardedTensor) -> Slice:
-        """Describe a rank's part of a tensor."""
-        spec = TensorSpec.of(shard.tensor)
-        whole, offset = tuple(shard.global_shape), tuple(shard.offset)
-        return Slice(shard.name, spec.dtype, whole, offset, spec.shape)
-
-
-# --- planning ---------------------------------------------------------------------------------
-
-
-def split_large(item: Slice, limit_bytes: int = SHARD_SIZE_BYTES) -> list[Slice]:
-    """Cut a slice along its first dim into parts of at most `limit_bytes`, as far as rows allow."""
-    if item.size_bytes <= limit_bytes or not item.shape or item.shape[0] < 2:
-        return [item]
-    row_bytes = item.size_bytes // item.shape[0]
-    num_parts = math.ceil(item.shape[0] / max(1, limit_bytes // row_bytes))
-    bounds = [item.shape[0] * i // num_parts for i in range(num_parts + 1)]
-    return [
-        Slice(
-            item.name,
-            item.dtype,
-            item.global_shape,
-            (item.offset[0] + begin, *item.offset[1:]),
-            (end - begin, *item.shape[1:]),
-        )
-        for begin, end in pairwise(bounds)
-    ]
-
-
-def assign(held: Sequence[Iterable[Slice]]) -> list[list[Slice]]:
-    """Give each slice to one of the writers that hold it, the bytes balanced.
-
-    Largest first to the least loaded holder. A slice that several writers hold is written once."""
-    holders: dict[Slice, list[int]] = defaultdict(list)
-    for writer, slices in enumerate(held):
-        for item in slices:
-            holders[item].append(writer)
-    loads = [0] * len(held)
-    assigned: list[list[Slice]] = [[] for _ in held]
-    for item in sorted(holders, key=lambda s: (-s.size_bytes, s.name, s.offset)):
-        writer = min(holders[item], key=lambda w: (loads[w], w))
-        loads[writer] += item.size_bytes
-        assigned[writer].append(item)
-    return [sorted(items, key=lambda s: (s.name, s.offset)) for items in assigned]
-
-
-def pack(items: Sequence[Slice], limit_bytes: int = SHARD_SIZE_BYTES) -> list[list[Slice]]:
-    """Spread the slices of one writer over as few files as `limit_bytes` asks for, balanced."""
-    total = sum(item.size_bytes for item in items)
-    for num_files in range(max(1, math.ceil(total / limit_bytes)), len(items)):
-        bins = _spread(items, num_files)
-        if max(sum(item.size_bytes for item in held) for held in bins) <= limit_bytes:
-            return bins
-    return _spread(items, len(items))
-
-
-def _spread(items: Sequence[Slice], num_bins: int) -> list[list[Slice]]:
-    bins: list[list[Slice]] = [[] for _ in range(num_bins)]
-    loads = [(0, index) for index in range(num_bins)]
-    for item in sorted(items, key=lambda s: (-s.size_bytes, s.name, s.offset)):
-        load, index = heapq.heappop(loads)
-        bins[index].append(item)
-        heapq.heappush(loads, (load + item.size_bytes, index))
-    return [sorted(held, key=lambda s: (s.name, s.offset)) for held in bins if held]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedFile:
-    """A file that one writer will make."""
-
-    name: str
-    writer: int
-    slices: tuple[Slice, ...]
-
-
-def plan_files(
-    kind: str, held: Sequence[Iterable[Slice]], limit_bytes: int = SHARD_SIZE_BYTES
-) -> list[PlannedFile]:
-    """The files `KIND-0000k-of-0000N.safetensors` for what each writer holds, in their order."""
-    groups = [
-        (writer, slices)
-        for writer, items in enumerate(assign(held))
-        for slices in pack(items, limit_bytes)
-    ]
-    names = [f"{kind}-{k:05d}-of-{len(groups):05d}.safetensors" for k in range(1, len(groups) + 1)]
-    return [PlannedFile(name, w, tuple(s)) for name, (w, s) in zip(names, groups, strict=True)]
-
-
-def entries_of(files: Iterable[PlannedFile]) -> dict[str, Entry]:
-    """The index entries of planned files."""
-    pieces: dict[str, list[Piece]] = defaultdict(list)
-    described: dict[str, TensorSpec] = {}
-    for file in files:
-        for item in file.slices:
-            spec = TensorSpec(item.dtype, item.global_shape)
-            assert described.setdefault(item.name, spec) == spec, f"ranks disagree on {item.name}"
-            pieces[item.name].append(Piece(file.name, item.key, item.offset, item.shape))
-    return {
-        name: Entry(spec.dtype, spec.shape, tuple(sorted(pieces[name], key=lambda p: p.offset)))
-        for name, spec in sorted(described.items())
-    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Generic, TypeVar
 
-from trainyard.checkpoint.header import DTYPES, Extent
+from trainyard.checkpoint.header import ITEM_BYTES, Extent
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Part(Generic[T]):
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return DTYPES[self.want.extent.spec.dtype].itemsize
+        return ITEM_BYTES[self.want.extent.spec.dtype]
 
     @property
     def size_bytes(self) -> int:
@@ -111,7 +111,7 @@ def _clusters(parts: list[Part[T]]) -> Iterator[Read[T]]:
 def cut(want: Want[T], read_bytes: int, gap_bytes: int) -> Iterator[Part[T]]:
     """A box in parts that each lie in one block, and have no hole above a gap."""
     spec = want.extent.spec
-    itemsize, strides = DTYPES[spec.dtype].itemsize, strides_of(spec.shape)
+    itemsize, strides = ITEM_BYTES[spec.dtype], strides_of(spec.shape)
     if math.prod(want.shape) == 0:
         return
     for segments in product(

@@ -1,38 +1,49 @@
 """A step again, in another number of files: the same tensors, and everything else bit for bit.
 
-Streams: a few blocks of rows are in memory, whatever the size of the model and its tensors."""
+Streams: a few blocks of rows are in memory, whatever the size of the model and its tensors. Bytes
+are only moved, so nothing here needs torch, whose import takes longer than to move a gigabyte."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass
+from itertools import chain
 
-import torch
+import numpy as np
 
 from trainyard.artifacts import store
+from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.header import encode_header
-from trainyard.checkpoint.index import Entry, encode_index
-from trainyard.checkpoint.layout import PlannedFile, Slice, entries_of, plan_files, split_large
-from trainyard.checkpoint.load import Checkpoint
-from trainyard.checkpoint.save import kind_of
-from trainyard.checkpoint.steps import INDEX
-from trainyard.checkpoint.tensorfile import (
-    DTYPES,
-    READ_BYTES,
-    Sink,
-    TensorSpec,
-    file_order,
+from trainyard.checkpoint.atrest import StepAtRest
+from trainyard.checkpoint.header import ITEM_BYTES, TensorSpec, encode_header, file_order
+from trainyard.checkpoint.index import Entry, Located, encode_index, locate
+from trainyard.checkpoint.joined import Joined
+from trainyard.checkpoint.plan import (
+    PlannedFile,
+    Slice,
+    entries_of,
+    kind_of,
+    plan_files,
+    split_large,
 )
-from trainyard.checkpoint.threads import LOCAL_THREADS, in_order
+from trainyard.checkpoint.shardfile import READ_BYTES, ShardFile
+from trainyard.checkpoint.shardfiles import ShardFiles
+from trainyard.checkpoint.steps import INDEX
+from trainyard.checkpoint.threads import REMOTE_THREADS, in_order
 
-OpenFile = Callable[[str], AbstractContextManager[Sink]]
+Step = StepAtRest[ShardFiles[ShardFile]]
+
+OpenFile = Callable[[str], AbstractContextManager[OutputFile]]
 """Begins a file of the output, by its name there."""
 
 BLOCK_BYTES = READ_BYTES
 """What passes through memory at once; a few blocks are on the way."""
+
+LOCAL_BLOCK_BYTES = 4 << 20
+"""Of rows put together of local files: they are still in the cache when they are hashed."""
 
 RESHARDED = ("model", "optimizer")
 """Kinds whose files are planned anew; those of a rank (rng) are kept as they are."""
@@ -55,7 +66,7 @@ def plan_shards(kind: str, slices: Iterable[Slice], num_shards: int) -> list[Pla
 
 
 def rewrite_step(
-    checkpoint: Checkpoint,
+    step: Step,
     num_shards: int,
     open_file: OpenFile,
     advance: Callable[[int], object] = lambda size_bytes: None,
@@ -63,58 +74,141 @@ def rewrite_step(
     """Write every file of a step but its manifest; tensors in `num_shards` files of each kind."""
     planned: list[PlannedFile] = []
     for kind in RESHARDED:
-        planned += plan_shards(kind, whole_slices(checkpoint.index, kind), num_shards)
-    checkpoint.files.open(checkpoint.files.names)  # once: threads read them from here on
+        planned += plan_shards(kind, whole_slices(step.index, kind), num_shards)
+    files = step.files.open(step.files.names)
     for file in planned:
         with open_file(file.name) as out:
-            _write(checkpoint, file, out, advance)
+            _write(step.index, files, file, out, advance)
+    for opened in files.values():
+        opened.check_unchanged()
     entries = entries_of(planned)
-    kept = {n: entry for n, entry in checkpoint.index.items() if kind_of(n) not in RESHARDED}
-    for name in _files_to_copy(checkpoint, kept):
+    kept = {n: entry for n, entry in step.index.items() if kind_of(n) not in RESHARDED}
+    for name in _files_to_copy(step, kept):
         with open_file(name) as out:
-            out.write(store.read_bytes(join(checkpoint.url, name)))
+            out.write(store.read_bytes(join(step.url, name)))
     with open_file(INDEX) as out:
         out.write(encode_index({**entries, **kept}))
 
 
-def _write(
-    checkpoint: Checkpoint, file: PlannedFile, out: Sink, advance: Callable[[int], object]
-) -> None:
-    """One file, block by block; the next blocks are read meanwhile."""
-    by_key = {item.key: item for item in file.slices}
-    specs = {key: item.spec for key, item in by_key.items()}
-    order = file_order(specs)
-    out.write(encode_header({key: specs[key] for key in order}, None))
-
-    blocks = (block for key in order for block in split_large(by_key[key], BLOCK_BYTES))
-    buffers: SimpleQueue[torch.Tensor] = SimpleQueue()  # fresh memory for each costs page faults
-
-    def read(block: Slice) -> tuple[torch.Tensor, int]:
-        buffer = _buffer(buffers, block.size_bytes)
-        box = buffer[: block.size_bytes].view(DTYPES[block.dtype]).view(block.shape)
-        checkpoint.fill([(block.name, block.offset, box)])
-        return buffer, block.size_bytes
-
-    for buffer, size in in_order(read, blocks, LOCAL_THREADS):
-        out.write(buffer[:size].numpy().data)
-        advance(size)
-        buffers.put(buffer)
-
-
-def _buffer(free: SimpleQueue[torch.Tensor], size_bytes: int) -> torch.Tensor:
-    """Memory for a block, that of one before where there is some."""
-    try:
-        found = free.get_nowait()
-    except Empty:
-        found = torch.empty(0, dtype=torch.uint8)
-    if len(found) >= size_bytes:
-        return found
-    return torch.empty(max(size_bytes, BLOCK_BYTES), dtype=torch.uint8)
-
-
-def _files_to_copy(checkpoint: Checkpoint, kept: Mapping[str, Entry]) -> list[str]:
+def _files_to_copy(step: Step, kept: Mapping[str, Entry]) -> list[str]:
     """Files that go over as they are: documents, tokenizer, ledger, tensors of a rank."""
-    tensor_files = {p.file for entry in checkpoint.index.values() for p in entry.pieces}
+    tensor_files = {p.file for entry in step.index.values() for p in entry.pieces}
     kept_files = {p.file for entry in kept.values() for p in entry.pieces}
     left_out = (tensor_files - kept_files) | {INDEX}
-    return sorted(f.path for f in checkpoint.manifest.files if f.path not in left_out)
+    return sorted(f.path for f in step.manifest.files if f.path not in left_out)
+
+
+# --- one file -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes that stand in one file as they are wanted."""
+
+    file: ShardFile
+    begin: int
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def put(self, begin: int, memory: memoryview) -> None:
+        """Those from `begin` on, as many as there is room for."""
+        self.file.read_into(self.begin + begin, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tensor of which several files hold a part each."""
+
+    spec: TensorSpec
+    parts: tuple[tuple[Located, Run], ...]
+
+    def load(self) -> memoryview:
+        """The rows, put together."""
+        dtype = np.dtype(f"u{ITEM_BYTES[self.spec.dtype]}")
+        rows = np.empty(self.spec.shape, dtype)
+        for place, run in self.parts:
+            part = np.empty(place.shape, dtype)
+            run.put(0, _bytes_of(part))
+            rows[tuple(slice(b, b + n) for b, n in zip(place.at, place.shape, strict=True))] = part
+        return _bytes_of(rows)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8).data)
+
+
+def _write(
+    index: Mapping[str, Entry],
+    files: Mapping[str, ShardFile],
+    planned: PlannedFile,
+    out: OutputFile,
+    advance: Callable[[int], object],
+) -> None:
+    by_key = {item.key: item for item in planned.slices}
+    specs = {key: item.spec for key, item in by_key.items()}
+    order = file_order(specs)
+    header = encode_header({key: specs[key] for key in order}, None)
+    is_local = all(file.is_local for file in files.values())
+    block_bytes = LOCAL_BLOCK_BYTES if is_local else BLOCK_BYTES
+    parts = (part for key in order for part in _parts(index, files, by_key[key], block_bytes))
+    # Requests to a store wait for each other otherwise.
+    pieces = map(_gathered, parts) if is_local else in_order(_loaded, parts, REMOTE_THREADS)
+    joined = Joined(chain([memoryview(header)], pieces))
+    size = len(header) + sum(spec.size_bytes for spec in specs.values())
+    out.append_filled(size, joined.fill, _behind(len(header), advance))
+
+
+def _behind(header_bytes: int, advance: Callable[[int], object]) -> Callable[[int], None]:
+    """Tells of the bytes of tensors alone."""
+    left = header_bytes
+
+    def tell(size: int) -> None:
+        nonlocal left
+        of_header = min(left, size)
+        left -= of_header
+        advance(size - of_header)
+
+    return tell
+
+
+def _gathered(part: Run | Rows) -> memoryview | Run:
+    return part.load() if isinstance(part, Rows) else part
+
+
+def _loaded(part: Run | Rows) -> memoryview:
+    if isinstance(part, Rows):
+        return part.load()
+    memory = memoryview(bytearray(len(part)))
+    part.put(0, memory)
+    return memory
+
+
+def _parts(
+    index: Mapping[str, Entry], files: Mapping[str, ShardFile], item: Slice, block_bytes: int
+) -> Iterator[Run | Rows]:
+    """The bytes of a slice of whole rows, in order."""
+    places = sorted(locate(index[item.name], item.offset, item.shape), key=lambda p: p.at)
+    if all(place.shape[1:] == item.shape[1:] for place in places):
+        for place in places:
+            yield from _cut(_run(files, item, place))
+        return
+    for block in split_large(item, block_bytes):
+        found = locate(index[item.name], block.offset, block.shape)
+        yield Rows(block.spec, tuple((place, _run(files, item, place)) for place in found))
+
+
+def _run(files: Mapping[str, ShardFile], item: Slice, place: Located) -> Run:
+    """What a piece holds of some rows of its tensor. It has no other columns than those."""
+    assert place.shape[1:] == place.piece.shape[1:], (item, place)
+    row_bytes = math.prod(place.shape[1:]) * ITEM_BYTES[item.dtype]
+    file = files[place.piece.file]
+    first, count = (place.offset[0], place.shape[0]) if place.shape else (0, 1)
+    return Run(file, file.extents[place.piece.key].begin + first * row_bytes, count * row_bytes)
+
+
+def _cut(run: Run) -> Iterator[Run]:
+    for begin in range(0, run.size_bytes, BLOCK_BYTES):
+        size = min(BLOCK_BYTES, run.size_bytes - begin)
+        yield Run(run.file, run.begin + begin, size)

@@ -8,9 +8,8 @@ rank is a failure on all of them, at the next point where they meet."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,26 +17,51 @@ import torch.distributed as dist
 
 from trainyard import errors
 from trainyard.artifacts import store
-from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.manifest import Manifest, Slot, publish, read_slot, retire
-from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.manifest import Manifest, Slot
 from trainyard.artifacts.store import FileRecord
-from trainyard.artifacts.urls import check_relative, join
-from trainyard.checkpoint.index import FORMAT_VERSION, encode_index, fault
-from trainyard.checkpoint.layout import (
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.index import encode_index, fault
+from trainyard.checkpoint.layout import Held, slices_held
+from trainyard.checkpoint.plan import (
     KINDS,
     SHARD_SIZE_BYTES,
-    Held,
     PlannedFile,
     Slice,
     entries_of,
+    kind_of,
     plan_files,
-    slices_held,
     split_large,
+)
+from trainyard.checkpoint.publishing import (
+    clear_step,
+    encode_document,
+    publish_step,
+    write_contents,
 )
 from trainyard.checkpoint.steps import INDEX, STATE, step_folder
 from trainyard.checkpoint.tensorfile import write_tensors
+from trainyard.checkpoint.threads import in_order
 from trainyard.errors import InfrastructureError, TrainyardError
+
+__all__ = [
+    "ALONE",
+    "PreparedStep",
+    "Ranks",
+    "StepContents",
+    "clear_step",
+    "encode_document",
+    "plan_step",
+    "prepare_step",
+    "publish_step",
+    "save_step",
+    "write_step",
+]
+
+FILES_AT_ONCE = 2
+"""Files that a rank writes at once: to hash one takes longer than to write it."""
+
+WORTH_THREADS_BYTES = 32 << 20
+"""Of all files of a rank, from which on it writes several at once."""
 
 T = TypeVar("T")
 
@@ -166,7 +190,7 @@ def write_step(prepared: PreparedStep, contents: StepContents, ranks: Ranks) -> 
     """Write and publish what was prepared, on every one of `ranks`, in any thread; returns as
     `save_step`."""
     own_files = [file for file in prepared.planned if file.writer == ranks.rank]
-    written = ranks.gather(lambda: [_write(prepared.url, f, prepared.own) for f in own_files])
+    written = ranks.gather(lambda: _write_all(prepared, own_files))
 
     def finish() -> list[FileRecord]:
         if ranks.rank != 0:
@@ -184,7 +208,7 @@ def _finish(
     texts = {STATE: encode_document({**contents.state, "step": prepared.step})}
     texts |= {name: encode_document(document) for name, document in contents.documents.items()}
     index = encode_index(entries_of(prepared.planned))
-    records += _write_contents(prepared.url, {INDEX: index, **texts, **contents.files})
+    records += write_contents(prepared.url, {INDEX: index, **texts, **contents.files})
     manifest = Manifest(
         stage=contents.stage_name,
         lineage=contents.lineage,
@@ -220,11 +244,11 @@ def plan_step(held: list[list[Slice]], limit_bytes: int) -> list[PlannedFile]:
     return planned
 
 
-def kind_of(name: str) -> str:
-    """The kind of a tensor, by its global name."""
-    kind = name.partition(".")[0]
-    assert kind in KINDS, f"{name!r} does not begin with one of {KINDS} and a dot"
-    return kind
+def _write_all(prepared: PreparedStep, files: list[PlannedFile]) -> list[FileRecord]:
+    size = sum(part.size_bytes for file in files for part in file.slices)
+    if len(files) < 2 or size < WORTH_THREADS_BYTES:
+        return [_write(prepared.url, file, prepared.own) for file in files]
+    return list(in_order(lambda f: _write(prepared.url, f, prepared.own), files, FILES_AT_ONCE))
 
 
 def _write(step_url: str, file: PlannedFile, parts: Mapping[Slice, torch.Tensor]) -> FileRecord:
@@ -233,43 +257,3 @@ def _write(step_url: str, file: PlannedFile, parts: Mapping[Slice, torch.Tensor]
     with store.open_output(join(step_url, file.name), file.name) as out:
         write_tensors(out, specs, lambda key: parts[by_key[key]])
     return out.record
-
-
-# --- shared with what rewrites steps ------------------------------------------------------------
-
-
-def clear_step(step_url: str, by: str) -> Slot | None:
-    """Make room for a step: retire its manifest first, then remove what an older save left there.
-
-    Returns what `publish_step` has to replace; None when the place was free."""
-    manifest_url = join(step_url, MANIFEST)
-    slot = read_slot(manifest_url)
-    if slot is not None:
-        slot = retire(manifest_url, slot, by)
-    for name in store.list_files(step_url):
-        if name != MANIFEST:
-            store.delete(join(step_url, name))
-    return slot
-
-
-def encode_document(document: Mapping[str, Any]) -> bytes:
-    """A JSON document with its format version, equal for equal contents."""
-    versioned = {"format_version": FORMAT_VERSION, **document}
-    return (json.dumps(versioned, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
-def _write_contents(step_url: str, contents: Mapping[str, bytes]) -> list[FileRecord]:
-    return [
-        store.write_bytes(join(step_url, check_relative(name)), data, name)
-        for name, data in sorted(contents.items())
-    ]
-
-
-def publish_step(step_url: str, manifest: Manifest, slot: Slot | None) -> list[FileRecord]:
-    """Publish the manifest of a step; the records of its files relative to the run folder."""
-    url = join(step_url, MANIFEST)
-    publish(url, manifest, slot.version if slot is not None else None)
-    data = store.read_bytes(url)
-    own = FileRecord(MANIFEST, len(data), digest_bytes(data), volatile=True)
-    folder = step_url.rstrip("/").rpartition("/")[2]
-    return [replace(record, path=f"{folder}/{record.path}") for record in (*manifest.files, own)]

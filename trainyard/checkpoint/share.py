@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainyard import errors
-from trainyard.checkpoint.header import DTYPES
+from trainyard.checkpoint.dtypes import DTYPES
 from trainyard.checkpoint.index import Located
 from trainyard.checkpoint.ranges import Part, Read, Want
 from trainyard.checkpoint.stepfiles import StepFiles
@@ -62,6 +62,8 @@ class Job:
     file: TensorFile
     read: Read[Goal]
     parts: Mapping[int, Sequence[Part[Goal]]]
+    readers: Sequence[int] = ()
+    """Ranks that see the file; none: all do."""
 
     @property
     def size_bytes(self) -> int:
@@ -69,12 +71,12 @@ class Job:
         return self.read.end - self.read.begin
 
     @staticmethod
-    def of(file: TensorFile, read: Read[Goal]) -> Job:
+    def of(file: TensorFile, read: Read[Goal], readers: Sequence[int] = ()) -> Job:
         """Sort the parts of a read by rank."""
         parts: dict[int, list[Part[Goal]]] = defaultdict(list)
         for part in read.parts:
             parts[part.want.target.rank].append(part)
-        return Job(file, read, dict(parts))
+        return Job(file, read, dict(parts), readers)
 
 
 def fill_together(
@@ -97,7 +99,7 @@ def fill_together(
     # Each file is one rank's to check, whichever of them has read some of it before.
     agree(lambda: files.check(files.unchecked(names[rank::world])), group)
     files.mark_checked(names)
-    queues = _assign(_plan(opened, places, world), world)
+    queues = _assign(_plan(opened, places, world, files.readers), world)
     exchange = _Exchange([memory for _, _, memory in wanted], rank, group)
     agree(lambda: exchange.run(queues), group)
     agree(lambda: _check_unchanged(opened), group)
@@ -151,7 +153,10 @@ def _error_of(rank: int, kind: str, message: str) -> Exception:
 
 
 def _plan(
-    opened: dict[str, TensorFile], places: Sequence[tuple[Located, Goal]], world: int
+    opened: dict[str, TensorFile],
+    places: Sequence[tuple[Located, Goal]],
+    world: int,
+    readers: Mapping[str, Sequence[int]],
 ) -> list[Job]:
     wants: dict[str, list[Want[Goal]]] = defaultdict(list)
     for place, goal in places:
@@ -162,18 +167,19 @@ def _plan(
     fitting = min(EXCHANGED_BYTES // world, size // (READS_PER_RANK * world))
     read_bytes = min(MOST_READ_BYTES, max(LEAST_READ_BYTES, fitting))
     return [
-        Job.of(opened[name], read)
+        Job.of(opened[name], read, readers.get(name, ()))
         for name in sorted(wants)
         for read in opened[name].plan(wants[name], read_bytes)
     ]
 
 
 def _assign(jobs: Sequence[Job], world: int) -> list[list[Job]]:
-    """What each rank reads: something that it needs itself, the bytes balanced."""
+    """What each rank reads: where it can be, something that it needs itself, the bytes balanced."""
     loads = [0] * world
     queues: list[list[Job]] = [[] for _ in range(world)]
     for job in jobs:
-        rank = min(job.parts, key=lambda rank: (loads[rank], rank))
+        able = job.parts if not job.readers else [r for r in job.readers if r in job.parts]
+        rank = min(able or job.readers, key=lambda rank: (loads[rank], rank))
         loads[rank] += job.size_bytes
         queues[rank].append(job)
     return queues

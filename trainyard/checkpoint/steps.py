@@ -85,6 +85,13 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
     return step_url, manifest
 
 
+def remove_step(root_url: str, step: int) -> None:
+    """Remove a step; its manifest first, so that it is never there in part."""
+    url = join(root_url, step_folder(step))
+    store.delete(join(url, MANIFEST))
+    store.delete_tree(url)
+
+
 def check_inside(step_url: str, names: Iterable[str]) -> None:
     """Refuse names in a local step folder, and anything in its tokenizer folder, that are links out
     of it, or neither files nor folders. The step folder itself may be a link.

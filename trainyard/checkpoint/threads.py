@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
-
-from trainyard.checkpoint.ranges import Read
-from trainyard.checkpoint.tensorfile import READ_BYTES, TensorFile
+from trainyard.checkpoint.shardfile import ShardFile
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -41,29 +37,6 @@ def in_order(work: Callable[[J], R], jobs: Iterable[J], num_threads: int) -> Ite
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def fetch_all(plans: Sequence[tuple[TensorFile, Sequence[Read[torch.Tensor]]]]) -> int:
-    """Carry out reads that fill disjoint memory; how many bytes were read.
-
-    Each thread has one buffer of a read's size, whatever is loaded."""
-    reads = [(file, read) for file, of_file in plans for read in of_file]
-    size = sum(read.end - read.begin for _, read in reads)
-    if size <= READ_BYTES:
-        for file, read in reads:
-            file.fetch(read)
-        return size
-    own = threading.local()
-
-    def fetch(job: tuple[TensorFile, Read[torch.Tensor]]) -> None:
-        file, read = job
-        if not hasattr(own, "scratch"):
-            own.scratch = torch.empty(READ_BYTES, dtype=torch.uint8)
-        file.fetch(read, own.scratch)
-
-    for _ in in_order(fetch, reads, num_threads(file for file, _ in plans)):
-        pass
-    return size
-
-
-def num_threads(files: Iterable[TensorFile]) -> int:
+def num_threads(files: Iterable[ShardFile]) -> int:
     """As many as reading them gains by."""
     return LOCAL_THREADS if all(file.is_local for file in files) else REMOTE_THREADS

@@ -30,6 +30,11 @@ from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+
+class TooLittleDataError(ConfigError):
+    """A split of a source is less than a sample."""
+
+
 Built = GPTDataset | BlendedDataset
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -42,7 +47,10 @@ class Datasets:
     train: Built | None
     valid: tuple[tuple[str, Built], ...]
     """Each set with its name: one, or with --multiple-validation-sets one for each prefix."""
-    test: Built | None
+    test: tuple[tuple[str, Built], ...]
+    """The same of the test data."""
+    untested: str = ""
+    """Why there is no test data, where --split meant some and the documents do not suffice."""
 
 
 def build_gpt_datasets(
@@ -55,7 +63,8 @@ def build_gpt_datasets(
     if data.multiple_validation_sets:
         raise ConfigError("--multiple-validation-sets: this takes one set of validation data")
     built = build_datasets(data, form, sizes, indexer)
-    return built.train, built.valid[0][1] if built.valid else None, built.test
+    valid, test = (sets[0][1] if sets else None for sets in (built.valid, built.test))
+    return built.train, valid, test
 
 
 def build_datasets(
@@ -66,18 +75,18 @@ def build_datasets(
 ) -> Datasets:
     """Training, validation and test data of at least the given numbers of samples, none for 0.
 
-    With --full-validation a validation set is one epoch of what there is, whatever its number; with
-    --multiple-validation-sets each set has that number.
+    With --full-validation a validation or test set is one epoch of what there is, whatever its
+    number; with --multiple-validation-sets each set has that number. Test data without weights are
+    at most one epoch, and none where no path or part of --split is meant for them, or that part
+    comes to less than a sample.
 
     indexer: where their indices come from, `cache.IndexCache` for --data-cache-path.
 
-    Raises ConfigError when a split that is wanted has no documents or too few tokens."""
+    Raises ConfigError when another split that is wanted has no documents or too few tokens."""
     builder = _Builder(expand(data), form, indexer)
-    return Datasets(
-        builder.split("train", sizes[0]) if sizes[0] else None,
-        tuple(builder.validation(sizes[1])) if sizes[1] else (),
-        builder.split("test", sizes[2]) if sizes[2] else None,
-    )
+    train = builder.split("train", sizes[0]) if sizes[0] else None
+    valid = tuple(builder.sets("valid", sizes[1])) if sizes[1] else ()
+    return Datasets(train, valid, *(builder.test(sizes[2]) if sizes[2] else ((), "")))
 
 
 class _Builder:
@@ -102,15 +111,30 @@ class _Builder:
             return self._blend_by_weight(split, size, sources)
         return self._blend_by_size(split, size, sources)
 
-    def validation(self, size: int) -> Iterator[tuple[str, Built]]:
-        """The sets of the validation data."""
+    def sets(self, split: str, size: int) -> Iterator[tuple[str, Built]]:
+        """The sets of the validation or test data."""
         wanted = None if self._data.full_validation else size
         if not self._data.multiple_validation_sets or self._data.mock_data:
-            yield "valid", self.split("valid", wanted)
+            yield split, self.split(split, wanted)
             return
-        sources = self._sources("valid")
+        sources = self._sources(split)
         for name, source in zip(set_names(sources), sources, strict=True):
-            yield name, self._dataset("valid", wanted, source)
+            yield name, self._dataset(split, wanted, source)
+
+    def test(self, size: int) -> tuple[tuple[tuple[str, Built], ...], str]:
+        """The sets of the test data, and why there are none, where some were meant. The part that
+        --split leaves for them, a thousandth unless told otherwise, may be nothing: no reason to
+        refuse a run."""
+        data = self._data
+        begin, end = data.fractions("test")
+        if begin == end or not (data.mock_data or data.sources("test")):
+            return (), ""
+        try:
+            return tuple(self.sets("test", size)), ""
+        except TooLittleDataError as error:
+            if not data.data_path:
+                raise
+            return (), str(error)
 
     # --- blends -----------------------------------------------------------------------------
 
@@ -118,6 +142,8 @@ class _Builder:
         """No weights: one epoch of each, in proportion to what it holds."""
         datasets = self._each(lambda source: self._dataset(split, None, source), sources)
         sizes = [len(dataset) for dataset in datasets]
+        if split == "test" and size is not None:  # measured once, so all that there is will do
+            size = min(size, sum(sizes))
         if size is not None and size > sum(sizes):
             raise ConfigError(
                 f"--data-path without weights is one epoch, {sum(sizes)} {split} samples, and "
@@ -169,7 +195,7 @@ class _Builder:
         file = self._opened.get(source.prefix)
         if file is None:
             file = open_tokens(source.prefix, self._data)
-            check_tokens(file, self._form.vocab_size, self._num_sources)
+            check_tokens(file, self._form.vocab_size, self._num_sources, self._indexer)
             self._opened[source.prefix] = file
         return self._over(file, split, size)
 
@@ -185,14 +211,14 @@ class _Builder:
         num_tokens = count_tokens(file.sequence_lengths, documents)
         where = f"{file.prefix}: the {split} split"
         if not len(documents):
-            raise ConfigError(
+            raise TooLittleDataError(
                 f"{where} (--split {self._data.split!r}) holds none of the {len(file)} documents; "
                 "give it a larger part, or add documents"
             )
         drop_last = split != "valid" or self._data.drop_last_partial_validation_sequence
         least = self._form.text_length if drop_last else 1 + int(self._form.extra_token)
         if num_tokens < least:
-            raise ConfigError(
+            raise TooLittleDataError(
                 f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
                 f"sample of --seq-length {self._form.seq_length} and the token after it; shorten "
                 f"that, enlarge the split (--split {self._data.split!r}), or add documents"

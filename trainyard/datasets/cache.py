@@ -73,6 +73,10 @@ class Indexer(Protocol):
     def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
         """What `build` returns, a pure function of `facts`, which are JSON-able."""
 
+    def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
+        """What `scan`, which reads a whole token file, would find, where it is known: nobody waits
+        for it while GPUs stand idle."""
+
 
 class InMemory:
     """Makes every index anew."""
@@ -84,6 +88,10 @@ class InMemory:
     def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
         """What `build` returns."""
         return build()
+
+    def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
+        """Not known."""
+        return None
 
 
 IN_MEMORY = InMemory()
@@ -163,6 +171,10 @@ class IndexCache:
             made = build()
             self._told = ""
             return self.keep(key, facts, made)
+
+    def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
+        """What `stages.index` has found."""
+        return self.find(key_of({"format_version": FORMAT_VERSION, **facts}))
 
     def find(self, key: str) -> Arrays | None:
         """The entry if it is there and whole."""

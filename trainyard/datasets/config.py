@@ -25,7 +25,7 @@ class DataConfig:
     valid_data_path: tuple[str, ...] = location(())
     """Prefixes for validation alone."""
     test_data_path: tuple[str, ...] = location(())
-    """Prefixes for testing alone."""
+    """Prefixes for testing alone: measured once, behind the last step."""
     data_args_path: str | None = location(None)
     """A file that holds what --data-path would be given, separated by white space."""
     per_split_data_args_path: str | None = location(None)
@@ -39,9 +39,9 @@ class DataConfig:
     split: str = "969, 30, 1"
     """Relative parts of the documents for training, validation and testing."""
     multiple_validation_sets: bool = False
-    """Measure each prefix of the validation data by itself; they have no weights then."""
+    """Measure each prefix of the validation and test data by itself; they have no weights then."""
     full_validation: bool = False
-    """Measure on every sample of the validation data each time."""
+    """Measure on every sample of the validation data each time, and of the test data."""
     drop_last_partial_validation_sequence: bool = True
     """Leave out what remains of the validation data behind its last whole sample; kept, it is
     filled up with padding that does not count."""
@@ -139,9 +139,12 @@ class DataConfig:
             ("--multiple-validation-sets", self.multiple_validation_sets),
             ("--full-validation", self.full_validation),
         ):
-            if asked and not self._reads_a_list() and has_weights(self.sources("valid")):
+            if not asked or self._reads_a_list():
+                continue
+            if any(has_weights(self.sources(split)) for split in ("valid", "test")):
                 raise ConfigError(
-                    f"{flag} takes validation data as it is: give its prefixes without weights"
+                    f"{flag} takes validation and test data as they are: give their prefixes "
+                    "without weights"
                 )
 
     def _reads_a_list(self) -> bool:

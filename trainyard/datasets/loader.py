@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, Sample
 from trainyard.datasets.sampler import SamplerShape, cyclic, single
-from trainyard.errors import ConfigError
+from trainyard.errors import ConfigError, TrainyardError
 
 Batch = dict[str, Tensor]
 
@@ -98,6 +98,38 @@ class _ToldOfBatches:
         return [self.dataset[index] for index in indices]
 
 
+@dataclass(frozen=True, slots=True)
+class _FaultsHandedOver:
+    """A dataset in a worker process: a fault in the data is handed over in place of the batch, as
+    torch would make a traceback of the words that are meant for a person."""
+
+    dataset: Any
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        try:
+            if hasattr(self.dataset, "__getitems__"):
+                return self.dataset.__getitems__(indices)
+            return [self.dataset[index] for index in indices]
+        except TrainyardError as error:
+            return error
+
+
+class _Raising(Iterator[Batch]):
+    """The batches of worker processes, up to the first fault."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        if isinstance(batch, TrainyardError):
+            # Whoever keeps the error keeps this frame: the workers must end all the same.
+            self._batches = iter(())
+            raise batch
+        found: Batch = batch
+        return found
+
+
 def _told_ahead(dataset: _Told, batches: Iterable[list[int]]) -> Iterator[list[int]]:
     """The batches; before each is handed over the dataset is told of the one behind it.
 
@@ -110,6 +142,10 @@ def _told_ahead(dataset: _Told, batches: Iterable[list[int]]) -> Iterator[list[i
         waiting = batch
     if waiting is not None:
         yield waiting
+
+
+def _collate_or_fault(samples: list[Sample] | Sample | TrainyardError) -> Batch | TrainyardError:
+    return samples if isinstance(samples, TrainyardError) else collate(samples)
 
 
 def collate(samples: list[Sample] | Sample) -> Batch:
@@ -149,12 +185,14 @@ def load(dataset: Dataset, data: DataConfig, batches: Iterable[list[int]]) -> It
     if isinstance(dataset, _Told):
         served = _ToldOfBatches(dataset)
         batches = batches if data.num_workers else _told_ahead(dataset, batches)
+    if data.num_workers:
+        served = _FaultsHandedOver(served)
     loader: DataLoader[Any] = DataLoader(
         served,
         batch_sampler=batches,
         num_workers=data.num_workers,
-        collate_fn=collate,
+        collate_fn=_collate_or_fault,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_leave_signals_to_the_trainer,
     )
-    return iter(loader)
+    return _Raising(iter(loader)) if data.num_workers else iter(loader)

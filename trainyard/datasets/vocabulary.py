@@ -1,10 +1,12 @@
 """Token ids that the vocabulary does not have, found before a GPU is asked to look them up.
 
-A pair of token files does not say how large its vocabulary was, so tokens are looked at: a part of
-each file when it is opened, spread over it, which finds files of another tokenizer in milliseconds
-before any work; and every sample when it is gathered (`gather.checked_text`), which finds the rest.
-An id of special tokens, the likeliest to be too large, ends every document, so that a part shows
-what the whole would."""
+A pair of token files does not say how large its vocabulary was, so tokens are looked at before any
+work: all of them where a run's mapped files are small enough that it takes a moment; of larger ones
+a part, spread over the file, and, with --data-cache-path, the largest id of all, which
+`stages.index` looked for ahead and keeps by content. Files in an object store are looked at in a
+few places only. What none of this finds is found in every sample when it is gathered, before a
+model sees it (`gather.checked_text`). An id of special tokens, the likeliest to be too large, ends
+every document, so that a part shows what the whole would."""
 
 from __future__ import annotations
 
@@ -15,19 +17,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
+from trainyard.datasets.arrays import digest_array
+from trainyard.datasets.cache import IN_MEMORY, Indexer
 from trainyard.datasets.form import Sample
 from trainyard.datasets.gather import UNSIGNED, TokenSource
 from trainyard.errors import DataError
 
+WHOLE_TOKENS = 1 << 27
+"""Mapped files of a run that hold fewer together, 256 MB of 16-bit ids, are looked at whole: 25 ms
+where they are in memory."""
 BLOCK_TOKENS = 1 << 16
-"""Looked at in one place."""
+"""Looked at in one place of larger ones."""
 NUM_BLOCKS = 32
-"""Places of the mapped files of a run, evenly spread over each, its beginning and end among them:
-4 MB of 16-bit ids."""
+"""Such places, evenly spread over each file, its beginning and end among them: 4 MB of 16-bit
+ids."""
+SCAN_TOKENS = 1 << 20
+"""Looked at in one go in search of the largest."""
+KEY_BLOCKS, KEY_TOKENS = 16, 1 << 12
+"""Places, and tokens of each, that the largest id of a file is kept by, beside its index."""
 NUM_SEQUENCES = 2
 """Sequences of a file that is not mapped: each may be a question to a far store."""
 MARGIN_TOKENS = 1 << 12
 """Looked at of each of these, at its end."""
+
+LARGEST = "place"
+"""Name of the array that is kept: the place of the largest id."""
 
 
 def outside(tokens: NDArray[Any], vocab_size: int) -> NDArray[np.intp]:
@@ -38,39 +52,83 @@ def outside(tokens: NDArray[Any], vocab_size: int) -> NDArray[np.intp]:
     return np.flatnonzero(unsigned.ravel() >= vocab_size)
 
 
-def check_tokens(source: TokenSource, vocab_size: int, num_sources: int = 1) -> None:
-    """Look at a part of a token file. Raises DataError naming file, document, place and id.
+def check_tokens(
+    source: TokenSource, vocab_size: int, num_sources: int = 1, indexer: Indexer = IN_MEMORY
+) -> None:
+    """Look at a token file. Raises DataError naming file, document, place and id.
 
     vocab_size: 0 where it is not known, as when indices are made ahead. num_sources: files of the
-    run, which share the number of places: every rank looks by itself."""
+    run, which share what is looked at: every rank looks by itself. indexer: what may know the
+    largest id of a file that is not looked at whole, or want to know it for a later run."""
     dtype = source.dtype
-    holds_none = dtype.kind == "f" or (dtype.kind == "u" and np.iinfo(dtype).max < vocab_size)
-    if not vocab_size or holds_none:  # tokens that are no whole numbers are refused elsewhere
+    holds_all = dtype.kind == "u" and np.iinfo(dtype).max < vocab_size
+    if dtype.kind == "f" or holds_all:  # tokens that are no whole numbers are refused elsewhere
         return
     tokens = source.tokens if isinstance(source, IndexedDataset) else None
-    if tokens is None:
-        _check_sequences(source, vocab_size)
+    if tokens is None or not isinstance(source, IndexedDataset):
+        if vocab_size:
+            _check_sequences(source, vocab_size)
         return
-    for begin, end in _blocks(len(tokens), max(2, NUM_BLOCKS // num_sources)):
-        found = outside(tokens[begin:end], vocab_size)
-        if len(found):
-            place = begin + int(found[0])
-            assert isinstance(source, IndexedDataset)
-            starts = source.sequence_offsets // dtype.itemsize
-            sequence = int(np.searchsorted(starts, place, "right")) - 1
-            raise fault(
-                source, sequence, place - int(starts[sequence]), int(tokens[place]), vocab_size
-            )
+    is_small = len(tokens) <= WHOLE_TOKENS // num_sources
+    if vocab_size:
+        blocks = _blocks(len(tokens), max(2, NUM_BLOCKS // num_sources), BLOCK_TOKENS)
+        for begin, end in [(0, len(tokens))] if is_small else blocks:
+            found = outside(tokens[begin:end], vocab_size)
+            if len(found):
+                raise _fault_at(source, begin + int(found[0]), vocab_size)
+    if is_small:
+        return
+    known = indexer.largest_token(_facts(source, tokens), lambda: {LARGEST: largest(tokens)})
+    if known is not None and vocab_size:
+        place = int(known[LARGEST][0])
+        if len(outside(tokens[place : place + 1], vocab_size)):
+            raise _fault_at(source, place, vocab_size)
 
 
-def _blocks(num_tokens: int, num_blocks: int) -> Iterator[tuple[int, int]]:
+def _fault_at(source: IndexedDataset, place: int, vocab_size: int) -> DataError:
+    """place: of the token in the whole file."""
+    starts = source.sequence_offsets // source.dtype.itemsize
+    sequence = int(np.searchsorted(starts, place, "right")) - 1
+    tokens = source.tokens
+    assert tokens is not None
+    return fault(source, sequence, place - int(starts[sequence]), int(tokens[place]), vocab_size)
+
+
+def _blocks(num_tokens: int, num_blocks: int, size: int) -> Iterator[tuple[int, int]]:
     """Bounds of what is looked at; everything, of a short file."""
-    if num_tokens <= num_blocks * BLOCK_TOKENS:
+    if num_tokens <= num_blocks * size:
         yield 0, num_tokens
         return
     for i in range(num_blocks):
-        begin = (num_tokens - BLOCK_TOKENS) * i // (num_blocks - 1)
-        yield begin, begin + BLOCK_TOKENS
+        begin = (num_tokens - size) * i // (num_blocks - 1)
+        yield begin, begin + size
+
+
+# --- the largest id of a file -----------------------------------------------------------------
+
+
+def largest(tokens: NDArray[Any]) -> NDArray[np.int64]:
+    """(1,) place of the largest id, a negative one being larger than any other; all of them are
+    looked at."""
+    unsigned, best, place = tokens.view(UNSIGNED[tokens.itemsize]), -1, 0
+    for begin in range(0, len(unsigned), SCAN_TOKENS):
+        piece = unsigned[begin : begin + SCAN_TOKENS]
+        if (top := int(np.maximum.reduce(piece))) > best:
+            best, place = top, begin + int(piece.argmax())
+    return np.array([place], np.int64)
+
+
+def _facts(source: IndexedDataset, tokens: NDArray[Any]) -> dict[str, Any]:
+    """What the largest id is found again by: the lengths of all sequences, and tokens all over the
+    file. Where neither tells two files apart, samples are looked at still."""
+    blocks = _blocks(len(tokens), KEY_BLOCKS, KEY_TOKENS)
+    some = np.concatenate([tokens[begin:end] for begin, end in blocks])
+    return {
+        "function": "largest_token",
+        "sequence_lengths": digest_array(source.sequence_lengths, "<i4"),
+        "dtype": tokens.dtype.str,
+        "tokens": digest_array(some, tokens.dtype.newbyteorder("<").str),
+    }
 
 
 def _check_sequences(source: TokenSource, vocab_size: int) -> None:

@@ -107,10 +107,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "use-checkpoint-args",
     ),
     (
-        "stages.reshard writes a checkpoint anew",
-        "ckpt-convert-format ckpt-convert-save ckpt-convert-update-legacy-dist-opt-format",
-    ),
-    (
         "stages.evaluate measures a checkpoint without training",
         "skip-train eval-only",
     ),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 ACCEPTED: tuple[tuple[str, str], ...] = (
     (
-        "kernels are torch.compile's (--compile-layers) and those of --attention-backend; what is "
-        "fused changes no result",
+        "kernels are torch.compile's (--compile-layers) and those of --attention-backend, "
+        "--norm-backend and --optimizer-backend; what is fused changes no result",
         """
         no-masked-softmax-fusion masked-softmax-fusion no-bias-swiglu-fusion bias-swiglu-fusion
         no-bias-dropout-fusion bias-dropout-fusion no-rope-fusion rope-fusion apply-rope-fusion
@@ -76,18 +76,35 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "checkpoints have one format, whole tensors by name, which any degrees of parallelism read "
         "(docs/formats.md); each step is checked when it is read",
         """
-        ckpt-format dist-ckpt-format use-dist-ckpt auto-detect-ckpt-format dist-ckpt-strictness
+        ckpt-format dist-ckpt-format use-dist-ckpt auto-detect-ckpt-format
         ckpt-fully-parallel-save no-ckpt-fully-parallel-save ckpt-fully-parallel-load
         ckpt-assume-constant-structure dist-ckpt-save-pre-mcore-014
         dist-ckpt-optim-fully-reshardable distrib-optim-fully-reshardable-mem-efficient
         no-strict-fsdp-dtensor-load load-main-params-from-ckpt verify-integrity
         use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args
-        replication replication-jump replication-factor
         """,
     ),
     (
-        "a step is written by a thread of the rank (--async-save), at --save-interval",
-        "async-strategy use-persistent-ckpt-worker non-persistent-*",
+        "a tensor that is missing or unexpected is always refused; with --finetune, "
+        "--load-allow-missing and --load-allow-unexpected name those that may be",
+        "dist-ckpt-strictness",
+    ),
+    (
+        "files of the distributed optimizer of before 2024-02 are read as they are",
+        "ckpt-convert-update-legacy-dist-opt-format",
+    ),
+    (
+        "a step is written by a thread of the rank (--async-save)",
+        "async-strategy use-persistent-ckpt-worker",
+    ),
+    (
+        "each tensor of a node-local save is written once, by one of the ranks that hold it",
+        "non-persistent-local-ckpt-algo",
+    ),
+    (
+        "node-local saves lie on one node each; what a lost node had is taken from --save, which "
+        "--non-persistent-upload keeps close behind",
+        "replication replication-jump replication-factor",
     ),
     (
         "always so: a --load that holds no checkpoint is refused",

@@ -6,6 +6,7 @@ nearest name."""
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -16,6 +17,9 @@ from trainyard.megatron.spellings import VALUES, Vocabulary, is_harmless, vocabu
 
 LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
 """Python's numbers of the levels that --log-level knows."""
+
+STOPPING = (signals.SIGTERM, signals.SIGINT, signals.SIGUSR1)
+"""What a training listens to, whatever --exit-signal says (stages.context)."""
 
 NO_EFFECT = "taken, without effect"
 
@@ -108,6 +112,7 @@ class _Command:
             "epochs": self._epochs,
             "mock-data": self._mock_data,
             "sequence-parallel": self._sequence_parallel,
+            "exit-signal": self._exit_signal,
         }
         for option in list(self.options):
             rule = rules.get(option.name)
@@ -197,6 +202,12 @@ class _Command:
 
     # --- ranks ------------------------------------------------------------------------------
 
+    def _exit_signal(self, option: Option) -> list[Option]:
+        for value in option.values:
+            if (problem := exit_signal_problem(value)) is not None:
+                raise ConfigError(f"{option.given} {value}: {problem}")
+        return [option]
+
     def _world_size(self, option: Option) -> list[Option]:
         size, started = option.number, self.environ.get("WORLD_SIZE")
         if "RANK" in self.environ:
@@ -251,6 +262,19 @@ class _Command:
             whose = "LOCAL_RANK holds" if "RANK" in self.environ else "ranks are started here"
             self.remarks.append(f"{option.given}: {NO_EFFECT}: {whose}")
         return []
+
+
+def exit_signal_problem(value: str) -> str | None:
+    """Why a run cannot be asked to stop by a signal, given by name or number; None where it can."""
+    name = value.upper().rpartition(".")[2].removeprefix("SIG")
+    heard = {text for one in STOPPING for text in (one.name.removeprefix("SIG"), str(one.value))}
+    if name in heard:
+        return None
+    return (
+        f"a run saves and stops at {', '.join(one.name for one in STOPPING)}, and another signal "
+        "would end it with nothing saved; have the scheduler send one of these (Slurm: "
+        "--signal=USR1@300) and leave the option out"
+    )
 
 
 def epochs_answer(epochs: int, dataset_size: int | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 from trainyard.megatron.accepted import CLASS_FIELDS
-from trainyard.megatron.command import NO_EFFECT, epochs_answer
+from trainyard.megatron.command import NO_EFFECT, epochs_answer, exit_signal_problem
 from trainyard.megatron.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
 from trainyard.megatron.yaml_text import Entry, read_entries
 
@@ -26,7 +26,10 @@ TURNED_AROUND = {"add_bias_linear": "disable_bias_linear"}
 ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "quick_geglu": "quick_geglu"}
 """Values of activation_func, besides gelu, and the option that each is."""
 
+ALWAYS_SAVED = "SIGTERM, SIGINT and SIGUSR1 always save and stop"
+
 TENSOR = "tensor_model_parallel_size"
+RANKS = "nproc_per_node"
 
 Document = dict[str, Any]
 
@@ -42,14 +45,20 @@ def read_yaml_cfg(
 
     given: values of flags that stand beside it on the command line. Raises ConfigError for what
     cannot be, in words."""
-    return _Reader(config_class, where, given).read(read_entries(text, environ, where))
+    return _Reader(config_class, where, given, environ).read(read_entries(text, environ, where))
 
 
 class _Reader:
-    def __init__(self, config_class: type, where: str, given: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        config_class: type,
+        where: str,
+        given: Mapping[str, str],
+        environ: Mapping[str, str],
+    ) -> None:
         self.vocabulary = vocabulary(config_class)
         self.annotations = {name: annotation for name, annotation, _ in leaves(config_class)}
-        self.where, self.given = where, given
+        self.where, self.given, self.environ = where, given, environ
         self.document: Document = {}
         self.sources: dict[str, str] = {}
         self.remarks: list[str] = []
@@ -60,6 +69,7 @@ class _Reader:
         rest = dict(entries)
         self._activation(rest)
         self._names_of_others(rest)
+        self._world_size(rest)
         for key, entry in rest.items():
             self._entry(key, entry)
         self._sequence_parallel()
@@ -73,7 +83,11 @@ class _Reader:
             raise self._error(entry, f"{key} is no option: {_as_keys(meaning.reason)}")
         if entry.value is None:
             return
-        if meaning.kind == "ours":
+        if key == "exit_signal" and (problem := exit_signal_problem(str(entry.value))) is not None:
+            raise self._error(entry, f"{key}: {entry.value}: {problem}")
+        if key == "exit_signal_handler" and entry.value is False:  # as in files that are handed on
+            self.ineffective.setdefault(ALWAYS_SAVED, []).append(key)
+        elif meaning.kind == "ours":
             self._set(meaning.name.replace("-", "_"), key, entry)
         elif meaning.kind == "rule":
             raise self._error(entry, f"{key}: {self._rule(key, entry)}")
@@ -191,6 +205,33 @@ class _Reader:
         layers = rest.get("cpu_offloading_num_layers")
         if offloading is not None and offloading.value and (layers is None or not layers.value):
             raise self._error(offloading, "cpu_offloading: give cpu_offloading_num_layers too")
+
+    def _world_size(self, rest: dict[str, Entry]) -> None:
+        """So many ranks to start here, unless a launcher has started them; flags go over it."""
+        entry = rest.pop("world_size", None)
+        if entry is None or entry.value is None:
+            return
+        size = entry.value
+        if type(size) is not int or size < 1:
+            raise self._error(entry, f"world_size must be a whole number from 1 on, got {size!r}")
+        if "RANK" in self.environ:
+            started = self.environ.get("WORLD_SIZE", str(size))
+            if started != str(size):
+                raise self._error(
+                    entry,
+                    f"world_size {size}: the launcher started {started} ranks (WORLD_SIZE); leave "
+                    "it out",
+                )
+            return
+        if {"world-size", flag(RANKS)} & self.given.keys():
+            return
+        here = rest.setdefault(RANKS, Entry(size, entry.line, entry.section))
+        if here.value != size:
+            raise self._error(
+                entry,
+                f"world_size {size} contradicts {RANKS} {here.value} in {here.place}: this "
+                "command starts the ranks of one machine, and torchrun those of several",
+            )
 
     def _sequence_parallel(self) -> None:
         """On one tensor-parallel rank it is turned off, as in Megatron-LM: files carry it along."""

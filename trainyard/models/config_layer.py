@@ -14,7 +14,7 @@ from trainyard.models.layer_pattern import layer_pattern
 
 Normalization = Literal["LayerNorm", "RMSNorm"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
-Activation = Literal["gelu", "gelu_tanh", "swiglu", "quick_geglu", "squared_relu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "quick_geglu", "squared_relu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,9 @@ class NormOptions(ModelSizes):
     """Added to the variance inside a normalisation."""
     apply_layernorm_1p: bool = False
     """Keep the scale of a normalisation as its distance from 1."""
+    norm_backend: Literal["auto", "torch", "apex", "transformer_engine"] = execution("auto")
+    """Whose kernel normalises: torch's, apex's or Transformer Engine's (CUDA, where installed);
+    auto: torch, whose operators --compile-layers fuses with what stands around them."""
     fp32_residual_connection: bool = False
     """Keep the residual stream between layers in fp32."""
     hidden_dropout: float = 0.1
@@ -109,6 +112,8 @@ class MLPOptions(ModelSizes):
     """Gated MLP, gate x sigmoid(1.702 gate) x up."""
     squared_relu: bool = False
     """relu(x)^2 in place of GELU."""
+    quick_gelu: bool = False
+    """x sigmoid(1.702 x) in place of GELU (CLIP)."""
     openai_gelu: bool = False
     """GELU in its tanh form, whatever the biases."""
     bias_gelu_fusion: bool = True
@@ -118,7 +123,7 @@ class MLPOptions(ModelSizes):
     """Leave the biases of linear layers out."""
 
     def _check_mlp(self) -> None:
-        names = ("swiglu", "quick_geglu", "squared_relu", "openai_gelu")
+        names = ("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "openai_gelu")
         chosen = [name for name in names if getattr(self, name)]
         if len(chosen) > 1:
             options = " and ".join("--" + name.replace("_", "-") for name in chosen)
@@ -133,6 +138,8 @@ class MLPOptions(ModelSizes):
             return "quick_geglu"
         if self.squared_relu:
             return "squared_relu"
+        if self.quick_gelu:
+            return "quick_gelu"
         fused = self.bias_gelu_fusion and not self.disable_bias_linear
         return "gelu_tanh" if fused or self.openai_gelu else "gelu"
 

@@ -36,6 +36,9 @@ the same on all ranks that share it."""
 class GPTModel(nn.Module):
     """A decoder-only transformer over a padded vocabulary.
 
+    vocab_size: rows of the embedding, padding included. true_vocab_size: tokens that there are; the
+    rows behind them are never scored and never trained. Unset: every row is a token.
+
     Its parameters are not filled when it is built: `init_parameters` or a checkpoint does that."""
 
     def __init__(
@@ -44,9 +47,12 @@ class GPTModel(nn.Module):
         vocab_size: int,
         parallel: ModelParallel = ALONE,
         stage: ModelStage = WHOLE,
+        true_vocab_size: int | None = None,
     ) -> None:
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
+        self.true_vocab_size = vocab_size if true_vocab_size is None else true_vocab_size
+        assert self.true_vocab_size <= vocab_size, (true_vocab_size, vocab_size)
         self.parallel, self.stage = parallel, stage
         self.embedding = Embedding(config, vocab_size, parallel) if stage.has_embedding else None
         self.decoder = TransformerBlock(config, parallel, stage)
@@ -74,7 +80,7 @@ class GPTModel(nn.Module):
         kv_cache: KVCache | None = None,
         attention_mask: AttentionMask | Tensor | None = None,
     ) -> Tensor:
-        """Logits (b, s, V) of the token after each of `tokens`, (b, s) int64."""
+        """Logits (b, s, true_vocab_size) of the token after each of `tokens`, (b, s) int64."""
         hidden = self.hidden_states(tokens, position_ids, kv_cache, attention_mask)
         return self.logits(hidden).transpose(0, 1)
 
@@ -109,8 +115,10 @@ class GPTModel(nn.Module):
         return self._run(None, tokens, position_ids, as_mask(attention_mask), kv_cache, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: (..., h). Returns (..., V), whole on every rank."""
-        return gather_from_tp(self._own_logits(hidden), self.parallel.tp)
+        """hidden: (..., h). Returns (..., true_vocab_size), whole on every rank: a view that leaves
+        the padding out, so that nobody can choose or score it."""
+        padded = gather_from_tp(self._own_logits(hidden), self.parallel.tp)
+        return padded[..., : self.true_vocab_size]
 
     # --- a part of it ---------------------------------------------------------------------
 
@@ -218,4 +226,7 @@ class GPTModel(nn.Module):
         """Cross entropy of each label in nats, (b, s) fp32. hidden: (s, b, h) after the final norm;
         labels: (b, s)."""
         logits = self._own_logits(hidden)
-        return vocab_parallel_cross_entropy(logits, labels.t(), self.parallel).t()
+        losses = vocab_parallel_cross_entropy(
+            logits, labels.t(), self.parallel, self.true_vocab_size
+        )
+        return losses.t()

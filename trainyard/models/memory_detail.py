@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from trainyard.models.config import GPTConfig
 from trainyard.models.memory import Layout, schedule_growth
 
-MLP_TENSORS = {"gelu": 2, "gelu_tanh": 2, "squared_relu": 2, "swiglu": 4, "quick_geglu": 5}
+MLP_TENSORS = {
+    **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
+    **{"swiglu": 4, "quick_geglu": 5},
+}
 """Tensors of the MLP's width that are kept: the first matrix's output (gate and up), what the
 activation makes of it on the way, and the second matrix's input."""
 

@@ -23,6 +23,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x), an approximation of GELU (arXiv:1606.08415, section 4)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2 (Primer, arXiv:2109.08668)."""
     return functional.relu(x).square()
@@ -35,14 +40,15 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def quick_geglu(x: Tensor) -> Tensor:
-    """gate x sigmoid(1.702 gate) x up of [gate; up]."""
+    """quick_gelu(gate) x up of [gate; up]."""
     gate, up = x.chunk(2, dim=-1)
-    return gate * torch.sigmoid(1.702 * gate) * up
+    return quick_gelu(gate) * up
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "squared_relu": squared_relu,
     "swiglu": swiglu,
     "quick_geglu": quick_geglu,

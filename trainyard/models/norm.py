@@ -1,4 +1,5 @@
-"""Normalisation over the last dimension: a table of the two kinds.
+"""Normalisation over the last dimension: a table of the two kinds, computed by torch or by a kernel
+of another package (`--norm-backend`), with the same parameters.
 
 The dtype of a normalised tensor is that of the weights, so that a residual stream in fp32 enters
 the matrices in their own precision. Statistics are in fp32."""
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainyard.models.backends.norm_kernels import NormKernel
+from trainyard.models.backends.norm_select import norm_kernel
 from trainyard.models.config import GPTConfig
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import mark_partial_grad
@@ -17,15 +20,20 @@ from trainyard.parallel.sharding import mark_partial_grad
 class LayerNorm(nn.Module):
     """Mean and variance over the last dimension, then scale and shift (arXiv:1607.06450)."""
 
-    def __init__(self, size: int, eps: float, *, centred: bool = False) -> None:
+    def __init__(
+        self, size: int, eps: float, *, centred: bool = False, kernel: NormKernel | None = None
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.bias = nn.Parameter(torch.empty(size))
         self.eps = eps
         self.centred = centred
+        self.kernel = kernel
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter."""
+        if self.kernel is not None and self.kernel.takes(x, self.weight):
+            return self.kernel(x, self.weight, self.bias, self.eps, self.centred)
         weight, bias = _scale(self.weight, self.centred, x), self.bias.to(x.dtype)
         out = functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
         return out.to(self.weight.dtype)
@@ -34,14 +42,19 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """Root mean square over the last dimension, then scale (arXiv:1910.07467)."""
 
-    def __init__(self, size: int, eps: float, *, centred: bool = False) -> None:
+    def __init__(
+        self, size: int, eps: float, *, centred: bool = False, kernel: NormKernel | None = None
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
         self.centred = centred
+        self.kernel = kernel
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter."""
+        if self.kernel is not None and self.kernel.takes(x, self.weight):
+            return self.kernel(x, self.weight, None, self.eps, self.centred)
         weight = _scale(self.weight, self.centred, x)
         out = functional.rms_norm(x, self.weight.shape, weight, self.eps)
         return out.to(self.weight.dtype)
@@ -58,8 +71,12 @@ def build_norm(
 
     A rank sees its part of the sequence under sequence parallelism, and its own heads always; what
     it computes of the gradient is then a summand."""
+    width = size or config.hidden_size
     norm = NORMS[config.normalization](
-        size or config.hidden_size, config.norm_epsilon, centred=config.apply_layernorm_1p
+        width,
+        config.norm_epsilon,
+        centred=config.apply_layernorm_1p,
+        kernel=norm_kernel(config, width),
     )
     if parallel.sequence_parallel or (size is not None and parallel.tp_size > 1):
         for parameter in norm.parameters():

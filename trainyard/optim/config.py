@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainyard.config import execution
 from trainyard.errors import ConfigError
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 OptimizerKind = Literal["adam", "sgd"]
-AdamKernel = Literal["torch", "apex", "transformer_engine"]
+OptimizerBackend = Literal["auto", "torch", "apex", "transformer_engine"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 
@@ -68,8 +69,9 @@ class OptimizerConfig:
     """Decay of Adam's second moment."""
     adam_eps: float = 1e-8
     """Added to the root of Adam's second moment."""
-    fused_adam: AdamKernel = "torch"
-    """Whose kernel updates: torch's own, or that of apex or Transformer Engine where installed."""
+    optimizer_backend: Literal["auto", "torch", "apex", "transformer_engine"] = execution("auto")
+    """Whose kernel updates: torch's, or for adam apex's or Transformer Engine's (CUDA, where
+    installed); auto: torch."""
     sgd_momentum: float = 0.9
     """Share of the last step that SGD keeps."""
 
@@ -82,6 +84,11 @@ class OptimizerConfig:
             raise ConfigError(
                 "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler "
                 "contradict each other; give one"
+            )
+        if self.optimizer != "adam" and self.optimizer_backend not in ("auto", "torch"):
+            raise ConfigError(
+                f"--optimizer-backend {self.optimizer_backend} has a kernel for --optimizer adam, "
+                f"not for {self.optimizer}; leave it out"
             )
         for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
             if not 0.0 <= getattr(self, name) < 1.0:

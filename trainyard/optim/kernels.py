@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainyard.errors import ConfigError
-from trainyard.optim.config import AdamKernel
+from trainyard.optim.config import OptimizerBackend
 
 CHUNK_SIZE = 2048 * 32
 """Numbers that a block of such a kernel works on, as both libraries call them."""
@@ -33,16 +33,16 @@ class AdamUpdate(Protocol):
         """Update."""
 
 
-def adam_kernel(choice: AdamKernel) -> AdamUpdate | None:
-    """The kernel of a library; None for torch's own. ConfigError when it is not installed."""
-    if choice == "torch":
+def adam_kernel(backend: OptimizerBackend) -> AdamUpdate | None:
+    """The kernel of a library; None for torch's own. ConfigError when it cannot be loaded."""
+    if backend in ("auto", "torch"):
         return None
     try:
-        return _MultiTensor(_apex() if choice == "apex" else _transformer_engine())
+        return _MultiTensor(_apex() if backend == "apex" else _transformer_engine())
     except ImportError as error:
         raise ConfigError(
-            f"--fused-adam {choice}: {error}; install it, or use --fused-adam torch, which needs "
-            "nothing"
+            f"--optimizer-backend {backend}: {error}; install it, or use --optimizer-backend "
+            "torch, which needs nothing"
         ) from error
 
 

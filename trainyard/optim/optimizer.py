@@ -132,13 +132,20 @@ class ModelOptimizer:
 
     @torch.no_grad()
     def update(
-        self, rates: Rates, *, divisor: float = 1.0, count_grad_zeros: bool = False
+        self,
+        rates: Rates,
+        *,
+        divisor: float = 1.0,
+        count_grad_zeros: bool = False,
+        norm: float | None = None,
     ) -> StepOutcome:
-        """Update from reduced gradients, unless one of them is not finite."""
-        scale = self.scaler.scale * divisor
-        with self.timed("optimizer-clip-main-grad"):
-            norm, num_zeros = self._measure(count_grad_zeros)
-        norm /= scale
+        """Update from reduced gradients, unless one of them is not finite. norm: what
+        `gradient_norm` found of them, where it was asked."""
+        scale, num_zeros = self.scaler.scale * divisor, None
+        if norm is None or count_grad_zeros:
+            with self.timed("optimizer-clip-main-grad"):
+                norm, num_zeros = self._measure(count_grad_zeros)
+            norm /= scale
         skipped = not math.isfinite(norm)
         self.scaler.update(skipped)
         if not skipped:
@@ -183,7 +190,8 @@ class ModelOptimizer:
 
     def gradient_norm(self, divisor: float = 1.0) -> float:
         """Of the reduced gradients, as `update` will find it."""
-        return self._measure(False)[0] / (self.scaler.scale * divisor)
+        with self.timed("optimizer-clip-main-grad"):
+            return self._measure(False)[0] / (self.scaler.scale * divisor)
 
     # --- norms --------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ A rule takes flat or shaped tensors alike, many at once, and holds no state but 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.kernels import AdamUpdate, adam_kernel
-
-log = logging.getLogger(__name__)
 
 
 class UpdateRule(Protocol):
@@ -48,7 +45,7 @@ class AdamW:
 
     def __init__(self, config: OptimizerConfig) -> None:
         self._config = config
-        self._kernel: AdamUpdate | None = adam_kernel(config.fused_adam)
+        self._kernel: AdamUpdate | None = adam_kernel(config.optimizer_backend)
 
     def update(
         self,
@@ -133,8 +130,5 @@ RULES: dict[str, Callable[[OptimizerConfig], UpdateRule]] = {"adam": AdamW, "sgd
 
 
 def build_rule(config: OptimizerConfig) -> UpdateRule:
-    """The rule of --optimizer; says which, and whose kernel runs it."""
-    rule = RULES[config.optimizer](config)
-    whose = f", kernel of {config.fused_adam}" if config.optimizer == "adam" else ""
-    log.info("optimizer %s%s", config.optimizer, whose)
-    return rule
+    """The rule of --optimizer, by the kernel of --optimizer-backend."""
+    return RULES[config.optimizer](config)

@@ -5,10 +5,15 @@ number per token; the fp32 softmax exists for a few rows at a time, and the grad
 of the logits. torch's own keeps fp32 log-probabilities and makes two more copies: 12 bytes a logit
 more. Under `torch.compile` the same formulas are one fused pass, not in chunks and not in place.
 
-N tokens, v logits of this rank for each."""
+Rows that only pad the vocabulary take no part: the sums go over a narrow view of the logits, their
+gradient is zero. That costs no copy: what is read is less, and the zeros are written by the kernel
+(or into the memory) that writes the gradient anyway.
+
+N tokens, v logits of this rank for each, w <= v of which belong to tokens of the vocabulary."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,38 +28,48 @@ CHUNK_LOGITS = 1 << 24
 """Logits that are held in fp32 at once: 64 MiB."""
 
 
-def lean_cross_entropy(logits: Tensor, labels: Tensor, parallel: ModelParallel) -> Tensor:
+def lean_cross_entropy(
+    logits: Tensor, labels: Tensor, parallel: ModelParallel, vocab_size: int | None = None
+) -> Tensor:
     """See vocab.vocab_parallel_cross_entropy. logits: (s, b, v), labels: (s, b)."""
-    flat = logits.reshape(-1, logits.shape[-1])
-    local = labels.reshape(-1) - parallel.tp_rank * logits.shape[-1]
-    losses: Tensor = _CrossEntropy.apply(flat, local, parallel.tp)  # type: ignore[no-untyped-call]
+    size = logits.shape[-1]
+    first = parallel.tp_rank * size
+    width = size if vocab_size is None else min(max(vocab_size - first, 0), size)
+    flat, local = logits.reshape(-1, size), labels.reshape(-1) - first
+    losses: Tensor = _CrossEntropy.apply(flat, local, width, parallel.tp)  # type: ignore[no-untyped-call]
     return losses.view(labels.shape)
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, local: Tensor, group: ProcessGroup | None) -> Tensor:
-        """logits: (N, v); local: (N), place of the label among them, if there. Returns (N)."""
-        highest = all_reduce(logits.amax(dim=-1).float(), group, "max")
-        parts = [_sums(*chunk) for chunk in _chunks(logits, local, highest)]
+    def forward(
+        ctx: Any, logits: Tensor, local: Tensor, width: int, group: ProcessGroup | None
+    ) -> Tensor:
+        """logits: (N, v), of which the first `width` count; local: (N), place of the label among
+        them, if there. Returns (N)."""
+        real = logits.narrow(-1, 0, width)
+        highest = all_reduce(_highest(real), group, "max")
+        parts = [_sums(*chunk) for chunk in _chunks(real, local, highest)]
         exponentials, of_labels = all_reduce(torch.cat(parts, dim=1), group)
         log_sum = exponentials.log()
         ctx.save_for_backward(logits, local, highest + log_sum)
-        ctx.is_spent = False
+        ctx.width, ctx.is_spent = width, False
         losses: Tensor = log_sum - of_labels
         return losses
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, local, log_norm = ctx.saved_tensors
         if torch.compiler.is_compiling():
-            return _gradient(logits, local, log_norm, grad), None, None
+            return _fused_gradient(logits, local, log_norm, grad, ctx.width), None, None, None
         if ctx.is_spent:
             raise RuntimeError("the logits of this cross entropy have become their gradient")
         ctx.is_spent = True
-        for rows in _chunks(logits, local, log_norm, grad):
+        real = logits.narrow(-1, 0, ctx.width)
+        for rows in _chunks(real, local, log_norm, grad):
             rows[0].copy_(_gradient(*rows))
-        return logits, None, None
+        logits.narrow(-1, ctx.width, logits.shape[-1] - ctx.width).zero_()
+        return logits, None, None, None
 
 
 def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -62,12 +77,21 @@ def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if torch.compiler.is_compiling():
         yield logits, *others
         return
-    rows = max(1, CHUNK_LOGITS // logits.shape[-1])
+    rows = max(1, CHUNK_LOGITS // max(1, logits.shape[-1]))
     yield from zip(*(tensor.split(rows) for tensor in (logits, *others)), strict=True)
+
+
+def _highest(logits: Tensor) -> Tensor:
+    """(N) fp32; logits: (N, w)."""
+    if not logits.shape[-1]:  # this rank has nothing but padding
+        return logits.new_full(logits.shape[:1], -math.inf, dtype=torch.float32)
+    return logits.amax(dim=-1).float()
 
 
 def _sums(logits: Tensor, local: Tensor, highest: Tensor) -> Tensor:
     """(2, N) fp32: sum of exp(logit - highest), and the label's logit - highest, 0 elsewhere."""
+    if not logits.shape[-1]:
+        return highest.new_zeros(2, len(highest))
     shifted = logits.float() - highest.unsqueeze(-1)
     index, is_here = _index(local, logits.shape[-1])
     of_labels = shifted.gather(-1, index).squeeze(-1).masked_fill(~is_here, 0.0)
@@ -75,17 +99,28 @@ def _sums(logits: Tensor, local: Tensor, highest: Tensor) -> Tensor:
 
 
 def _gradient(logits: Tensor, local: Tensor, log_norm: Tensor, grad: Tensor) -> Tensor:
-    """(softmax - one at the label) x grad; logits: (N, v), all others (N). Returns (N, v)."""
+    """(softmax - one at the label) x grad; logits: (N, w), all others (N). Returns (N, w)."""
     softmax = (logits.float() - log_norm.unsqueeze(-1)).exp()
-    if torch.compiler.is_compiling():  # a comparison fuses with its neighbours, a scatter does not
-        places = torch.arange(logits.shape[-1], device=logits.device)
-        softmax = softmax - (places == local.unsqueeze(-1)).float()
-    else:
+    if softmax.shape[-1]:
         index, is_here = _index(local, logits.shape[-1])
         # Not scatter_add_: it is slow on CUDA where bits must be the same every time.
         at_label = softmax.gather(-1, index) - is_here.unsqueeze(-1).float()
         softmax.scatter_(-1, index, at_label)
     return softmax.mul_(grad.unsqueeze(-1)).to(logits.dtype)
+
+
+def _fused_gradient(
+    logits: Tensor, local: Tensor, log_norm: Tensor, grad: Tensor, width: int
+) -> Tensor:
+    """The same of all (N, v), zero behind `width`, out of what fuses into one kernel: comparisons
+    with the place do, a scatter does not."""
+    places = torch.arange(logits.shape[-1], device=logits.device)
+    softmax = (logits.float() - log_norm.unsqueeze(-1)).exp()
+    softmax = softmax - (places == local.unsqueeze(-1)).float()
+    gradient = softmax * grad.unsqueeze(-1)
+    if width < logits.shape[-1]:
+        gradient = gradient.where(places < width, 0.0)
+    return gradient.to(logits.dtype)
 
 
 def _index(local: Tensor, size: int) -> tuple[Tensor, Tensor]:

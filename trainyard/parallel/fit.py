@@ -18,11 +18,13 @@ def check_model(
     ffn_hidden_size: int,
     seq_length: int,
     padded_vocab_size: int | None = None,
+    rule: str | None = None,
 ) -> None:
     """Refuse a model that these degrees cannot share, in words.
 
     num_query_groups: heads of keys and values, as many as query heads unless grouped.
-    padded_vocab_size: where it is known."""
+    padded_vocab_size: where it is known. rule: the flag that keeps attention from keys that are
+    before it, if one does."""
     tp = config.tensor_model_parallel_size
     grouped = num_query_groups != num_attention_heads
     divides("--num-attention-heads", num_attention_heads, TP, tp)
@@ -34,6 +36,8 @@ def check_model(
     _check_sequence(config, seq_length)
     if config.cp_comm_type == "a2a" and config.context_parallel_size > 1:
         _check_exchange(config, num_attention_heads, num_query_groups)
+    if rule is not None:
+        _check_ring(config, rule, num_attention_heads, num_query_groups)
     partition(config, num_layers)
 
 
@@ -65,6 +69,19 @@ def _check_exchange(config: ParallelConfig, heads: int, groups: int) -> None:
                 f"--cp-comm-type a2a: {flag} ({count}){shared} must be divisible by {CP} ({cp}); "
                 f"{nearest(CP, divisors(count // tp, cp))}, or use --cp-comm-type p2p"
             )
+
+
+def _check_ring(config: ParallelConfig, rule: str, heads: int, groups: int) -> None:
+    """Keys that travel a ring meet no rule but causality."""
+    cp, tp = config.context_parallel_size, config.tensor_model_parallel_size
+    if cp == 1 or config.cp_comm_type != "p2p":
+        return
+    fits = (heads // tp) % cp == 0 and (groups // tp) % cp == 0
+    raise ConfigError(
+        "--cp-comm-type p2p, the default, passes keys round with no rule but causality, and "
+        f"{rule} asks for another one; with {CP} ({cp}) it works with --cp-comm-type allgather"
+        + (" or a2a" if fits else "")
+    )
 
 
 def check_group_size(config: ParallelConfig, num_microbatches: int) -> None:

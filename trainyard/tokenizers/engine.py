@@ -28,15 +28,16 @@ from trainyard.tokenizers.base import Flat, as_lists, check_unicode, flatten
 from trainyard.tokenizers.parts import any_long, encode_in_parts, parts
 from trainyard.tokenizers.pieces import (
     CONTROL,
-    NORMAL,
     PieceModel,
+    bytes_of_pieces,
     refusal_of_pieces,
     tokenizer_json,
 )
 from trainyard.tokenizers.probe import probe_texts, refusal, remove_nfc
-from trainyard.tokenizers.seams import Seam, find_row, find_seam
+from trainyard.tokenizers.rows import ALL, Rows
+from trainyard.tokenizers.seams import Seam, find_rows, find_seam
 from trainyard.tokenizers.suspects import Suspects
-from trainyard.tokenizers.unbroken import WINDOW_LETTERS, Unbroken, lengths_of
+from trainyard.tokenizers.unbroken import WINDOW_LETTERS, Cut, Lengths, Unbroken
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -90,7 +91,7 @@ def gigatoken_for(library: Library) -> Gigatoken | None:
         lambda gigatoken: gigatoken.Tokenizer.from_json(data), reference, texts, byte_level, nfc
     )
     if engine and byte_level:
-        engine.cut_at(seam, find_row(library))
+        engine.cut_at(seam, find_rows(library))
     return engine
 
 
@@ -114,8 +115,7 @@ def gigatoken_for_pieces(
     )
     if engine and apart is None:
         bare = tokenizer_json(replace(model, prefix=False))
-        tokens = {i: p.text.encode() for i, p in enumerate(model.pieces) if p.kind == NORMAL}
-        engine.cut_pieces(tokens, lambda: _load_bare(bare))
+        engine.cut_pieces(bytes_of_pieces(model), lambda: _load_bare(bare))
     return engine
 
 
@@ -131,11 +131,11 @@ def gigatoken_for_ranks(
     scheme: str,
     reference: Reference,
     seam: Seam | None,
-    row: str | None,
+    rows: Rows,
 ) -> Gigatoken | None:
     """An engine for tokens in the order of their ranks, which are their ids, and special tokens
-    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut; `seam`, `row`
-    as in seams.py."""
+    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut; `seam` as in
+    seams.py, `rows` as in rows.py."""
     lines = b"".join(b"%s %d\n" % (b64encode(token), i) for i, token in enumerate(ranks))
 
     def load(gigatoken: Any) -> Any:
@@ -146,7 +146,7 @@ def gigatoken_for_ranks(
 
     engine = _build(load, reference, probe_texts(list(special)), byte_level=True, nfc=False)
     if engine:
-        engine.cut_at(seam, row)
+        engine.cut_at(seam, rows)
     return engine
 
 
@@ -199,22 +199,21 @@ class Gigatoken:
         """From now on leave suspect texts to the reference."""
         self._suspects = Suspects(self._idle[0].backend.vocab, nfc=nfc)
 
-    def cut_at(self, seam: Seam | None, row: str | None) -> None:
-        """From now on cut long texts at seams, and within rows of these letters."""
+    def cut_at(self, seam: Seam | None, rows: Rows | None) -> None:
+        """From now on cut long texts at seams, and within rows."""
         self._seam = seam
-        if row is not None:
-            self._window(row, self._idle[0].backend.vocab)
-
-    def _window(
-        self, row: str, tokens: Mapping[int, bytes], bare: Callable[[], Any] | None = None
-    ) -> None:
-        lengths = lengths_of(tokens, row)
-        if lengths is not None:
-            self._unbroken, self._bare = Unbroken(row, lengths), bare
+        if rows is not None:
+            self._window(rows, self._idle[0].backend.vocab)
 
     def cut_pieces(self, tokens: Mapping[int, bytes], bare: Callable[[], Any]) -> None:
-        """The same for SentencePiece; `bare` makes what puts no space before a text."""
-        self._window("A-Za-z", tokens, bare)
+        """The same for SentencePiece, anywhere; `bare` makes what puts no space before a text."""
+        self._bare = bare
+        self._window(ALL, tokens)
+
+    def _window(self, rows: Rows, tokens: Mapping[int, bytes]) -> None:
+        lengths = Lengths.of(tokens)
+        if lengths is not None:
+            self._unbroken = Unbroken(rows, lengths, self._seam)
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text."""
@@ -247,10 +246,10 @@ class Gigatoken:
         flat = self._encode(["" if i in cuts else text for i, text in enumerate(texts)])
         return replace_rows(flat, list(rows), list(rows.values()))
 
-    def _cuts(self, text: str) -> list[int]:
+    def _cuts(self, text: str) -> list[Cut]:
         return self._unbroken.cuts(text) if self._unbroken else []
 
-    def _in_windows(self, text: str, cuts: Sequence[int]) -> NDArray[np.uint32]:
+    def _in_windows(self, text: str, cuts: Sequence[Cut]) -> NDArray[np.uint32]:
         assert self._unbroken is not None
         if self._bare and self._within is None:
             self._within = Gigatoken(self._bare, self._reference)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 import sentencepiece
@@ -14,6 +15,7 @@ from trainyard.tokenizers.base import Flat, check_unicode, flatten, join_rows
 from trainyard.tokenizers.engine import Gigatoken, gigatoken_for_pieces, replace_rows
 from trainyard.tokenizers.parts import SPACE_SEAM, any_long, parts
 from trainyard.tokenizers.pieces import USER_DEFINED, is_cuttable, parse_pieces
+from trainyard.tokenizers.unigram import LONG_LETTERS, Windows, find_windows
 
 
 class Pieces:
@@ -31,6 +33,7 @@ class Pieces:
         # SentencePiece cuts a text at these first; gigatoken would do it in another way.
         self._apart = any_of(model.pieces_of(USER_DEFINED))
         self._cuttable = is_cuttable(model)
+        self._model, self._data = model, data
         self._gigatoken: Gigatoken | None = None
         if use_gigatoken:
             self._gigatoken = gigatoken_for_pieces(model, self.by_library, self._apart)
@@ -55,6 +58,8 @@ class Pieces:
         if self._cuttable and any_long(texts):  # the library takes 45 bytes for one of the text
             return join_rows([self._in_parts(text, self.encode) for text in texts])
         if self._gigatoken is None:
+            if any(len(text) > LONG_LETTERS for text in texts):
+                return join_rows([self.reference_array(text) for text in texts])
             return flatten(self.by_library(texts))
         flat = self._gigatoken.encode_flat(texts)
         assert self._apart is not None
@@ -71,12 +76,20 @@ class Pieces:
         return ids
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of a text by the library, a long one in parts where the model lets it be cut.
-
-        A unigram model does not: the library then holds about 40 bytes for each of the text."""
+        """The ids of a text by the library, a long one in parts where the model lets it be cut, or
+        in windows where it lets these be made; else the library holds 20 to 40 bytes for each of
+        the text."""
         if self._cuttable and any_long([text]):
             return self._in_parts(text, lambda part: self.by_library([part])[0])
+        if len(text) > LONG_LETTERS and self._windows:
+            ids = self._windows.encode(text)
+            if ids is not None:
+                return ids
         return np.array(self.by_library([text])[0], np.uint32)
+
+    @cached_property
+    def _windows(self) -> Windows | None:
+        return find_windows(self._model, self._data, self.library)
 
     def _in_parts(self, text: str, encode: Callable[[str], list[int]]) -> NDArray[np.uint32]:
         # The model puts a space before each part, so the one of the text is left out.

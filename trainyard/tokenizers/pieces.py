@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -20,13 +20,14 @@ SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of pieces, as sentencepiece_model.proto numbers them."""
 
-BPE = 2
+UNIGRAM, BPE = 1, 2
 ALGORITHMS = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 # Field numbers of sentencepiece_model.proto.
 PIECES, TRAINER, NORMALIZER = 1, 2, 3
 PIECE_TEXT, PIECE_SCORE, PIECE_KIND = 1, 2, 3
 TRAINER_ALGORITHM, TRAINER_SPACE_AFTER, TRAINER_BYTE_FALLBACK = 3, 24, 35
+NORMALIZER_NAME = 1
 NORMALIZER_CHARSMAP, NORMALIZER_PREFIX, NORMALIZER_REMOVE, NORMALIZER_ESCAPE = 2, 3, 4, 5
 
 
@@ -51,6 +52,8 @@ class PieceModel:
     """Spaces belong to the word before them."""
     rewrites: bool
     """Characters are normalized, as NFKC does or otherwise."""
+    rules: str
+    """The name of how they are."""
     prefix: bool
     """A space is put before a text."""
     removes_spaces: bool
@@ -89,6 +92,7 @@ def _parse(data: bytes) -> PieceModel:
         algorithm=int(trainer.get(TRAINER_ALGORITHM, 1)),
         byte_fallback=bool(trainer.get(TRAINER_BYTE_FALLBACK, 0)),
         space_after=bool(trainer.get(TRAINER_SPACE_AFTER, 0)),
+        rules=_bytes(normalizer.get(NORMALIZER_NAME, b"")).decode(),
         rewrites=bool(normalizer.get(NORMALIZER_CHARSMAP, b"")),
         prefix=bool(normalizer.get(NORMALIZER_PREFIX, 1)),
         removes_spaces=bool(normalizer.get(NORMALIZER_REMOVE, 1)),
@@ -139,6 +143,38 @@ def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise ValueError("a number where a string should be")
     return value
+
+
+def extended(data: bytes, pieces: Iterable[Piece]) -> bytes:
+    """A .model with more pieces, that takes a text as it is: nothing is normalized or put before
+    it."""
+    plain: dict[int, int | bytes] = {
+        NORMALIZER_CHARSMAP: b"",
+        NORMALIZER_PREFIX: 0,
+        NORMALIZER_REMOVE: 0,
+    }
+    fields = [_field(PIECES, _written(piece)) for piece in pieces]
+    spec = _field(NORMALIZER, b"".join(_field(number, v) for number, v in plain.items()))
+    return b"".join([data, *fields, spec])  # of a field that comes twice the last counts
+
+
+def _written(piece: Piece) -> bytes:
+    score = bytes([PIECE_SCORE << 3 | 5]) + struct.pack("<f", piece.score)
+    return _field(PIECE_TEXT, piece.text.encode()) + score + _field(PIECE_KIND, piece.kind)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return bytes([number << 3]) + _number(value)
+    return bytes([number << 3 | 2]) + _number(len(value)) + value
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
 
 
 def is_cuttable(model: PieceModel) -> bool:
@@ -212,6 +248,13 @@ def tokenizer_json(model: PieceModel) -> bytes:
         },
     }
     return json.dumps(document).encode()
+
+
+def bytes_of_pieces(model: PieceModel) -> dict[int, bytes]:
+    """What the pieces that a text is made of stand for, spaces written as `SPACE`."""
+    numbered = list(enumerate(model.pieces))
+    single = {i: bytes([int(piece.text[3:5], 16)]) for i, piece in numbered if piece.kind == BYTE}
+    return single | {i: piece.text.encode() for i, piece in numbered if piece.kind == NORMAL}
 
 
 def _merges(model: PieceModel) -> list[tuple[str, str]]:

@@ -19,7 +19,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from string import punctuation
 from typing import TYPE_CHECKING, Any
+
+from trainyard.tokenizers.rows import Rows, rows_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -69,8 +73,12 @@ OTHERS = {
 }
 """The others: none goes on from a letter to anything but a letter."""
 
-HARMLESS = {r"\p{N}", r"\p{N}{1,3}", r"\d", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}
+DIGITS = {r"\p{N}", r"\p{N}{1,3}", r"\d"}
+HARMLESS = DIGITS | {"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}
 """Patterns of a first cut, of which no match holds a seam."""
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The pattern that the library's ByteLevel has built in."""
 
 
 def find_seam(library: Library) -> Seam | None:
@@ -95,24 +103,25 @@ def find_seam(library: Library) -> Seam | None:
     return letter_seam(contents, " " if prefixed else AFTER_LETTERS)
 
 
-def find_row(library: Library) -> str | None:
-    """ASCII letters, as a class of characters, that keep together: any number of them in a row lies
-    in one word, and any part of that row by itself is one. None where it is not known."""
+def find_rows(library: Library) -> Rows | None:
+    """Rows of characters that keep together; None where they are not known."""
     cutters = list(_steps(library.pre_tokenizer, "pretokenizers"))
     kinds = [step.get("type") for step in cutters]
     if find_seam(library) is None or "BertPreTokenizer" in kinds:
         return None
-    patterns = [step["pattern"]["Regex"] for step in cutters if step["type"] == "Split"]
-    if any(step.get("add_prefix_space") for step in cutters) or "A-Za-z" in "".join(patterns):
+    if any(step.get("add_prefix_space") for step in cutters):
         return None
+    patterns = [step["pattern"]["Regex"] for step in cutters if step["type"] == "Split"]
+    if any(step.get("use_regex") for step in cutters if step["type"] == "ByteLevel"):
+        patterns.append(GPT2)
+    harmless = HARMLESS.intersection(patterns)
+    rows = rows_of(
+        [alternatives_of(pattern) for pattern in patterns if pattern not in HARMLESS],
+        digits="Digits" in kinds or any(pattern in DIGITS for pattern in harmless),
+        ideographs=not harmless <= DIGITS,
+    )
     contents = [token.content for token in library.get_added_tokens_decoder().values()]
-    return row_of("a-z" if r"\p{Lu}" in "".join(patterns) else "A-Za-z", contents)
-
-
-def row_of(letters: str, tokens: Iterable[str]) -> str | None:
-    """The class of letters unless one of these added tokens may be found in a row of them."""
-    found = any(re.fullmatch(f"[{letters}]*", token) for token in tokens)
-    return None if found else letters
+    return replace(rows, nfc=library.normalizer is not None).without(contents)
 
 
 def letter_seam(tokens: Iterable[str], followers: str = AFTER_LETTERS) -> Seam | None:
@@ -126,7 +135,7 @@ def letter_seam(tokens: Iterable[str], followers: str = AFTER_LETTERS) -> Seam |
 def word_seam(tokens: Iterable[str]) -> Seam | None:
     """The seam of BERT's word pieces with these added tokens."""
     within = {c for token in tokens for c in token[:-1]}
-    free = re.escape("".join(c for c in SPACES + ".,;" + EAST_ASIAN if c not in within))
+    free = re.escape("".join(c for c in SPACES + punctuation + EAST_ASIAN if c not in within))
     if not re.search(f"[{IDEOGRAPHS}]", "".join(within)):
         free += IDEOGRAPHS
     return re.compile(f"(?<=[{free}])") if free else None
@@ -176,10 +185,14 @@ def _is_byte_level(cutters: list[dict[str, Any]]) -> bool:
 
 def is_known(pattern: str) -> bool:
     """Whether a pattern is made of known alternatives, and they leave no letter out."""
-    pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
-    found = {a if a in OTHERS else _relaxed(a) for a in _alternatives(pattern)}
-    runs = found - OTHERS
+    runs = alternatives_of(pattern) - OTHERS
     return bool(runs) and (runs in CASED_RUNS or runs <= LETTER_RUNS)
+
+
+def alternatives_of(pattern: str) -> frozenset[str]:
+    """The alternatives of a pattern as they are written here."""
+    pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
+    return frozenset(a if a in OTHERS else _relaxed(a) for a in _alternatives(pattern))
 
 
 def _relaxed(alternative: str) -> str:

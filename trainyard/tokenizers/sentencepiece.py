@@ -9,8 +9,8 @@ missing of padding, begin and end get ids above those of the model, then <extra_
 its id wherever a text spells it out, and <EOD> ends a document. With `--tokenizer-special-tokens`
 (legacy only) it is these tokens instead.
 
-A text for a unigram model cannot be cut into parts, for the model weighs all of it: the library
-holds about 40 bytes for each of the text, 400 MB for a document of 10."""
+A text for a unigram model cannot simply be cut into parts, for the model weighs all of it: the
+library holds up to 40 bytes for each of the text. A long one is encoded in windows (unigram.py)."""
 
 from __future__ import annotations
 

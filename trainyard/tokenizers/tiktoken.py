@@ -31,7 +31,8 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.engine import Gigatoken, gigatoken_for_ranks
 from trainyard.tokenizers.parts import any_long, encode_in_parts
 from trainyard.tokenizers.probe import overlap
-from trainyard.tokenizers.seams import letter_seam, row_of
+from trainyard.tokenizers.rows import rows_of
+from trainyard.tokenizers.seams import alternatives_of, letter_seam
 
 VOCAB = "tiktoken.vocab"
 USUAL_SIZE = 131072
@@ -86,8 +87,10 @@ class TikTokenizer:
         mixed = any(overlap(a, b) for a, b in combinations(config.tokenizer_special_tokens, 2))
         if config.use_gigatoken and pattern in SCHEMES and not mixed:
             above = {token: len(ranks) + i for token, i in ids.items()}
+            found = alternatives_of(PATTERNS[pattern])
+            rows = rows_of([found], digits=True, ideographs=False).without(special)
             self._gigatoken = gigatoken_for_ranks(
-                ranks, above, SCHEMES[pattern], self._rotated, self._seam, row_of("a-z", special)
+                ranks, above, SCHEMES[pattern], self._rotated, self._seam, rows
             )
 
     @property

@@ -9,6 +9,7 @@ other has as many as are asked for."""
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 
 import numpy as np
@@ -25,9 +26,26 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.library import EngineTokenizer, add_special_tokens
+from trainyard.tokenizers.parts import any_long
+from trainyard.tokenizers.seams import LETTERS
 
 UNKNOWN, SEPARATOR, PAD, FIRST, MASK = SPECIAL = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 CASED_EXTRA_IDS = 100
+
+MAX_WORD_LETTERS = 100
+"""A longer word is [UNK]."""
+KEPT_LETTERS = 256
+"""Of the two ends of a word that is far longer, which may be parts of added tokens."""
+IN_WORDS = "0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f\U0001f300-\U0001f64f" + LETTERS.replace(
+    "\u4e00-\u9fa5", ""
+)
+"""Characters that go on with a word, whatever is before and behind, and are left in it when it is
+cleaned: at least one for each. Ideographs are words of their own."""
+LONG_LETTERS = 1 << 12
+LONG_ROW = re.compile(
+    rf"(?<![{IN_WORDS}])([{IN_WORDS}]{{{KEPT_LETTERS}}})[{IN_WORDS}]{{{LONG_LETTERS},}}"
+    rf"(?<=([{IN_WORDS}]{{{KEPT_LETTERS}}}))"
+)
 
 
 class WordPieceTokenizer(EngineTokenizer):
@@ -40,6 +58,17 @@ class WordPieceTokenizer(EngineTokenizer):
         self.bos, self.eos = self.cls, self.sep
         """As Megatron has it where the vocabulary has none of its own."""
         super().__init__(config, library, files, eod=self.sep, pad=self.pad_id, around=False)
+        contents = [token.content for token in library.get_added_tokens_decoder().values()]
+        self._shortens = not any(
+            re.fullmatch(f"[{IN_WORDS}]*", token) or len(token) > KEPT_LETTERS for token in contents
+        )
+
+    def reference_array(self, text: str) -> NDArray[np.uint32]:
+        """The ids of a text by the library, a long one in parts and without the middle of words
+        that are [UNK] whatever their middle: it takes 50 bytes for each of a word."""
+        if self._shortens and any_long([text]):
+            text = LONG_ROW.sub(lambda row: row[1] + row[2], text)
+        return super().reference_array(text)
 
     @property
     def extra_ids(self) -> tuple[int, ...]:
@@ -83,7 +112,9 @@ def extra_tokens(config: TokenizerConfig) -> list[str]:
 
 def wordpiece_library(vocab: dict[str, int], *, lower: bool) -> Library:
     """BERT's cleaning, cutting and longest match over a vocabulary."""
-    library = Library(WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    library = Library(
+        WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_LETTERS)
+    )
     library.normalizer = BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
+from trainyard.checkpoint.scattered import open_scattered
+from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 from trainyard.optim.build import params_dtype
 from trainyard.optim.continuation import continue_schedule
@@ -13,6 +16,7 @@ from trainyard.optim.schedule import Schedule
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.ledger import Ledger
 from trainyard.training.length import RunLength
+from trainyard.training.non_persistent import Elsewhere
 from trainyard.training.origin import (
     check_samples_left,
     check_tokenizer,
@@ -23,7 +27,8 @@ from trainyard.training.origin import (
 from trainyard.training.parts import Initialize
 from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.repadding import Repadding
-from trainyard.training.resume import FoundSteps, restore_training, restore_weights, resume
+from trainyard.training.restoring import Allowed, restore_training, restore_weights
+from trainyard.training.resume import FoundSteps, resume
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
 
@@ -56,40 +61,60 @@ class Origins:
     padded_vocab_size: int
     initialize: Initialize
     """Fills one chunk with its first weights."""
+    elsewhere: Elsewhere | None = None
+    """The step to go on from where that is not in the run folder."""
 
     def begin(self, trainee: Trainee) -> Beginning:
         """Fill the trainee, on all ranks; ConfigError where the options do not fit what is
         there."""
-        step = self.found.latest
-        if step is not None:
-            return self._own(step, trainee)
+        if self.elsewhere is not None or self.found.latest is not None:
+            return self._own(trainee)
         refuse_other_options(self.config, self.found)
         load = self.config.foreign_load()
         if load is not None:
             with open_checkpoint(load, "--load", self.config.verify_checkpoint) as checkpoint:
                 return self._other(checkpoint, load, trainee)
-        for chunk in trainee.chunks:
-            self.initialize(chunk, self.config.training.seed)
+        self._initialize_all(trainee)
         trainee.optimizer.adopt_model_parameters()
         return Beginning(TrainState(), Ledger(), self.schedule, "initial weights from --seed")
 
-    def _own(self, step: int, trainee: Trainee) -> Beginning:
+    def _initialize_all(self, trainee: Trainee) -> None:
+        for chunk in trainee.chunks:
+            self.initialize(chunk, self.config.training.seed)
+
+    def _own(self, trainee: Trainee) -> Beginning:
         """Its last step: also with --finetune, which was done when the run began."""
-        if self.config.finetune:
-            log.info(
-                "--finetune was done when this run began; it goes on from its own step %d", step
+        with self._opened(trainee) as checkpoint:
+            if self.config.finetune:
+                log.info(
+                    "--finetune was done when this run began; it goes on from its own step %d",
+                    checkpoint.step,
+                )
+            schedule = self._continued(checkpoint)
+            state, ledger = resume(
+                checkpoint,
+                trainee,
+                self.length.global_batch_size,
+                self._repadding(checkpoint, trainee),
+                max(self.found.staying, default=0),
             )
-        schedules = [self.schedule]
+        origin = f"step {state.step} of this run"
+        if self.elsewhere is not None:
+            origin += f", in {self.elsewhere.root_url}"
+        return Beginning(state, ledger, schedule, origin)
 
-        def look(checkpoint: Checkpoint) -> Repadding | None:
-            schedules.append(self._continued(checkpoint))
-            return self._repadding(checkpoint, trainee)
-
-        batch = self.length.global_batch_size
-        state, ledger = resume(
-            self.config.save, step, trainee, batch, look, self.config.verify_checkpoint
-        )
-        return Beginning(state, ledger, schedules[-1], f"step {step} of this run")
+    def _opened(self, trainee: Trainee) -> Checkpoint:
+        verify, groups = self.config.verify_checkpoint, trainee.groups
+        step = self.found.latest
+        if self.elsewhere is not None:
+            where = self.elsewhere
+            if groups.rank == 0:
+                log.info("continuing from %s", where.words)
+            return open_scattered(where.url, where.found.readers, verify, groups.rank, groups.world)
+        assert step is not None
+        if groups.rank == 0:
+            log.info("continuing from step %d in %s", step, self.config.save)
+        return open_checkpoint(join(self.config.save, step_folder(step)), verify=verify)
 
     def _other(self, checkpoint: Checkpoint, load: str, trainee: Trainee) -> Beginning:
         """--load: its weights alone with --finetune, else all of its training."""
@@ -97,7 +122,10 @@ class Origins:
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
         repadding = self._repadding(checkpoint, trainee)
         if config.finetune:
-            restore_weights(checkpoint, trainee, repadding)
+            allowed = Allowed(config.load_allow_missing, config.load_allow_unexpected)
+            if allowed.missing:
+                self._initialize_all(trainee)
+            restore_weights(checkpoint, trainee, repadding, allowed)
             trainee.optimizer.adopt_model_parameters()
         else:
             state = restore_training(checkpoint, trainee, repadding)

@@ -50,11 +50,13 @@ class Layout:
     """Stages hand fp32 on, whatever the weights are (--fp32-residual-connection)."""
 
 
-def gpt_provider(config: GPTConfig, padded_vocab_size: int) -> ModelProvider:
-    """GPT."""
+def gpt_provider(
+    config: GPTConfig, padded_vocab_size: int, true_vocab_size: int | None = None
+) -> ModelProvider:
+    """GPT over a vocabulary whose rows from `true_vocab_size` on are padding; unset: none is."""
 
     def provide(parallel: ModelParallel, stage: ModelStage) -> nn.Module:
-        return GPTModel(config, padded_vocab_size, parallel, stage)
+        return GPTModel(config, padded_vocab_size, parallel, stage, true_vocab_size)
 
     return provide
 

@@ -8,15 +8,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainyard.artifacts import store
 from trainyard.config import to_dict
+from trainyard.models.flops import FlopConvention
 from trainyard.models.memory import Layout
-from trainyard.parallel.device import device_name, peak_memory_bytes
+from trainyard.parallel.device import device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.training.board import open_board
 from trainyard.training.callbacks.base import Callback, StepEvent
@@ -26,16 +26,14 @@ from trainyard.training.callbacks.sinks import Guarded, build_sinks
 from trainyard.training.callbacks.spike_warning import SpikeWarning
 from trainyard.training.callbacks.timer_report import TimerReport
 from trainyard.training.data_wait import DataWait
+from trainyard.training.ending import Ending
 from trainyard.training.facts import RunFacts
 from trainyard.training.hang import HangWatch
 from trainyard.training.host import Host, Keeper
 from trainyard.training.length import RunLength
 from trainyard.training.memory_monitor import MemoryMonitor
-from trainyard.training.memory_report import MemoryPlan, layout_of, peak_lines, plan_memory
-from trainyard.training.metrics import StepTiming
+from trainyard.training.memory_report import MemoryPlan, layout_of, plan_memory
 from trainyard.training.oom import out_of_memory_explained
-from trainyard.training.performance import FILE as PERFORMANCE
-from trainyard.training.performance import performance_document
 from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.replicas import ReplicaCheck
 from trainyard.training.rerun import RerunMachine, StepJudge, Suspicion
@@ -63,6 +61,7 @@ class Companions:
         length: RunLength,
         vocab_size: int,
         is_gpt: bool,
+        flops: FlopConvention,
     ) -> None:
         self._config, self._keeper, self._groups = config, keeper, groups
         self._device, self._length = device, length
@@ -76,6 +75,7 @@ class Companions:
             world_size=groups.dims.world_size,
             device_name=device_name(device),
             save=config.save,
+            flops=flops,
             config=to_dict(config),
         )
         self.timers = Timers(
@@ -95,6 +95,16 @@ class Companions:
         )
         self._timer_report = self._build_timer_report()
         self.wait = DataWait(self._hang.beat)
+        self.ending = Ending(
+            self.facts,
+            keeper,
+            groups,
+            device,
+            self._folder,
+            plan=lambda: self.plan()[0],
+            timers=lambda: self._timer_report.last,
+            is_wanted=config.logging.save_performance_summary,
+        )
 
     # --- callbacks ----------------------------------------------------------------------------
 
@@ -193,26 +203,10 @@ class Companions:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def finish(self, timings: list[StepTiming]) -> dict[str, Any] | None:
-        """On all ranks, after the last step. Returns the summary of the performance, on the first
-        rank, where it is asked for."""
-        peaks = gather_objects(peak_memory_bytes(self._device), self._groups.world)
-        if self._keeper is None:
-            return None
-        for line in peak_lines(peaks):
-            log.info("%s", line)
-        if self.judge is not None and self.judge.machine is None:
+    def tell_repeated_steps(self) -> None:
+        """What --rerun-mode report_determinism_stats found."""
+        if self._groups.rank == 0 and self.judge is not None and self.judge.machine is None:
             log.info("%s", self.judge.report())
-        if not self._config.logging.save_performance_summary:
-            return None
-        timers = self._timer_report.last
-        plan, _ = self.plan()
-        planned = None if plan is None else plan.total
-        document = performance_document(
-            timings, self.facts, peaks=peaks, planned_bytes=planned, timers=timers
-        )
-        self._keeper.write_volatile(PERFORMANCE, document)
-        return document
 
 
 class _MemoryGauges(Callback):

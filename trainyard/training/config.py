@@ -46,7 +46,8 @@ class TrainingConfig:
     eval_interval: int = 1000
     """Steps between two measurements of the validation loss."""
     eval_iters: int = 100
-    """Global batches of a measurement; 0 measures nothing."""
+    """Global batches of a measurement, of validation data and at the end of test data; 0 measures
+    nothing."""
     eval_at_start: bool = False
     """Measure the validation loss before the first step too."""
     iterations_to_skip: tuple[int, ...] = ()
@@ -89,7 +90,7 @@ class TrainingConfig:
     """Save and stop, unfinished, after the first step that ends so long after the start; the same
     command continues."""
     exit_signal_handler: bool = execution(True)
-    """Save and stop on SIGTERM, SIGINT or SIGUSR1; always done."""
+    """Save and stop on SIGTERM, SIGINT or SIGUSR1; always done, and cannot be turned off."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, in words."""
@@ -108,6 +109,11 @@ class TrainingConfig:
         if self.manual_gc_interval < 0:
             raise ConfigError(
                 f"--manual-gc-interval must be at least 0, got {self.manual_gc_interval}"
+            )
+        if not self.exit_signal_handler:
+            raise ConfigError(
+                "--no-exit-signal-handler: SIGTERM, SIGINT and SIGUSR1 always make a run save and "
+                "stop, and a second one stops at once; leave the option out"
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")

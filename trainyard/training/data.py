@@ -21,8 +21,8 @@ from trainyard.training.length import RunLength
 from trainyard.training.samples import num_samples
 
 
-class Validation(NamedTuple):
-    """One rank's share of a measurement of one validation set."""
+class Measurement(NamedTuple):
+    """One rank's share of a measurement of one validation or test set."""
 
     name: str
     batches: Iterator[Batch]
@@ -32,7 +32,7 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Training and validation data of one rank."""
+    """Training, validation and test data of one rank."""
 
     config: DataConfig
     train: Dataset | ExternalData
@@ -42,25 +42,44 @@ class RunData:
     """The final one, in which validation is measured; the sizes of ranks and micro-batches are
     those of every step."""
     dp_rank: int = 0
+    test: tuple[tuple[str, Dataset], ...] = ()
+    """Each test set with its name; measured once, at the end of the run."""
+    untested: str = ""
+    """Why there is none, though a part of the data was meant for it."""
 
     def train_batches(self, consumed: int) -> Iterator[Batch]:
         """This rank's micro-batches after `consumed` samples of all ranks."""
         shape = self._shape(self.train)
         return build_loader(self.train, self.config, shape, consumed, self.dp_rank)
 
-    def validations(self, number: int, eval_iters: int) -> Iterator[Validation]:
+    def validations(self, number: int, eval_iters: int) -> Iterator[Measurement]:
         """For each validation set this rank's share of measurement `number`, from 0: the samples
         behind those of the measurements before, or the whole set."""
-        size = self.batch_size
         for name, dataset in self.valid:
             if self.config.full_validation:
-                share = WholeShare(len(dataset), size.micro_batch_size, size.dp, self.dp_rank)
-                yield Validation(name, load(dataset, self.config, share), len(share))
-                continue
-            consumed = number * eval_iters * size.global_batch_size
-            shape = self._shape(dataset)
-            batches = build_loader(dataset, self.config, shape, consumed, self.dp_rank)
-            yield Validation(name, batches, eval_iters * size.num_microbatches)
+                yield self._whole(name, dataset)
+            else:
+                yield self._part(name, dataset, number, eval_iters)
+
+    def tests(self, eval_iters: int) -> Iterator[Measurement]:
+        """The same for each test set: its first samples, or all of a set that holds fewer."""
+        wanted = eval_iters * self.batch_size.global_batch_size
+        for name, dataset in self.test:
+            if self.config.full_validation or len(dataset) < wanted:
+                yield self._whole(name, dataset)
+            else:
+                yield self._part(name, dataset, 0, eval_iters)
+
+    def _whole(self, name: str, dataset: Dataset) -> Measurement:
+        size = self.batch_size
+        share = WholeShare(len(dataset), size.micro_batch_size, size.dp, self.dp_rank)
+        return Measurement(name, load(dataset, self.config, share), len(share))
+
+    def _part(self, name: str, dataset: Dataset, number: int, eval_iters: int) -> Measurement:
+        size = self.batch_size
+        consumed = number * eval_iters * size.global_batch_size
+        batches = build_loader(dataset, self.config, self._shape(dataset), consumed, self.dp_rank)
+        return Measurement(name, batches, eval_iters * size.num_microbatches)
 
     def step_digests(self, consumed: int) -> Callable[[int], str]:
         """A function from the micro-batches of the next step to the digest of its samples, those of
@@ -91,8 +110,9 @@ def build_run_data(
 
     Every rank calls this by itself; with --data-cache-path one rank of a machine builds what is not
     there, and the others find it."""
-    sizes = (*num_samples(training, length), 0)
+    sizes = num_samples(training, length)
     indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
     built = build_datasets(data, form, sizes, indexer)
     assert built.train is not None
-    return RunData(data, built.train, built.valid, length.schedule.final, dp_rank)
+    final = length.schedule.final
+    return RunData(data, built.train, built.valid, final, dp_rank, built.test, built.untested)

@@ -57,4 +57,6 @@ def losses_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
         metrics["lm_loss"] = trained[-1]["lm_loss"]
     if measured:
         metrics["validation_loss_first"], metrics["validation_loss"] = measured[0], measured[-1]
+    if lines and "test_loss" in lines[-1]:
+        metrics["test_loss"] = lines[-1]["test_loss"]
     return metrics

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainyard.checkpoint.background import SaveReport
+from trainyard.models.flops import MODEL_FLOPS, FlopConvention
 from trainyard.training.metrics import StepTiming
-from trainyard.training.peaks import peak_tflops
+from trainyard.training.peaks import CONVENTION, peak_tflops
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,23 @@ class RunFacts:
     device_name: str = "cpu"
     save: str = ""
     """Folder of the run."""
+    flops: FlopConvention = MODEL_FLOPS
+    """What its TFLOP/s and MFU count."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Options, flat."""
     gauges: dict[str, float] = field(default_factory=dict)
     """Further figures of this very step, by the tag they are logged under: filled by callbacks that
     stand before the loggers, which also remove what is of an earlier step."""
+    saves: list[SaveReport] = field(default_factory=list)
+    """What saving steps cost, as it becomes known: threads add to it, in no order of steps."""
+
+    def conventions(self) -> str:
+        """What its figures of speed count, in a line."""
+        peak = peak_tflops(self.device_name)
+        mfu = f"MFU is the {CONVENTION}, {peak} TFLOP/s"
+        if peak is None:
+            mfu = f"no MFU, as the peak of {self.device_name} is not known"
+        return f"{self.flops.name} ({self.flops.words}); {mfu}"
 
     def mfu(self, tflops_per_gpu: float) -> float | None:
         """Share of the device's peak (peaks.CONVENTION); None where the peak is not known."""
@@ -38,3 +52,17 @@ class RunFacts:
     def tokens_per_second_per_gpu(self, timing: StepTiming) -> float:
         """Of one step."""
         return timing.tokens_per_second / self.world_size
+
+
+class NewSaves:
+    """What saves cost, each told once to one who asks."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+        self._num_told = 0
+
+    def take(self) -> list[SaveReport]:
+        """Those that were done since this was asked."""
+        found = self._facts.saves[self._num_told :]
+        self._num_told += len(found)
+        return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import InfrastructureError
 from trainyard.training.resume import FoundSteps
 
@@ -23,6 +24,9 @@ class Keeper(Protocol):
     def keep_timings(self, step: int, lines: list[str]) -> None:
         """Timings up to a step, kept over kills."""
 
+    def keep_save(self, report: SaveReport) -> None:
+        """What a save cost, kept over kills; called in any thread."""
+
     def remembered(self, key: str) -> dict[str, Any] | None:
         """What an earlier, unfinished attempt at this run left under a name."""
 
@@ -31,6 +35,10 @@ class Keeper(Protocol):
 
     def write_volatile(self, name: str, document: Any) -> None:
         """Write a JSON document beside the checkpoints that is no part of what the run makes."""
+
+    def write_unfinished(self, name: str, document: Any) -> bool:
+        """Write such a document of a run that was stopped or failed, before it has a manifest;
+        False, and nothing done, while that of a finished run stands there, which lists its own."""
 
     def finish(self) -> bytes:
         """List every step that stays, write the whole ledger; returns it."""

@@ -10,7 +10,8 @@ is the one of the step, and `skipped` says that a gradient overflowed and nothin
 `passed_over` says so of a step of --iterations-to-skip. `num_zeros` and `params_norm` are there
 when they were asked for. `validation_loss` is there when it was measured after that
 step; a line of step 0 holds nothing else. With several validation sets it is their mean, and
-`validation_losses` has each by name. Floats are written so that they read back to the same
+`validation_losses` has each by name. The last line has `test_loss` and `test_losses` likewise,
+where there is test data. Floats are written so that they read back to the same
 bits."""
 
 from __future__ import annotations
@@ -49,11 +50,19 @@ class StepRecord:
     params_norm: float | None = None
     validation_loss: float | None = None
     validation_losses: dict[str, float] | None = None
+    test_loss: float | None = None
+    test_losses: dict[str, float] | None = None
 
     def set_validation(self, losses: dict[str, float]) -> None:
         """Enter the loss of each validation set, by name."""
         self.validation_loss = sum(losses.values()) / len(losses)
         self.validation_losses = losses if len(losses) > 1 else None
+
+    def set_test(self, losses: dict[str, float]) -> None:
+        """Enter the loss of each test set, by name; nothing where there is none."""
+        if losses:
+            self.test_loss = sum(losses.values()) / len(losses)
+            self.test_losses = losses if len(losses) > 1 else None
 
     def document(self) -> dict[str, Any]:
         """The fields, without what was not measured."""

@@ -1,5 +1,5 @@
-"""The loop: steps, the ledger, measurements of the validation loss, and what callbacks make of
-them.
+"""The loop: steps, the ledger, measurements of the validation and test loss, and what callbacks
+make of them.
 
 Knows no files and no command line; it ends when the steps are done, or when it is asked to."""
 
@@ -17,7 +17,7 @@ from trainyard.optim.schedule import Rates, Schedule
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.config import TrainingConfig
-from trainyard.training.data import RunData
+from trainyard.training.data import Measurement, RunData
 from trainyard.training.data_wait import DataWait
 from trainyard.training.ledger import Ledger, StepRecord
 from trainyard.training.length import RunLength
@@ -107,10 +107,8 @@ class TrainLoop:
             record = StepRecord(0, 0, 0)
         else:
             return "finished"
-        losses = self._evaluate(record.step)
-        if losses is None:  # nothing is lost: this is done again
+        if not self._measure(record):  # nothing is lost: this is done again
             return "stopped"
-        record.set_validation(losses)
         self.state.unmeasured = {}
         outcome = self._outcome(record.step, stop=False) if record.step else "finished"
         self._tell(record, None, is_stopping=outcome != "finished")
@@ -139,13 +137,10 @@ class TrainLoop:
             timing = self._workload.timing(
                 step, seconds, self._trainee.device, size.global_batch_size, self._wait.take()
             )
-        if step in self._evaluation_steps:
-            losses = None if stop else self._evaluate(step)
-            if losses is None:
-                self.state.unmeasured = record.document()
-                self._announce(record, timing, is_stopping=True)
-                return "stopped"
-            record.set_validation(losses)
+        if step in self._evaluation_steps and (stop or not self._measure(record)):
+            self.state.unmeasured = record.document()
+            self._announce(record, timing, is_stopping=True)
+            return "stopped"
         outcome = self._outcome(step, stop)
         self._tell(record, timing, is_stopping=outcome != "finished")
         return outcome
@@ -212,18 +207,32 @@ class TrainLoop:
         interval = self._config.exit_interval
         return "paused" if interval is not None and step % interval == 0 else "finished"
 
-    def _evaluate(self, step: int) -> dict[str, float] | None:
-        """The loss of each validation set on the samples of this measurement; None when a request
-        to stop came before it was done. Measurements draw nothing, so one that is made again is
-        what the first would have been."""
+    def _measure(self, record: StepRecord) -> bool:
+        """Enter the loss of each validation set on the samples of this measurement, and behind the
+        last step those of the test sets too; False, with nothing entered, when a request to stop
+        came before it was done. Measurements draw nothing, so one that is made again is what the
+        first would have been."""
+        step, eval_iters = record.step, self._config.eval_iters
         number = self._evaluation_steps.index(step)
+        losses = self._evaluate(self._data.validations(number, eval_iters))
+        tests: dict[str, float] | None = {}
+        if losses is not None and step == self._length.steps:
+            tests = self._evaluate(self._data.tests(eval_iters))
+        if losses is None or tests is None:
+            log.info("asked to stop: the validation at step %d is left for later", step)
+            return False
+        record.set_validation(losses)
+        record.set_test(tests)
+        return True
+
+    def _evaluate(self, sets: Iterator[Measurement]) -> dict[str, float] | None:
+        """The loss of each set by name; None when a request to stop came first."""
         losses: dict[str, float] = {}
-        for name, batches, count in self._data.validations(number, self._config.eval_iters):
-            at_once = self._length.schedule.final.num_microbatches
-            batches = self._wait.watch(batches)
-            loss = self._trainee.evaluate(batches, count, self._stop_requested, at_once)
+        at_once = self._length.schedule.final.num_microbatches
+        for name, batches, count in sets:
+            watched = self._wait.watch(batches)
+            loss = self._trainee.evaluate(watched, count, self._stop_requested, at_once)
             if loss is None:
-                log.info("asked to stop: the validation at step %d is left for later", step)
                 return None
             losses[name] = loss
         return losses

@@ -20,10 +20,18 @@ from trainyard.artifacts.claim import Claim, acquire
 from trainyard.artifacts.conditional import require_conditions
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input
-from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_slot, retire
+from trainyard.artifacts.manifest import (
+    InputRecord,
+    Manifest,
+    publish,
+    read_manifest,
+    read_slot,
+    retire,
+)
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.background import SaveReport
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.training.ledger import FILE as LEDGER
@@ -38,11 +46,16 @@ from trainyard.training.resume import (
     remove_all_but,
     set_aside,
 )
+from trainyard.training.saves import FILE as SAVES
+from trainyard.training.saves import keep_save, kept_saves
 from trainyard.version import VERSION
 
 STAGE = "pretrain"
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask to save and stop; SIGINT is the notebook's own."""
+
+UNFINISHED = "unfinished"
+"""Remembered: documents that an unfinished part of the run left."""
 
 
 class OwnHost:
@@ -134,6 +147,10 @@ class OwnKeeper:
         text = "".join(line + "\n" for line in lines)
         store.write_bytes(join(self._work, f"timings-{step:07d}.jsonl"), text.encode())
 
+    def keep_save(self, report: SaveReport) -> None:
+        """What a save cost, kept over kills."""
+        keep_save(self._work, report)
+
     def remembered(self, key: str) -> dict[str, Any] | None:
         """What an earlier attempt at this run left under a name."""
         url = join(self._work, f"{key}.unit.json")
@@ -149,12 +166,25 @@ class OwnKeeper:
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         self._write(name, text.encode(), volatile=True)
 
+    def write_unfinished(self, name: str, document: Any) -> bool:
+        """The same of a run that is not done; not over what a finished one left."""
+        if read_manifest(self._output.manifest_url) is not None:
+            return False
+        self._check_claim()
+        self.write_volatile(name, document)
+        self.remember(UNFINISHED, {"files": [name]})
+        return True
+
     def finish(self) -> bytes:
         """Write the ledger and the timings of the whole run; returns the ledger."""
+        for name in (self.remembered(UNFINISHED) or {"files": []})["files"]:
+            if name not in self._records:  # of an earlier part, and not asked for any more
+                store.delete(self._output.file_url(name))
         records, ledger = finished_steps(self._url, self._lineage)
         self._records |= {record.path: record for record in records}
         self._write(LEDGER, ledger)
         self._write(TIMINGS, self._timings(), volatile=True)
+        self._write(SAVES, self._saves(), volatile=True)
         return ledger
 
     def publish(self, metrics: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -188,6 +218,12 @@ class OwnKeeper:
         if not names and store.exists(self._output.file_url(TIMINGS)):
             return store.read_bytes(self._output.file_url(TIMINGS))  # of a run that was finished
         return b"".join(store.read_bytes(join(self._work, name)) for name in sorted(names))
+
+    def _saves(self) -> bytes:
+        found = kept_saves(self._work)
+        if not found and store.exists(self._output.file_url(SAVES)):
+            return store.read_bytes(self._output.file_url(SAVES))  # of a run that was finished
+        return found
 
     def _check_claim(self) -> None:
         if self._claim is not None:

@@ -12,6 +12,7 @@ from trainyard.datasets.loader import Batch, ExternalData
 from trainyard.datasets.provided import Samples, as_dataset
 from trainyard.datasets.vocabulary import check_sample
 from trainyard.errors import ConfigError, DataError
+from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER, FlopConvention
 from trainyard.training.build import ModelProvider
 from trainyard.training.callbacks.base import Callback
 from trainyard.training.config import TrainingConfig
@@ -23,9 +24,12 @@ from trainyard.training.samples import num_samples
 TrainData = Samples | ExternalData
 ValidData = Samples | Mapping[str, Samples] | None
 
-DatasetProvider = Callable[[int, int], tuple[TrainData, ValidData]]
-"""(training samples, validation samples that the run takes) -> training data, validation data: one
-dataset, several by name, or None. Every rank calls it, and must get the same samples."""
+Provided = tuple[TrainData, ValidData] | tuple[TrainData, ValidData, ValidData]
+
+DatasetProvider = Callable[[int, int], Provided]
+"""(training samples, validation samples that the run takes) -> training data, validation data, and
+test data if there are any: of the latter two one dataset, several by name, or None. Every rank
+calls it, and must get the same samples."""
 
 ForwardStep = Callable[[nn.Module, Tensor | None, Batch], Tensor]
 """(module, what the stage before handed on, batch) -> what `forward_stage` returns."""
@@ -48,6 +52,13 @@ class Parts:
     """Forward and backward, for figures of speed; unset: 6 for each parameter."""
     callbacks: Sequence[Callback] = ()
     """Told of every step, after ours, on every rank."""
+
+    @property
+    def flop_convention(self) -> FlopConvention:
+        """What figures of speed count."""
+        if self.model_provider is None:
+            return MODEL_FLOPS
+        return PER_PARAMETER if self.flops_per_token is None else GIVEN
 
     @property
     def identity(self) -> dict[str, str]:
@@ -74,14 +85,18 @@ def provided_data(
 
     vocab_size: ids are checked against it; None where only the model knows what they mean."""
     sizes = num_samples(config.training, length)
-    train, valid = provide(*sizes)
+    train, valid, *rest = provide(sizes[0], sizes[1])
     check = _Check(vocab_size)
-    named = valid if isinstance(valid, Mapping) else {} if valid is None else {"valid": valid}
-    sets = tuple((name, as_dataset(one, f"{name} data", check)) for name, one in named.items())
+    named = _named(valid, "valid")
+    tests = _named(rest[0] if rest else None, "test")
     _check_validation(config.training, config.data.full_validation, named, sizes[1])
+    measured, tested = (
+        tuple((name, as_dataset(one, f"{name} data", check)) for name, one in sets.items())
+        for sets in (named, tests)
+    )
     final = length.schedule.final
     if isinstance(train, ExternalData):
-        return RunData(config.data, train, sets, final, dp_rank)
+        return RunData(config.data, train, measured, final, dp_rank, tested)
     least = sizes[0] if config.data.dataloader_type == "single" else final.global_batch_size
     if len(train) < least:
         raise ConfigError(
@@ -91,7 +106,12 @@ def provided_data(
         )
     trained = as_dataset(train, "training data", check)
     _ = trained[0]  # what is wrong with all of them is told before any work
-    return RunData(config.data, trained, sets, final, dp_rank)
+    return RunData(config.data, trained, measured, final, dp_rank, tested)
+
+
+def _named(data: ValidData, name: str) -> Mapping[str, Samples]:
+    """Sets by name; one alone has the name of its kind."""
+    return data if isinstance(data, Mapping) else {} if data is None else {name: data}
 
 
 def _check_validation(

@@ -1,5 +1,6 @@
 """performance.json: how fast a run was and what it took, in one document (--save-performance-
-summary). Figures of this process: of a run that was continued, the last part."""
+summary). Figures of this process: of a run that was continued, the last part. A run that was
+stopped or failed leaves one too, which says so under `ended`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainyard.models.flops import CONVENTION as FLOPS
 from trainyard.training.facts import RunFacts
 from trainyard.training.metrics import StepTiming
 from trainyard.training.peaks import CONVENTION as PEAK
@@ -16,6 +16,7 @@ from trainyard.training.peaks import peak_tflops
 FILE = "performance.json"
 FORMAT_VERSION = 1
 PERCENTILES = (5, 25, 50, 75, 95, 99)
+FINISHED = "finished"
 WARM_UP = 1
 """Steps at the beginning that compile and fill caches, and are left out where there are others."""
 
@@ -27,16 +28,27 @@ def performance_document(
     peaks: Sequence[int],
     planned_bytes: float | None = None,
     timers: Sequence[Mapping[str, float]] = (),
+    ended: str = FINISHED,
+    of_rank: int | None = None,
 ) -> dict[str, Any]:
     """The document. peaks: peak memory of each rank. timers: times (ms a step) of each rank in the
-    last interval."""
+    last interval. ended: how, in words, `FINISHED` for a run that is done. of_rank: the only rank
+    that peaks and timers are of, when the others could not be asked any more."""
     steady = timings[WARM_UP:] or timings
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
+        "finished": ended == FINISHED,
+        "ended": ended,
+        "last_step": timings[-1].step if timings else None,
+        "steps": facts.steps,
         "device": facts.device_name,
         "ranks": facts.world_size,
         "steps_measured": len(steady),
-        "conventions": {"flops": FLOPS, "mfu": PEAK, "peak_tflops": peak_tflops(facts.device_name)},
+        "conventions": {
+            "flops": f"{facts.flops.name}: {facts.flops.words}",
+            "mfu": PEAK,
+            "peak_tflops": peak_tflops(facts.device_name),
+        },
     }
     if steady:
         document.update(_speed(steady, facts))
@@ -45,6 +57,8 @@ def performance_document(
         "peak_of_ranks": list(peaks),
         "planned": planned_bytes,
     }
+    if of_rank is not None:
+        document["memory_bytes"]["of_rank"] = of_rank
     if timers:
         document["timers_ms"] = _timers(timers)
     return document

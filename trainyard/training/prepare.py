@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,11 @@ from trainyard.parallel.groups import (
     rank_of_environment,
 )
 from trainyard.training.config import TrainingConfig
+from trainyard.training.connections import Connections, arrange_connections
 from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.randomness import seed_process, use_deterministic_algorithms
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -29,13 +33,25 @@ def prepared(config: PretrainConfig) -> Iterator[tuple[ProcessGroups, torch.devi
     """The groups and the device of this rank, until the end of the context. A default group that
     is there already is used and left."""
     _, _, local_rank, local_ranks = rank_of_environment()
+    # Before CUDA is asked for anything: it reads its variables once.
+    connections = _arrange_connections(config)
     device = resolve_device(config.training.device, local_rank)
     _prepare_torch(config.training, local_ranks)
     with (
         _groups(config, device) as groups,
         communication_reported(groups.rank, groups.dims.world_size),
     ):
+        if connections is not None and device.type == "cuda" and groups.rank == 0:
+            level = logging.WARNING if connections.is_warning else logging.INFO
+            log.log(level, "%s", connections.message)
         yield groups, device
+
+
+def _arrange_connections(config: PretrainConfig) -> Connections | None:
+    if config.training.device == "cpu" or torch.version.cuda is None:
+        return None
+    started = torch.cuda.is_initialized()
+    return arrange_connections(config.parallel, os.environ, cuda_started=started)
 
 
 @contextmanager

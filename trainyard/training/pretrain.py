@@ -1,6 +1,6 @@
 """A pretraining as one call, from a notebook or from a script under `torchrun`.
 
-    result = pretrain(config, model_provider=..., dataset_provider=...)
+    result = pretrain(model_provider, dataset_provider, config)
 
 It does what `stages.pretrain` does, with the same options, in the same run folder, and brings what
 a program wants otherwise: the model, the data, the loss. Called again it goes on from its last
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 def pretrain(
+    model_provider: ModelProvider | None,
+    dataset_provider: DatasetProvider | None,
     config: PretrainConfig,
     *,
-    model_provider: ModelProvider | None = None,
-    dataset_provider: DatasetProvider | None = None,
     forward_step: ForwardStep | None = None,
     initialize: Initialize | None = None,
     flops_per_token: float | None = None,
@@ -42,9 +42,9 @@ def pretrain(
     """Train from where the run in `config.save` is to its end; every rank calls it.
 
     model_provider: (ModelParallel, ModelStage) -> the part of the model that one pipeline stage
-    holds, an nn.Module with `forward_stage(hidden, batch)`. Unset: a GPT of `config.model`.
+    holds, an nn.Module with `forward_stage(hidden, batch)`. None: a GPT of `config.model`.
     dataset_provider: (training samples, validation samples) -> (training data, validation data).
-    Unset: token files, as `config.data` says.
+    None: token files, as `config.data` says.
     forward_step: (module, hidden, batch) -> what `forward_stage` returns, in its place.
     initialize: fills a module's parameters, given the seed. Unset: by name, as GPT's.
     flops_per_token: for figures of speed; unset: 6 for each parameter of another model.
@@ -70,7 +70,12 @@ def pretrain(
             host.close()
 
 
-def _check_call(config: PretrainConfig, parts: Parts) -> None:
+def _check_call(config: object, parts: Parts) -> None:
+    if not isinstance(config, PretrainConfig):
+        raise ConfigError(
+            "pretrain(model_provider, dataset_provider, config) takes a PretrainConfig last, not "
+            f"{type(config).__name__}; the first two may be None"
+        )
     if isinstance(config.data, ProvidedData) and parts.dataset_provider is None:
         raise ConfigError("data=ProvidedData(...) is that of a dataset_provider, and none is given")
     if config.data.dataloader_type == "external" and parts.dataset_provider is None:

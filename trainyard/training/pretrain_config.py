@@ -17,6 +17,7 @@ from trainyard.parallel.fit import check_model
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.config import TrainingConfig
 from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.non_persistent_config import NonPersistentConfig
 from trainyard.training.watch_config import WatchConfig
 
 
@@ -34,6 +35,7 @@ class PretrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
+    non_persistent: NonPersistentConfig = field(default_factory=NonPersistentConfig)
     save: str = location()
     """Folder of the run: its checkpoints, ledger and manifest."""
     load: str | None = location(None)
@@ -44,11 +46,23 @@ class PretrainConfig:
     finetune: bool = False
     """Take only the weights from --load: step, optimizer and data begin anew. Started again, the
     run goes on from its own checkpoints in --save."""
+    load_allow_missing: tuple[str, ...] = ()
+    """With --finetune: weights that --load need not hold and that are drawn as a new model's are,
+    by patterns of their names, as model.output_layer.* (see stages.inspect)."""
+    load_allow_unexpected: tuple[str, ...] = ()
+    """With --finetune: weights of --load that this model has not and that are left there, by
+    patterns of their names."""
 
     def __post_init__(self) -> None:
         """Refuse combinations that cannot be meant."""
         if self.finetune and self.load is None:
             raise ConfigError("--finetune takes weights from --load, which is not given")
+        self._check_allowed()
+        if self.non_persistent.non_persistent_save_interval and not self.training.save_optim:
+            raise ConfigError(
+                "--non-persistent-save-interval and --no-save-optim: such a step serves to go on "
+                "from alone, and without the optimizer nothing goes on; leave one of them out"
+            )
         model = self.model
         check_model(
             self.parallel,
@@ -57,7 +71,24 @@ class PretrainConfig:
             num_query_groups=model.query_groups,
             ffn_hidden_size=model.ffn_size,
             seq_length=model.seq_length,
+            rule="--window-size" if model.window_size is not None else self._rule_of_data(),
         )
+
+    def _rule_of_data(self) -> str | None:
+        """The flag that keeps attention inside a document."""
+        if self.data.reset_attention_mask:
+            return "--reset-attention-mask"
+        inside = self.data.dataloader_inter_document_masking
+        return "--dataloader-inter-document-masking" if inside else None
+
+    def _check_allowed(self) -> None:
+        for name in ("load_allow_missing", "load_allow_unexpected"):
+            patterns, flag = getattr(self, name), "--" + name.replace("_", "-")
+            if patterns and not self.finetune:
+                raise ConfigError(
+                    f"{flag} {patterns[0]}: a run that goes on needs all of its tensors; only with "
+                    "--finetune, which takes the weights alone, may some be left out"
+                )
 
     def foreign_load(self) -> str | None:
         """The checkpoint of another run; --load that names --save only asks for what is done

@@ -5,25 +5,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainyard.checkpoint.background import BackgroundSave
-from trainyard.checkpoint.save import Ranks
+from trainyard.checkpoint.background import SaveReport
 from trainyard.datasets.form import sample_format
-from trainyard.models.backends.select import choose_attention, report_attention
 from trainyard.models.flops import flops_per_iteration
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_module, init_parameters
 from trainyard.models.stage import ModelStage
-from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import Schedule, build_schedule
 from trainyard.parallel.fit import check_group_size
-from trainyard.parallel.groups import ProcessGroups, broadcast_object, host_group
+from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
@@ -43,13 +39,17 @@ from trainyard.training.compiled import should_compile
 from trainyard.training.data import RunData, build_run_data
 from trainyard.training.documents import config_document, losses_of, state_facts
 from trainyard.training.host import Host
+from trainyard.training.kernels import report_kernels
 from trainyard.training.ledger import parse_ledger
 from trainyard.training.length import length_of
 from trainyard.training.loop import Outcome, TrainLoop
 from trainyard.training.metrics import Workload, summary
+from trainyard.training.non_persistent import find_elsewhere
 from trainyard.training.parts import Initialize, Parts, provided_data
 from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.resume import FoundSteps
+from trainyard.training.saves import saves_summary
+from trainyard.training.saving import Saving
 from trainyard.training.spans import Span, spans_of_step
 from trainyard.training.state import TrainState
 from trainyard.training.step import StepOptions, Trainee, forward_stage
@@ -102,24 +102,37 @@ class Pretraining:
         self.found = broadcast_object(
             self.keeper.found if self.keeper else FoundSteps(), groups.world
         )
+        self.between, self.elsewhere = find_elsewhere(config, host.lineage, groups, self.found)
         self.companions = Companions(
-            config, host, self.keeper, groups, device, self.length, self.vocab_size, self._is_gpt
+            config,
+            host,
+            self.keeper,
+            groups,
+            device,
+            self.length,
+            self.vocab_size,
+            self._is_gpt,
+            self.parts.flop_convention,
         )
+        keep = self.keeper.keep_timings if self.keeper else _drop
+        self._timings = Timings(training.save_interval or self.length.steps, keep)
         self.data = self._build_data()
 
     def run(self) -> Result:
         """Train from where the run is to its end, and list its files."""
-        with self.companions.explaining_memory():
-            return self._run()
+        try:
+            with self.companions.explaining_memory():
+                return self._run()
+        except Exception as error:
+            self.companions.ending.failed(self._timings.timings, error)
+            raise
 
     def _run(self) -> Result:
         trainee = self._build_trainee()
         self._parameters = self._count_parameters(trainee)
         beginning = self._begin(trainee)
         training, keeper = self.config.training, self.keeper
-        timings = Timings(
-            training.save_interval or self.length.steps, keeper.keep_timings if keeper else _drop
-        )
+        timings = self._timings
         ours = self.companions.callbacks(trainee, timings, self._checkpointing(trainee))
         loop = TrainLoop(
             trainee,
@@ -137,14 +150,19 @@ class Pretraining:
         self.host.defer_signals()
         outcome = loop.run()
         trainee.optimizer.finish_parameters()
+        self.companions.tell_repeated_steps()
         if outcome != "finished":
-            self._log_stop(outcome, loop.state)
+            why = self._log_stop(outcome, loop.state)
+            self.companions.ending.stopped(timings.timings, why)
             return Result(outcome, loop.state, {}, trainee.chunks, [])
-        self.companions.finish(timings.timings)
+        if self.between is not None:
+            self.between.remove()
+        self.companions.ending.finished(timings.timings)
         lines = parse_ledger(keeper.finish()) if keeper is not None else []
         metrics = {
             "parameters": self._parameters,
             **losses_of(lines),
+            **saves_summary(self.companions.facts.saves),
             **summary(timings.timings),
             "device": self.companions.facts.device_name,
             "ranks": self.groups.dims.world_size,
@@ -179,13 +197,19 @@ class Pretraining:
         provide = self.parts.model_provider
         if provide is not None:
             return partial(_placed, provide)
-        self._report_attention()
-        return gpt_provider(self.config.model, self.vocab_size)
+        return gpt_provider(self.config.model, self.vocab_size, self.tokenizer.vocab_size)
 
     def _build_trainee(self) -> Trainee:
         config, training = self.config, self.config.training
         data = config.data
         compiled = training.compile_layers
+        report_kernels(
+            config,
+            self.groups.model_parallel(config.parallel),
+            self.device,
+            is_gpt=self._is_gpt,
+            say=self.groups.rank == 0,
+        )
         return build_trainee(
             self._model_provider(),
             gpt_layout(config.model, training.micro_batch_size),
@@ -210,18 +234,6 @@ class Pretraining:
             # Whether the layers of another model can be compiled is for its author to say.
             compile_layers=should_compile(compiled, self.device)
             and (self._is_gpt or compiled == "on"),
-        )
-
-    def _report_attention(self) -> None:
-        """Refuse on every rank what cannot be had, before any weight; one of them says what is."""
-        config, data = self.config, self.config.data
-        report = report_attention if self.groups.rank == 0 else choose_attention
-        report(
-            config.model,
-            self.groups.model_parallel(config.parallel),
-            self.device,
-            params_dtype(config.precision),
-            documents=data.reset_attention_mask or data.dataloader_inter_document_masking,
         )
 
     def _count_parameters(self, trainee: Trainee) -> int:
@@ -249,6 +261,7 @@ class Pretraining:
             tokenizer=self.tokenizer,
             padded_vocab_size=self.vocab_size,
             initialize=self._initialize(),
+            elsewhere=self.elsewhere,
         )
         beginning = origins.begin(trainee)
         self.schedule = beginning.schedule
@@ -277,7 +290,14 @@ class Pretraining:
             )
             valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
             self.companions.log_start()
-            log.info("data train_samples=%d valid_samples=%s", len(self.data.train), valid)
+            log.info("TFLOP/s count by %s", self.companions.facts.conventions())
+            test = "+".join(str(len(dataset)) for _, dataset in self.data.test) or "0"
+            log.info(
+                "data train_samples=%d valid_samples=%s test_samples=%s",
+                *(len(self.data.train), valid, test),
+            )
+            if self.data.untested:
+                log.info("no test loss at the end: %s", self.data.untested)
 
     # --- where to end -----------------------------------------------------------------------
 
@@ -289,6 +309,7 @@ class Pretraining:
             self.vocab_size,
             self.parts.identity,
         )
+        saving = Saving(self.config, self.groups, self.host.lineage)
         folder = RunFolder(
             url=self.config.save,
             lineage=self.host.lineage,
@@ -309,24 +330,27 @@ class Pretraining:
             passing=self.found.passing,
             spans=self._spans(),
             before_first=self.keeper.make_room if self.keeper else _nothing,
-            background=self._background(),
+            background=saving.background(),
+            between=saving.between(self.between) if self.between is not None else None,
+            report=self._report,
         )
 
-    def _background(self) -> BackgroundSave | None:
-        """What saves while training goes on, if it is to; its ranks have a group of their own."""
-        if not self.config.training.async_save:
-            return None
-        timeout = timedelta(minutes=self.config.parallel.distributed_timeout_minutes)
-        group = host_group(self.groups, timeout)
-        return BackgroundSave(Ranks(group, self.groups.rank, self.groups.dims.world_size))
+    def _report(self, report: SaveReport) -> None:
+        """On the first rank, in any thread."""
+        self.companions.facts.saves.append(report)
+        if self.keeper is not None:
+            self.keeper.keep_save(report)
 
     def _spans(self) -> tuple[Span, ...]:
-        step = self.found.latest
-        if self.groups.rank != 0 or step is None:
+        if self.groups.rank != 0:
             return ()
-        return spans_of_step(self.config.save, step)
+        if self.elsewhere is not None:
+            return spans_of_step(self.elsewhere.root_url, self.elsewhere.found.step)
+        step = self.found.latest
+        return () if step is None else spans_of_step(self.config.save, step)
 
-    def _log_stop(self, outcome: Outcome, state: TrainState) -> None:
+    def _log_stop(self, outcome: Outcome, state: TrainState) -> str:
+        """Say what made the run stop, which is returned."""
         why = "--exit-interval"
         if outcome == "stopped":
             why = "asked to stop" if self.host.stop_requested else "--exit-duration-in-mins"
@@ -334,6 +358,7 @@ class Pretraining:
             log.warning("stopped before the first step (%s); there is nothing to save", why)
         elif self.groups.rank == 0:
             log.warning("saved step %d (%s); the same command continues from it", state.step, why)
+        return why
 
 
 def _placed(provide: ModelProvider, parallel: ModelParallel, stage: ModelStage) -> nn.Module:

@@ -1,10 +1,10 @@
 """A vocabulary that a checkpoint pads to another number of rows than this run.
 
 Rows of the embedding and of an output layer of its own are filled up to a multiple that follows
-from the number of tensor-parallel ranks. The rows behind the tokens stand for nothing, though they
-are part of the softmax and are trained. What the checkpoint has of them is taken; further ones are
-as initialisation draws them, whole and then cut, so that every layout has the same, and their
-moments are zero; those that there is no room for are left out."""
+from the number of tensor-parallel ranks. The rows behind the tokens stand for nothing and take no
+part in anything. What the checkpoint has of them is taken; further ones are as initialisation draws
+them, whole and then cut, so that every layout has the same, and their moments are zero; those that
+there is no room for are left out."""
 
 from __future__ import annotations
 

@@ -13,6 +13,10 @@ same ranks:
 as Megatron-LM's rerun state machine does, with its exit statuses. A spike never ends a run: it is
 told what it was, and training goes on.
 
+Kernels that add up in no fixed order give other last digits every time. A result that is not finite
+has come out again when the second one is not finite either; a spike, when the two are next to each
+other.
+
 The decisions are pure functions of what all ranks know alike. Standard library only."""
 
 from __future__ import annotations
@@ -28,6 +32,16 @@ from trainyard.training.spikes import SpikeDetector
 
 log = logging.getLogger(__name__)
 
+REMEDIES = (
+    "lower --lr, lengthen --lr-warmup-iters, lower --clip-grad, or pass over the step with "
+    "--iterations-to-skip"
+)
+"""Against a loss that is not finite."""
+
+ROUNDING = 1e-3
+"""Share by which two results of the same step may differ on sound machines: the order of additions
+in bf16, far from what makes a spike (spikes.SHARE)."""
+
 Problem = Literal["not finite", "spike"]
 Action = Literal["accept", "again", "elsewhere", "fail"]
 
@@ -37,18 +51,18 @@ class StepSums:
     """What the forward and backward pass of a step came to, equal on all ranks."""
 
     loss: float
-    grad_norm: float
-    """Only where steps are judged."""
+    grad_norm: float | None
+    """None where steps are not judged: the update measures it."""
     divisor: float
     """What the gradients are still to be divided by, beside the scale of the loss."""
     stop: bool
     """Some rank was asked to stop."""
     expects_overflow: bool = False
-    """fp16: a gradient that is not finite is part of the method."""
+    """A gradient that is not finite is part of the method (fp16), or to be passed over."""
 
     def result(self) -> tuple[float, float]:
         """What must come out again."""
-        return self.loss, self.grad_norm
+        return self.loss, 0.0 if self.grad_norm is None else self.grad_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +103,15 @@ class Finding:
     """What was kept is settled."""
 
 
-def is_same(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Bit for bit, where NaN is NaN."""
+def is_finite(result: Sequence[float]) -> bool:
+    """Whether a step can have come to that."""
+    return all(map(math.isfinite, result))
+
+
+def is_next_to(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether finite results differ by no more than the order of additions explains."""
     pairs = zip(one, other, strict=True)
-    return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+    return all(math.isclose(a, b, rel_tol=ROUNDING) for a, b in pairs)
 
 
 class RerunMachine:
@@ -120,22 +139,21 @@ class RerunMachine:
         problem: Problem,
     ) -> Finding:
         """After it was computed again. problem: of the first time."""
-        same = is_same(before, after)
         if problem == "spike":
             words = (
-                f"step {step}: the spike came out again, bit for bit: it is the data or the "
-                "optimizer, not the machine (stages.blame names the documents)"
-                if same
+                f"step {step}: the spike came out again: it is the data or the optimizer, not the "
+                "machine (stages.blame names the documents)"
+                if is_next_to(before, after)
                 else f"step {step}: {_shown(before)} at first, {_shown(after)} the second time: a "
                 f"machine made a mistake (one of {_places(self._where)}); going on with the second"
             )
             return Finding("accept", words)
-        if same:
+        if not is_finite(after):
             return Finding(
                 "elsewhere",
-                f"step {step}: {_shown(after)} both times on {_places(self._where)}. Start the "
-                "same command on other machines: it comes to this step again and tells whether "
-                "these machines or the model and its data are to blame",
+                f"step {step}: {_shown(after)} both times on {_places(self._where)}: training has "
+                f"most likely diverged, and the step was not taken; {REMEDIES}. Or the machine is "
+                "at fault: the same command on other machines comes to this step again and tells",
                 Suspicion(step, *after, self._where),
             )
         return Finding(
@@ -148,27 +166,26 @@ class RerunMachine:
     def _elsewhere(
         self, kept: Suspicion, result: tuple[float, float], problem: Problem | None
     ) -> Finding:
-        if not is_same((kept.loss, kept.grad_norm), result):
+        shared = set(kept.where) & set(self._where)
+        if problem != "not finite":
             words = (
                 f"step {kept.step}: {_shown((kept.loss, kept.grad_norm))} on {_places(kept.where)} "
-                f"and {_shown(result)} here: one of those machines is faulty"
+                f"and {_shown(result)} now: one of those machines is faulty; going on"
             )
-            if problem is None:
-                return Finding("accept", words + "; going on without them", clears=True)
-            return Finding("fail", words + ", or one of these: neither result can be", clears=True)
-        if set(kept.where) & set(self._where):
+            return Finding("accept", words + ("" if shared else " without them"), clears=True)
+        if shared:
             return Finding(
                 "elsewhere",
-                f"step {kept.step}: {_shown(result)} again, but on some of the same machines "
-                f"({_places(sorted(set(kept.where) & set(self._where)))}), which tells nothing; "
-                "start the same command on others",
+                f"step {kept.step}: {_shown(result)} again, on some of the same machines "
+                f"({_places(sorted(shared))}). Training has most likely diverged; {REMEDIES}. Only "
+                "the same command on other machines can tell whether these are at fault",
                 kept,
             )
         return Finding(
             "fail",
             f"step {kept.step}: {_shown(result)} on {_places(kept.where)} and on "
             f"{_places(self._where)} alike: no machine is to blame but the model or its data; "
-            "lower --lr, or pass over the step with --iterations-to-skip",
+            f"{REMEDIES}",
             clears=True,
         )
 
@@ -222,7 +239,7 @@ class StepJudge:
         return sums
 
     def _problem(self, sums: StepSums) -> Problem | None:
-        if not all(map(math.isfinite, sums.result())):
+        if not is_finite(sums.result()):
             return None if sums.expects_overflow else "not finite"
         return "spike" if self.spikes is not None and self.spikes.is_spike(sums.loss) else None
 

@@ -5,9 +5,10 @@ A step belongs to a run when its lineage (configuration and inputs) is the run's
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -18,29 +19,17 @@ from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, Verify, find_steps, open_checkpoint
-from trainyard.checkpoint.steps import STATE, step_folder, step_of
+from trainyard.checkpoint.steps import STATE, remove_step, step_folder, step_of
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.training.callbacks.checkpointing import (
-    STAYS,
-    remove_step,
-)
+from trainyard.training.callbacks.checkpointing import STAYS
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import Ledger
 from trainyard.training.repadding import Repadding
+from trainyard.training.restoring import restore_training
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
-from trainyard.training.tensors import (
-    Restoring,
-    model_tensors,
-    names_over,
-    optimizer_tensors,
-    renamed,
-)
 
 log = logging.getLogger(__name__)
-
-MAIN = "optimizer.param."
-"""Begins the names of fp32 main parameters."""
 
 ASIDE = "superseded"
 """Folder in a run folder for the steps of runs that were made anew."""
@@ -111,15 +100,13 @@ def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> Found
 
 
 def announce(found: FoundSteps, root_url: str) -> None:
-    """Say what is continued, and what is passed over and why."""
+    """Say what is passed over and why."""
     if found.foreign:
         log.info(
             "passing over step %s in %s: of other options or inputs; they go to %s/ at the first "
             "checkpoint",
             *(_listed(found.foreign), root_url, ASIDE),
         )
-    if found.latest is not None:
-        log.info("continuing from step %d in %s", found.latest, root_url)
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -127,77 +114,27 @@ def _listed(steps: Sequence[int]) -> str:
     return first + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
 
 
-def restore_weights(
-    checkpoint: Checkpoint, trainee: Trainee, repadding: Repadding | None = None
-) -> None:
-    """The weights of a checkpoint, and nothing else of it. repadding: where its vocabulary is
-    padded otherwise."""
-    restoring = Restoring(checkpoint, trainee.groups.world, repadding)
-    restoring.fill(model_tensors(trainee.chunks), "model.")
-
-
-def restore_training(
-    checkpoint: Checkpoint, trainee: Trainee, repadding: Repadding | None = None
-) -> TrainState:
-    """Weights, optimizer and position of a checkpoint."""
-    if not checkpoint.names("optimizer."):
-        raise ConfigError(
-            f"{checkpoint.url} holds weights alone (--no-save-optim, or converted so), and no run "
-            "can go on from it; take its weights with --load and --finetune into another --save"
-        )
-    restore_weights(checkpoint, trainee, repadding)
-    _restore_optimizer(Restoring(checkpoint, trainee.groups.world, repadding), trainee)
-    state = TrainState()
-    state.load_state_dict(checkpoint.state)
-    trainee.optimizer.load_state_dict(
-        {"num_updates": state.num_updates, "loss_scaler": state.loss_scaler}
-    )
-    return state
-
-
-def _restore_optimizer(restoring: Restoring, trainee: Trainee) -> None:
-    """Between runs in fp32 and in 16 bits, the weights of the one are the main parameters of the
-    other: nothing is rounded."""
-    checkpoint, tensors = restoring.checkpoint, optimizer_tensors(trainee)
-    names = names_over(restoring.group, tensors)
-    stored = set(checkpoint.names(MAIN))
-    keeps_main = any(name.startswith(MAIN) for name in names)
-    if keeps_main == bool(stored):
-        restoring.fill(tensors, "optimizer.", names)
-        return
-    moments = {name: held for name, held in tensors.items() if not name.startswith(MAIN)}
-    restoring.fill(moments, "optimizer.", names | stored)
-    weights = {}
-    if keeps_main:
-        for name in tensors.keys() - moments.keys():
-            source = f"model.{name.removeprefix(MAIN)}"
-            weights[source] = renamed(tensors[name], source)
-        restoring.fill(weights, "model.", checkpoint.names("model."))
-        return
-    for name, held in model_tensors(trainee.chunks).items():
-        source = f"{MAIN}{name.removeprefix('model.')}"
-        if source in stored:
-            weights[source] = renamed(held, source)
-    restoring.fill(weights, MAIN, stored)
-
-
 def resume(
-    root_url: str,
-    step: int,
+    checkpoint: Checkpoint,
     trainee: Trainee,
     global_batch_size: int,
-    look: Callable[[Checkpoint], Repadding | None] = lambda checkpoint: None,
-    verify: Verify = "sizes",
+    repadding: Repadding | None = None,
+    last_staying: int = 0,
 ) -> tuple[TrainState, Ledger]:
-    """Continue this run at one of its steps; `look` sees the checkpoint before anything is taken
-    from it, may refuse it, and says whether its vocabulary is padded otherwise."""
-    with open_checkpoint(join(root_url, step_folder(step)), verify=verify) as checkpoint:
-        state = restore_training(checkpoint, trainee, look(checkpoint))
-        ledger = Ledger(state.ledger_digest)
-        if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
-            ledger.lines = store.read_bytes(join(checkpoint.url, LEDGER)).decode().splitlines()
-        _check_batch_size(checkpoint, global_batch_size)
+    """Continue this run at one of its steps. repadding: where its vocabulary is padded otherwise.
+    last_staying: the last step that stays in the run folder, which has the ledger up to it."""
+    state = restore_training(checkpoint, trainee, repadding)
+    ledger = Ledger(state.ledger_digest)
+    if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
+        lines = store.read_bytes(join(checkpoint.url, LEDGER)).decode().splitlines()
+        ledger.lines = [line for line in lines if _is_behind(line, last_staying)]
+    _check_batch_size(checkpoint, global_batch_size)
     return state, ledger
+
+
+def _is_behind(line: str, step: int) -> bool:
+    """Whether a line of a ledger is not in those of the steps up to one; step 0: there is none."""
+    return step == 0 or int(json.loads(line)["step"]) > step
 
 
 def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:

@@ -4,10 +4,12 @@ Biases."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from trainyard.checkpoint.background import SaveReport
 from trainyard.training.callbacks.base import StepEvent
 from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import StepRecord
@@ -56,21 +58,42 @@ def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunFacts) -> li
 
 
 def validation_scalars(record: StepRecord, config: LoggingConfig) -> list[Scalar]:
-    """The figures of a measurement; several validation sets are numbered as on the console."""
+    """The figures of a measurement; several sets are numbered as on the console. Megatron-LM enters
+    the test loss under the tag of the validation loss."""
     scalars = []
-    for suffix, loss in validations(record):
-        scalars.append(Scalar(f"lm loss validation{suffix}", loss, True))
-        if config.log_validation_ppl_to_tensorboard:
-            scalars.append(Scalar(f"lm loss validation{suffix} ppl", perplexity(loss), True))
+    for kind, losses in (("validation", validations(record)), ("test", tests(record))):
+        for suffix, loss in losses:
+            scalars.append(Scalar(f"lm loss {kind}{suffix}", loss, True))
+            if config.log_validation_ppl_to_tensorboard:
+                scalars.append(Scalar(f"lm loss {kind}{suffix} ppl", perplexity(loss), True))
     return scalars
 
 
 def validations(record: StepRecord) -> list[tuple[str, float]]:
     """(suffix, loss) of each validation set, as Megatron-LM numbers them; one alone has none."""
-    if record.validation_losses is not None:
-        losses = record.validation_losses.values()
-        return [(f"-{number}", loss) for number, loss in enumerate(losses)]
-    return [] if record.validation_loss is None else [("", record.validation_loss)]
+    return _numbered(record.validation_loss, record.validation_losses)
+
+
+def tests(record: StepRecord) -> list[tuple[str, float]]:
+    """The same of each test set."""
+    return _numbered(record.test_loss, record.test_losses)
+
+
+def _numbered(mean: float | None, losses: Mapping[str, float] | None) -> list[tuple[str, float]]:
+    if losses is not None:
+        return [(f"-{number}", loss) for number, loss in enumerate(losses.values())]
+    return [] if mean is None else [("", mean)]
+
+
+def save_scalars(report: SaveReport) -> list[Scalar]:
+    """What a save cost, entered at the step that was saved."""
+    kind = "" if report.kind == "durable" else f"-{report.kind}"
+    return [
+        Scalar(f"save{kind}-blocked-time", report.blocked_seconds),
+        Scalar(f"save{kind}-durable-after-time", report.durable_seconds),
+        Scalar(f"save{kind}-gigabytes", report.bytes / 1e9),
+        Scalar(f"save{kind}-gigabytes-per-second", report.gigabytes_per_second),
+    ]
 
 
 def perplexity(loss: float) -> float:

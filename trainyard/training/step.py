@@ -31,7 +31,7 @@ from trainyard.training.microbatch import (
     masked_loss,
 )
 from trainyard.training.randomness import seed_generators
-from trainyard.training.rerun import StepJudge, StepSums
+from trainyard.training.rerun import REMEDIES, StepJudge, StepSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +117,18 @@ class Trainee:
         if judge is None:
             sums = self._gradients(number, size, batches, stop)
         else:
-            kept = [next(batches) for _ in range(size.num_microbatches)]
-            sums = judge(number, lambda: self._gradients(number, size, iter(kept), stop))
+            kept = Repeated(batches)
+            sums = judge(number, lambda: self._gradients(number, size, kept.from_start(), stop))
         scale = self.optimizer.loss_scale
         must_be_finite = self._options.check_finite and not self.optimizer.scaler.expects_overflow
         if must_be_finite and not math.isfinite(sums.loss):
             raise diverged(number, sums.loss, math.nan)
         with timed("optimizer"):
             outcome = self.optimizer.update(
-                rates, divisor=sums.divisor, count_grad_zeros=self._options.count_zeros
+                rates,
+                divisor=sums.divisor,
+                count_grad_zeros=self._options.count_zeros,
+                norm=sums.grad_norm,
             )
         if must_be_finite and outcome.skipped:
             raise diverged(number, sums.loss, outcome.grad_norm)
@@ -148,13 +151,13 @@ class Trainee:
         all_reduce_sum(self._totals.values, self.groups.world)
         loss_sum, num_tokens, stops = self._totals.values.tolist()
         divisor = max(num_tokens, 1.0) if self._options.per_token else 1.0
-        norm = 0.0 if self._options.judge is None else self.optimizer.gradient_norm(divisor)
+        norm = None if self._options.judge is None else self.optimizer.gradient_norm(divisor)
         return StepSums(
             loss_sum / max(num_tokens, 1.0),
             norm,
             divisor,
             stops > 0,
-            self.optimizer.scaler.expects_overflow,
+            self.optimizer.scaler.expects_overflow or not self._options.check_finite,
         )
 
     def _begin_step(self, size: BatchSize, stop: bool) -> None:
@@ -241,6 +244,22 @@ class Trainee:
         return [count > 0 for count in all_reduce_sum(counts, self.groups.world).tolist()]
 
 
+class Repeated:
+    """Batches that may be asked for again; each is taken from the loader when it is first needed,
+    and kept on the host until the step is over."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._kept: list[Batch] = []
+
+    def from_start(self) -> Iterator[Batch]:
+        """The first one, those behind it, and further ones."""
+        yield from self._kept
+        for batch in self._batches:
+            self._kept.append(batch)
+            yield batch
+
+
 def _timed_batches(batches: Iterator[Batch], timed: Timed) -> Iterator[Batch]:
     while True:
         with timed("batch-generator"):
@@ -254,6 +273,5 @@ def diverged(number: int, loss: float, norm: float) -> DataError:
     """What to tell of a step that came to no finite number."""
     return DataError(
         f"step {number}: loss {loss}, gradient norm {norm}: training has diverged and the step was "
-        "not taken; lower --lr, lengthen --lr-warmup-iters or lower --clip-grad, and continue "
-        "from the last checkpoint or start again"
+        f"not taken; {REMEDIES}, and continue from the last checkpoint or start again"
     )

@@ -14,17 +14,19 @@ class WatchConfig:
     """Divergence, faulty machines, ranks that hang or lag behind."""
 
     check_for_nan_in_loss_and_grad: bool = execution(True)
-    """End the run at a loss or gradient that is not finite; otherwise such steps are skipped and
-    counted. With fp16 an overflow is part of the method and never ends a run."""
+    """End the run at a loss or gradient that is not finite (--rerun-mode says what is done before);
+    otherwise such steps are skipped and counted. With fp16 an overflow is part of the method and
+    never ends a run."""
     check_for_spiky_loss: bool = execution(False)
     """With --rerun-mode validate_results, run a step with a spiky loss again too. Spikes are warned
     of in any case."""
     rerun_mode: Literal["disabled", "validate_results", "report_determinism_stats"] = execution(
-        "disabled"
+        "validate_results"
     )
     """Run the forward and backward pass of a step again: of one with an impossible result, to tell
-    a faulty machine from a fault of the model or the data (validate_results), or of every step, to
-    see whether it gives the same (report_determinism_stats)."""
+    a faulty machine from a fault of the model or the data (validate_results: no step takes longer
+    until there is one), or of every step, to see whether it gives the same
+    (report_determinism_stats)."""
     hang_timeout_minutes: float | None = execution(None)
     """End a run that made no progress for so long, with the stack of every rank; unset: 30 median
     steps and at least 10 minutes (an hour while a checkpoint is written), once there were steps;
@@ -57,9 +59,4 @@ class WatchConfig:
                 "--check-for-spiky-loss says what --rerun-mode validate_results looks for, and "
                 f"--rerun-mode is {self.rerun_mode}; give that too, or leave it out (spikes are "
                 "warned of anyway)"
-            )
-        if self.rerun_mode == "validate_results" and not self.check_for_nan_in_loss_and_grad:
-            raise ConfigError(
-                "--rerun-mode validate_results looks for results that are not finite, which "
-                "--no-check-for-nan-in-loss-and-grad lets pass; give one of them up"
             )

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.artifacts import direct, store
-from trainyard.artifacts.digest import digest_bytes, hasher
+from trainyard.artifacts import direct, store, uncached
+from trainyard.artifacts.digest import LARGE, digest_bytes, hasher
 from trainyard.artifacts.store import SourceFile
-from trainyard.errors import ArtifactError
+from trainyard.errors import ArtifactError, InfrastructureError
 
-BLOCK = 4 * direct.ALIGNMENT
+BLOCK = 4 * uncached.ALIGNMENT
 
 SIZES = st.lists(
     st.one_of(
         st.integers(0, 3 * BLOCK),
-        st.integers(0, 6).map(lambda n: n * direct.ALIGNMENT),
+        st.integers(0, 6).map(lambda n: n * uncached.ALIGNMENT),
         st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1]),
     ),
     max_size=6,
@@ -42,7 +42,7 @@ def write_sources(folder: Path, sizes: list[int]) -> tuple[list[tuple[Path, int]
 
 
 def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_open_direct", lambda target: None)
+    monkeypatch.setattr(direct, "open_direct", lambda target: None)
 
 
 def no_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,14 +60,14 @@ def half_a_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def strict_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = direct._write_all
+    write = uncached.write_all
 
     def refuse(output: int, data: memoryview, at: int) -> None:
         if fcntl.fcntl(output, fcntl.F_GETFL) & os.O_DIRECT and len(data):
             raise OSError(errno.EINVAL, "not aligned as this device wants")
         write(output, data, at)
 
-    monkeypatch.setattr(direct, "_write_all", refuse)
+    monkeypatch.setattr(uncached, "write_all", refuse)
 
 
 def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ WAYS = [as_it_is, no_direct, no_kernel_copy, half_a_kernel_copy, strict_alignmen
 
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=25, deadline=None)
-@given(sizes=SIZES, start=st.sampled_from([0, 0, 7, direct.ALIGNMENT]))
+@given(sizes=SIZES, start=st.sampled_from([0, 0, 7, uncached.ALIGNMENT]))
 def test_every_way_gives_the_bytes_end_to_end(
     way: Any, sizes: list[int], start: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -104,7 +104,7 @@ def test_every_way_gives_the_bytes_end_to_end(
     target.write_bytes(b"x" * start)
     digest, told = hasher(), [0]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(direct, "BLOCK_BYTES", BLOCK)
+        monkeypatch.setattr(uncached, "BLOCK_BYTES", BLOCK)
         way(monkeypatch)
         direct.append_files(target, start, sources, digest, told.append)
     assert target.read_bytes() == b"x" * start + whole
@@ -133,11 +133,87 @@ def test_a_full_disk_ends_the_copy_in_words(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    sources, _ = write_sources(tmp_path, [5 * direct.BLOCK_BYTES + 1])
+    sources, _ = write_sources(tmp_path, [5 * uncached.BLOCK_BYTES + 1])
     (tmp_path / "target").touch()
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
         direct.append_files(tmp_path / "target", 0, sources, hasher(), lambda _: None)
+
+
+def filling(data: bytes) -> uncached.Fill:
+    left = [memoryview(data)]
+
+    def fill(memory: memoryview) -> None:
+        memory[:] = left[0][: len(memory)]
+        left[0] = left[0][len(memory) :]
+
+    return fill
+
+
+def no_direct_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uncached, "open_direct", lambda target: None)
+
+
+@pytest.mark.parametrize("way", [as_it_is, no_direct_fill, strict_alignment])
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.one_of(st.integers(0, 20 * BLOCK), st.integers(0, 20).map(lambda n: n * BLOCK)),
+    start=st.sampled_from([0, 0, 7, uncached.ALIGNMENT]),
+)
+def test_what_is_filled_in_stands_in_the_file(
+    way: Any, size: int, start: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    target = tmp_path_factory.mktemp("filled") / "target"
+    target.write_bytes(b"x" * start)
+    data, digest, told = os.urandom(size), hasher(), [0]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(uncached, "BLOCK_BYTES", BLOCK)
+        way(monkeypatch)
+        uncached.append_filled(target, start, size, filling(data), digest, told.append)
+    assert target.read_bytes() == b"x" * start + data
+    assert digest.hexdigest() == digest_bytes(data)
+    assert sum(told) == size
+
+
+@pytest.mark.parametrize("size", [0, 5000, 2 * LARGE + 5])
+def test_a_store_takes_what_is_filled_in_between_other_bytes(store_url: str, size: int) -> None:
+    data = os.urandom(size)
+    url = store.join(store_url, "out.bin")
+    with store.open_output(url) as out:
+        out.write(b"before")
+        out.append_filled(size, filling(data))
+        out.write(b"after")
+    assert store.read_bytes(url) == b"before" + data + b"after"
+    assert out.record.size_bytes == size + 11
+    assert out.record.digest == digest_bytes(b"before" + data + b"after")
+
+
+def test_what_cannot_be_filled_in_or_written_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [0]
+
+    def torn(memory: memoryview) -> None:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise ArtifactError("the source is torn")
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    size = 5 * uncached.BLOCK_BYTES
+    with (
+        pytest.raises(ArtifactError, match="the source is torn"),
+        store.open_output(str(tmp_path / "out")) as out,
+    ):
+        out.append_filled(size, torn)
+    monkeypatch.setattr(os, "pwrite", full)
+    with (
+        pytest.raises(InfrastructureError, match=r"out: write failed: .*No space left"),
+        store.open_output(str(tmp_path / "out")) as out,
+    ):
+        out.append_filled(size, filling(bytes(size)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def put(url: str, data: bytes) -> SourceFile:

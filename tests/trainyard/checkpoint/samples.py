@@ -88,7 +88,7 @@ def tokenizer_files() -> dict[str, bytes]:
 
 def random_gpt(config: GPTConfig, seed: int = 1) -> GPTModel:
     """A model in which no parameter is 0 or 1, so that a swapped one is seen."""
-    model = GPTModel(config, PADDED_VOCAB)
+    model = GPTModel(config, PADDED_VOCAB, true_vocab_size=257)
     init_parameters(model, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
-from trainyard.checkpoint import share, tensorfile, threads
+from trainyard.checkpoint import fetch, share, tensorfile
 from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
 from trainyard.checkpoint.load import open_checkpoint, restore
 from trainyard.checkpoint.tensorfile import TensorFile, box_of
@@ -36,7 +36,7 @@ def tensors() -> dict[str, torch.Tensor]:
 @pytest.fixture
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few tensors take many reads."""
-    for module in (tensorfile, threads):
+    for module in (tensorfile, fetch):
         monkeypatch.setattr(module, "READ_BYTES", 512)
 
 

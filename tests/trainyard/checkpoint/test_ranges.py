@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.checkpoint.header import DTYPES, Extent, TensorSpec
+from trainyard.checkpoint.header import ITEM_BYTES, Extent, TensorSpec
 from trainyard.checkpoint.ranges import Read, Want, cut, plan_reads
 
 GAPS = st.sampled_from([0, 8, 40])
@@ -39,7 +39,7 @@ def bytes_of(want: Want[int], offset: tuple[int, ...], shape: tuple[int, ...]) -
     numbers = torch.arange(math.prod(spec.shape)).view(spec.shape)
     for dim, (at, begin, length) in enumerate(zip(want.offset, offset, shape, strict=True)):
         numbers = numbers.narrow(dim, at + begin, length)
-    size = DTYPES[spec.dtype].itemsize
+    size = ITEM_BYTES[spec.dtype]
     firsts = (want.extent.begin + size * int(n) for n in numbers.reshape(-1))
     return {first + k for first in firsts for k in range(size)}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ import torch
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
+from trainyard.checkpoint import save as save_module
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.load import find_steps, latest_step, open_checkpoint, restore
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -41,6 +44,26 @@ def test_round_trip_at_any_number_of_files(tmp_path: Path, shard_size_bytes: int
         assert checkpoint.step == 50
         assert checkpoint.state["consumed_samples"] == 200
         assert checkpoint.config == {"format_version": 1, "model": {}}
+
+
+def test_files_written_at_once_are_those_written_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = some_tensors()
+    records = [save(str(tmp_path / "turn"), tensors, shard_size_bytes=500)]
+    monkeypatch.setattr(save_module, "WORTH_THREADS_BYTES", 0)
+    records.append(save(str(tmp_path / "once"), tensors, shard_size_bytes=500))
+    assert len([record for record in records[0] if "optimizer" in record.path]) > 4
+    digests = [{r.path: r.digest for r in found if not r.volatile} for found in records]
+    assert digests[0] == digests[1]
+    monkeypatch.setattr(os, "replace", refuse_to_publish)
+    with pytest.raises(InfrastructureError, match=r"safetensors: publish failed: .*quota"):
+        save(str(tmp_path / "torn"), tensors, shard_size_bytes=500)
+    assert list((tmp_path / "torn").rglob("[a-z]*.*")) == []
+
+
+def refuse_to_publish(*_: object) -> None:
+    raise OSError(errno.EDQUOT, "quota is used up")
 
 
 def test_round_trip_in_an_object_store(s3_url: str) -> None:

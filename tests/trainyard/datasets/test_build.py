@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +184,47 @@ def test_mock_data_needs_no_files_and_gives_each_split_a_third() -> None:
     sample = built.train[0]
     follows = (sample["labels"] == sample["tokens"] + 1) | (sample["labels"] == 49999)
     assert (follows | (sample["tokens"] == 49999)).all()
+
+
+# --- test data --------------------------------------------------------------------------------
+
+
+def test_test_data_that_split_leaves_too_little_for_cost_the_measurement_alone(
+    tmp_path: Path,
+) -> None:
+    prefix = write_pair(tmp_path / "t", [100] * 9 + [10])
+    for split, words in (
+        ("7,3,0.001", "the test split .* holds none of the 10 documents"),
+        ("8,1,1", "the test split holds 10 tokens in 1 documents, less than one sample"),
+    ):
+        data = DataConfig(data_path=(prefix,), split=split)
+        built = build_datasets(data, FORM, (10, 4, 4))
+        assert (len(built.valid), built.test) == (1, ()), split
+        assert re.search(words, built.untested), split
+    none = build_datasets(DataConfig(data_path=(prefix,), split="9,1,0"), FORM, (10, 0, 4))
+    assert (none.test, none.untested) == ((), "")
+
+
+def test_test_data_of_a_path_of_their_own_must_be_enough(tmp_path: Path) -> None:
+    prefix, short = write_pair(tmp_path / "t", [100] * 9), write_pair(tmp_path / "s", [10])
+    data = DataConfig(train_data_path=(prefix,), test_data_path=(short,))
+    with pytest.raises(ConfigError, match="the test split holds 10 tokens"):
+        build_datasets(data, FORM, (10, 0, 4))
+    assert build_datasets(data, FORM, (10, 0, 0)).test == ()
+    without = build_datasets(DataConfig(train_data_path=(prefix,)), FORM, (10, 0, 4))
+    assert (without.test, without.untested) == ((), "")
+
+
+def test_several_test_sets_are_named_and_without_weights_at_most_one_epoch(tmp_path: Path) -> None:
+    paths = (write_pair(tmp_path / "a", [400]), write_pair(tmp_path / "b", [100], 500))
+    data = DataConfig(train_data_path=paths, test_data_path=paths)
+    ((name, test),) = build_datasets(data, FORM, (10, 0, 1000)).test
+    assert name == "test"
+    assert len({tuple(i) for i in test.ids(np.arange(len(test))).tolist()}) == len(test) == 30
+    sets = build_datasets(replace(data, multiple_validation_sets=True), FORM, (10, 0, 7)).test
+    assert [name for name, _ in sets] == ["a", "b"]
+    assert all(len(dataset) >= 7 for _, dataset in sets)
+    whole = build_datasets(replace(data, full_validation=True), FORM, (10, 0, 7)).test
+    assert len(whole[0][1]) == 30
+    with pytest.raises(ConfigError, match="--full-validation takes validation and test data"):
+        replace(data, test_data_path=("0.5", *paths[:1]), full_validation=True)

@@ -24,6 +24,7 @@ from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.loader import build_loader, load
 from trainyard.datasets.sampler import SamplerShape
+from trainyard.errors import DataError
 
 BLOCK = 256
 SEQ = 63
@@ -166,3 +167,25 @@ def test_what_is_mapped_is_not_announced(
     dataset = kinds_of(tokens, sentences, tmp_path / "cache", "mmap")[kind]
     monkeypatch.setattr(IndexedDataset, "prefetch", None)
     dataset.prefetch([1, 2])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_in_the_data_is_told_in_its_own_words_from_a_worker_too(workers: int) -> None:
+    class Faulty:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index == 5:
+                raise DataError("t: token 7 in document 3")
+            return {"tokens": np.array([index])}
+
+        def ids(self, indices: Any) -> Any:
+            return indices
+
+    data = DataConfig(data_path=("none",), num_workers=workers)
+    batches = load(Faulty(), data, [[0, 1], [2, 3], [4, 5], [6, 7]])
+    assert [next(batches)["tokens"].tolist() for _ in range(2)] == [[[0], [1]], [[2], [3]]]
+    with pytest.raises(DataError) as told:
+        next(batches)
+    assert str(told.value) == "t: token 7 in document 3"

@@ -4,7 +4,9 @@ when it is gathered, and named by file, document, place and sample."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets import vocabulary
 from trainyard.datasets.build import build_datasets
+from trainyard.datasets.cache import Arrays, IndexCache
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.vocabulary import (
@@ -19,6 +22,7 @@ from trainyard.datasets.vocabulary import (
     NUM_BLOCKS,
     check_sample,
     check_tokens,
+    largest,
 )
 from trainyard.errors import DataError
 
@@ -58,11 +62,14 @@ def test_a_file_is_refused_when_it_is_opened(tmp_path: Path, way: str, token: in
     assert "--tokenizer-model" in text
 
 
-def test_a_large_file_is_looked_at_all_over(tmp_path: Path) -> None:
+def test_a_large_file_is_looked_at_all_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = 3 * NUM_BLOCKS * BLOCK_TOKENS
+    monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", size - 1)
     at_ends = dict.fromkeys(range(9999, size, 10000), 5000)  # ends of documents, as eod is
     prefix = pair(tmp_path / "t", size, at_ends, per_document=10_000)
-    blocks = list(vocabulary._blocks(size, NUM_BLOCKS))
+    blocks = list(vocabulary._blocks(size, NUM_BLOCKS, BLOCK_TOKENS))
     assert blocks[0][0] == 0
     assert blocks[-1][1] == size
     assert sum(end - begin for begin, end in blocks) == size // 3
@@ -80,6 +87,7 @@ def test_the_rest_is_found_when_it_is_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vocabulary, "BLOCK_TOKENS", 10)
+    monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", 1000)
     prefix = pair(tmp_path / "t", 10_000, {4321: 2000})
     form = SampleFormat(seq_length=32, seed=1, vocab_size=VOCABULARY, eod=0)
     data = DataConfig(data_path=(prefix,), split="1")
@@ -89,6 +97,48 @@ def test_the_rest_is_found_when_it_is_gathered(
         train.__getitems__(range(len(train)))
     words = r"t: token 2000 in document 43 at place 21 \(sample \d+\) is outside"
     assert re.search(words, str(refused.value)), refused.value
+
+
+def test_one_wrong_id_anywhere_in_a_file_that_is_looked_at_whole_is_found(tmp_path: Path) -> None:
+    size = 3 * NUM_BLOCKS * BLOCK_TOKENS
+    prefix = pair(tmp_path / "t", size, {4_000_123: 2000}, per_document=10_000)
+    with pytest.raises(DataError, match="token 2000 in document 400 at place 123 "):
+        check_tokens(IndexedDataset(prefix), VOCABULARY)
+
+
+@pytest.mark.parametrize("token", [2000, -1])
+def test_what_was_looked_for_ahead_finds_the_only_wrong_id_of_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: int
+) -> None:
+    monkeypatch.setattr(vocabulary, "BLOCK_TOKENS", 10)
+    monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", 1000)
+    monkeypatch.setattr(vocabulary, "KEY_TOKENS", 10)
+    monkeypatch.setattr(vocabulary, "SCAN_TOKENS", 999)
+
+    class Ahead(IndexCache):
+        def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays:
+            return self.arrays(facts, scan)
+
+    sound = IndexedDataset(pair(tmp_path / "sound", 10_000, {}))
+    file = IndexedDataset(pair(tmp_path / "t", 10_000, {4321: token}))
+    cache = IndexCache(str(tmp_path / "cache"))
+    for source in (sound, file):
+        check_tokens(source, VOCABULARY, 1, cache)  # not known yet: samples are looked at
+    ahead = Ahead(str(tmp_path / "cache"))
+    check_tokens(file, 0, 1, ahead)  # a vocabulary is not known there
+    with pytest.raises(DataError, match=f"token {token} in document 43 at place 21 "):
+        check_tokens(file, VOCABULARY, 1, cache)
+    check_tokens(sound, 0, 1, ahead)
+    check_tokens(sound, VOCABULARY, 1, cache)
+    with pytest.raises(DataError, match="token 999 "):
+        check_tokens(sound, VOCABULARY - 1, 1, cache)
+
+
+def test_the_largest_id_is_the_first_of_its_kind_and_a_negative_one_is_larger_still() -> None:
+    tokens = np.array([3, 9, 1, 9, 0], np.int32)
+    assert largest(tokens).tolist() == [1]
+    assert largest(np.append(tokens, -5).astype(np.int32)).tolist() == [5]
+    assert largest(np.array([7, 65535, 65535], np.uint16)).tolist() == [1]
 
 
 def test_a_sample_of_ones_own_is_looked_at_too() -> None:

@@ -119,6 +119,17 @@ def test_padding_of_the_vocabulary_is_never_chosen() -> None:
     assert max(max(output) for output in result.outputs) < 8
 
 
+def test_a_model_that_knows_its_padding_never_chooses_it() -> None:
+    model = build()
+    told = GPTModel(model.config, VOCAB, true_vocab_size=8)
+    told.load_state_dict(model.state_dict())
+    for sampling in (SamplingConfig(), SamplingConfig(top_k=0, temperature=100.0)):
+        free = generate(model, prompts_of(4, 4), 30, sampling=sampling)
+        assert max(map(max, free.outputs)) >= 8, "it would be chosen"
+        found = generate(told.eval(), prompts_of(4, 4), 30, sampling=sampling)
+        assert max(map(max, found.outputs)) < 8
+
+
 def test_cache_reports_its_memory() -> None:
     cache = StaticKVCache(build(**LLAMA).config, 3, 10, dtype=torch.bfloat16)
     assert cache.size_bytes == 2 * 2 * 3 * 2 * 10 * 8 * 2

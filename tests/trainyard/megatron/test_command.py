@@ -41,7 +41,7 @@ def _check(name: str) -> str:
     meaning = VOCABULARY.meaning(name.replace("_", "-"))
     assert meaning.reason or meaning.kind in ("ours", "rule"), name
     if meaning.kind == "accepted":
-        for line in (f"--{name}", f"--{name} 1 2 --lr 1", f"--{name}=3"):
+        for line in (f"--{name}", f"--{name} 2 15 --lr 1", f"--{name}=15"):
             words = understand(line.split(), PretrainConfig, {}, MORE)
             assert words.arguments in ([], ["--lr", "1"])
             assert words.remarks == [f"--{name}: taken, without effect: {meaning.reason}"]
@@ -110,6 +110,10 @@ def test_the_options_besides_are_in_the_help(field: str) -> None:
         ("--world-size 4", "--nproc-per-node 4"),
         ("--world-size 4 --nproc-per-node 4", "--nproc-per-node 4"),
         ("--nope --help", "--help"),
+        ("--exit-signal SIGUSR1 --exit-signal-handler", "--exit-signal-handler"),
+        ("--exit-signal term --lr 1", "--lr 1"),
+        ("--exit-signal 2 --lr 1", "--lr 1"),
+        ("--exit-signal signal.SIGINT --lr 1", "--lr 1"),
     ],
 )
 def test_other_spellings_are_ours(given: str, expected: str) -> None:
@@ -129,6 +133,12 @@ def test_other_spellings_are_ours(given: str, expected: str) -> None:
         ("--batch-size 2 --micro-batch-size 2", "--batch-size and --micro-batch-size are names of"),
         ("--seq-length 2 --encoder-seq-length 2", "are names of one option; give one"),
         ("--checkpoint-activations", "--recompute-granularity"),
+        (
+            "--exit-signal SIGUSR2",
+            "--exit-signal SIGUSR2: a run saves and stops at SIGTERM, SIGINT",
+        ),
+        ("--exit-signal HUP", "would end it with nothing saved"),
+        ("--exit-signal 1", "would end it with nothing saved"),
         ("--num-experts 8", "mixture of experts comes later"),
         ("--expert-model-parallel-size 2", "comes later"),
         ("--no-position-embedding", "give --position-embedding-type rope, or none"),

@@ -34,6 +34,7 @@ def test_the_file_that_is_shipped_makes_a_run() -> None:
     assert (config.precision.bf16, config.optimizer.lr) == (True, 2.5e-4)
     assert not config.parallel.sequence_parallel
     assert "f.yaml: sequence_parallel: turned off, as tensor_model_parallel_size is 1" in remarks
+    assert any("exit_signal_handler: taken, without effect: SIGTERM" in r for r in remarks)
     assert any("masked_softmax_fusion" in r and "without effect" in r for r in remarks)
     assert not any("fp8, " in r or "onnx_safe" in r for r in remarks)  # null asks for nothing
 
@@ -135,10 +136,34 @@ def test_the_environment_is_filled_in() -> None:
         ("train_steps: 5\ntrain_iters: 5", "train_iters and train_steps say the same"),
         ("add_bias_linear: maybe", "add_bias_linear must be true or false, got 'maybe'"),
         ("epochs: 2", "--train-samples 2 x"),
-        ("world_size: 8", "give it on the command line, --world-size 8"),
+        ("world_size: many", "line 1: world_size must be a whole number from 1 on, got 'many'"),
+        ("world_size: 0", "world_size must be a whole number from 1 on, got 0"),
+        ("ckpt_step: 5", "give it on the command line, --ckpt-step 5"),
+        (
+            "a: {world_size: 8}\nnproc_per_node: 4",
+            "line 1 in a: world_size 8 contradicts nproc_per_node 4 in line 2",
+        ),
         ("apply_residual_connection_post_layernorm: true", "not offered"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_place(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read(text)
+
+
+def test_the_number_of_ranks_is_that_of_the_launcher_or_so_many_to_start() -> None:
+    text = "world_size: 8"
+    assert read(text) == {"nproc_per_node": 8}
+    assert read(text + "\nnproc_per_node: 8") == {"nproc_per_node": 8}
+    assert read("world_size: null") == {}
+    for name in ("world-size", "nproc-per-node"):  # flags go over the file
+        assert read(text, **{name: "4"}) == {}
+    assert read(text, {"RANK": "3", "WORLD_SIZE": "8"}) == {}
+    with pytest.raises(ConfigError, match="world_size 8: the launcher started 4 ranks"):
+        read(text, {"RANK": "3", "WORLD_SIZE": "4"})
+
+
+def test_a_signal_that_nobody_listens_to_is_refused_with_its_place() -> None:
+    assert read("exit_signal: SIGUSR1\nexit_signal_handler: true") == {"exit_signal_handler": True}
+    with pytest.raises(ConfigError, match=r"f.yaml, line 2.*exit_signal: SIGUSR2: a run saves"):
+        read("num_layers: 2\nexit_signal: SIGUSR2")

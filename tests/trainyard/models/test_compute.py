@@ -200,7 +200,9 @@ def kept_by_a_layer(kind: dict[str, Any], dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [{}, {"quick_geglu": True}, {"squared_relu": True}])
+@pytest.mark.parametrize(
+    "kind", [{}, {"quick_geglu": True}, {"quick_gelu": True}, {"squared_relu": True}]
+)
 def test_activations_of_a_layer_are_those_that_autograd_keeps(
     kind: dict[str, Any], dtype: torch.dtype
 ) -> None:

@@ -59,8 +59,9 @@ VOCAB = 96
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
-def build(seed: int = 7, **changes: Any) -> GPTModel:
-    model = GPTModel(GPTConfig(**(SMALL | changes)), VOCAB)
+def build(seed: int = 7, true_vocab_size: int | None = None, **changes: Any) -> GPTModel:
+    sizes: dict[str, Any] = {"true_vocab_size": true_vocab_size}
+    model = GPTModel(GPTConfig(**(SMALL | changes)), VOCAB, **sizes)
     init_parameters(model, seed)
     return model.eval()
 
@@ -100,6 +101,29 @@ def test_loss_is_cross_entropy_of_the_logits(kind: dict[str, Any]) -> None:
     labels = tokens.roll(-1, dims=1)
     expected = functional.cross_entropy(model(tokens).transpose(1, 2), labels, reduction="none")
     torch.testing.assert_close(model.loss(tokens, labels), expected, **ROUNDING)
+
+
+@pytest.mark.parametrize("kind", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_rows_that_pad_the_vocabulary_are_neither_scored_nor_trained(kind: dict[str, Any]) -> None:
+    tokens, (whole, padded) = some_tokens() % 50, (build(**kind), build(**kind, true_vocab_size=50))
+    tables = [p for p in padded.parameters() if p.shape[0] == VOCAB]
+    assert len(tables) == (2 if kind else 1)
+    with torch.no_grad():
+        for table in tables:
+            table[50:] = 100.0
+    assert padded(tokens).shape == (2, 24, 50)
+    torch.testing.assert_close(padded(tokens), whole(tokens)[..., :50], **ROUNDING)
+    labels = tokens.roll(-1, dims=1)
+    losses = padded.loss(tokens, labels)
+    of_tokens = whole(tokens)[..., :50].transpose(1, 2)
+    torch.testing.assert_close(
+        losses, functional.cross_entropy(of_tokens, labels, reduction="none"), **ROUNDING
+    )
+    losses.mean().backward()
+    for table in tables:
+        assert table.grad is not None
+        assert not table.grad[50:].any(), "zero, and not nearly so"
+        assert table.grad[:50].any()
 
 
 @every_kind

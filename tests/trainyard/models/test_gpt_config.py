@@ -124,6 +124,7 @@ def test_expert_counts_are_refused_in_words(values: dict[str, int], named: str) 
         ({"swiglu": True}, "swiglu"),
         ({"quick_geglu": True}, "quick_geglu"),
         ({"squared_relu": True}, "squared_relu"),
+        ({"quick_gelu": True}, "quick_gelu"),
     ],
 )
 def test_activation_is_upstreams(changes: dict[str, Any], activation: str) -> None:
@@ -155,6 +156,7 @@ def test_windows_skip_layers(frequency: str | None, windows: list[bool]) -> None
         ({"window_size": "7,0", "window_attn_skip_freq": "f(1)"}, "must be a number or a list"),
         ({"window_size": "7,0", "window_attn_skip_freq": "0"}, "must be above 0"),
         ({"swiglu": True, "squared_relu": True}, "--swiglu and --squared-relu exclude"),
+        ({"quick_geglu": True, "quick_gelu": True}, "--quick-geglu and --quick-gelu exclude"),
         ({"use_rope_scaling": True}, "needs --position-embedding-type rope"),
         (
             {"position_embedding_type": "yarn", "rotary_interleaved": True},

@@ -14,6 +14,7 @@ from trainyard.checkpoint.foreign.hf_config import architecture, model_document
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
+from trainyard.models.mlp import ACTIVATIONS
 from trainyard.models.rope import rotary_frequencies, yarn_gain
 
 transformers = pytest.importorskip("transformers")
@@ -48,6 +49,7 @@ YARN = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {}),
     "gpt2 exact gelu": ("GPT2LMHeadModel", {"bias_gelu_fusion": False}),
+    "gpt2 quick gelu": ("GPT2LMHeadModel", {"quick_gelu": True}),
     "gpt2 squared relu": ("GPT2LMHeadModel", {"squared_relu": True}),
     "llama": ("LlamaForCausalLM", LLAMA),
     "llama one key head": ("LlamaForCausalLM", LLAMA | GROUPED | {"num_query_groups": 1}),
@@ -117,6 +119,26 @@ def test_the_same_logits_and_gradients(name: str, changes: dict[str, Any]) -> No
         torch.testing.assert_close(
             target.convert(ours), gradients[target.name], **SAME_GRADIENTS, msg=target.name
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs_is"), [("quick_gelu", "quick_gelu"), ("gelu_tanh", "gelu_new")]
+)
+def test_activations_are_those_of_transformers(name: str, theirs_is: str) -> None:
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-12, 12, 4001, dtype=torch.float64, requires_grad=True)
+    ours, right = ACTIVATIONS[name](x), ACT2FN[theirs_is](x)
+    torch.testing.assert_close(ours, right)
+    (got,), (wanted,) = (torch.autograd.grad(y.sum(), x) for y in (ours, right))
+    torch.testing.assert_close(got, wanted)
+
+
+def test_quick_geglu_is_the_gated_quick_gelu() -> None:
+    gate, up = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(
+        ACTIVATIONS["quick_geglu"](torch.cat((gate, up), -1)), ACTIVATIONS["quick_gelu"](gate) * up
+    )
 
 
 @pytest.mark.parametrize(

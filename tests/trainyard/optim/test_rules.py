@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from trainyard.errors import ConfigError
+from trainyard.optim.choice import choose_optimizer, is_installed, report_optimizer
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.rules import SGD, AdamW, UpdateRule
 from trainyard.testing.tolerances import FP32_UPDATE
@@ -17,16 +21,18 @@ SHAPES = [(5, 7), (7,), (3, 2, 2), ()]
 CONFIG = OptimizerConfig(lr=0.1, adam_beta1=0.8, adam_beta2=0.95, adam_eps=1e-6, sgd_momentum=0.7)
 
 
-def tensors(seed: int, dtype: torch.dtype) -> list[Tensor]:
+def tensors(seed: int, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in SHAPES]
 
 
-def ours(rule: UpdateRule, dtype: torch.dtype, grad_scale: float = 1.0) -> list[Tensor]:
-    params = tensors(0, dtype)
+def ours(
+    rule: UpdateRule, dtype: torch.dtype, grad_scale: float = 1.0, device: str = "cpu"
+) -> list[Tensor]:
+    params = tensors(0, dtype, device)
     moments = [[torch.zeros_like(p) for p in params] for _ in rule.moments]
     for step in range(1, 6):
-        grads = [grad * grad_scale for grad in tensors(step, dtype)]
+        grads = [grad * grad_scale for grad in tensors(step, dtype, device)]
         rule.update(
             params,
             grads,
@@ -84,6 +90,72 @@ def test_adamw_is_the_formula() -> None:
     torch.testing.assert_close(ours(AdamW(CONFIG), torch.float32)[0].double(), p, **FP32_UPDATE)
 
 
-def test_a_kernel_that_is_not_installed_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"--fused-adam apex: .*--fused-adam torch"):
-        AdamW(OptimizerConfig(lr=0.1, fused_adam="apex"))
+# --- whose kernel -------------------------------------------------------------------------------
+
+
+def chosen(request: Any, device_type: str, *there: str, kind: Any = "adam") -> tuple[str, str]:
+    config = OptimizerConfig(lr=0.1, optimizer=kind, optimizer_backend=request)
+    choice = choose_optimizer(config, device_type, there.__contains__)
+    return choice.backend, choice.kernel
+
+
+def test_torch_updates_unless_another_is_asked_for() -> None:
+    there = ("amp_C", "transformer_engine")
+    for request in ("auto", "torch"):
+        for device_type in ("cpu", "cuda"):
+            assert chosen(request, device_type, *there) == ("torch", "fused_adamw")
+            assert chosen(request, device_type, *there, kind="sgd") == ("torch", "foreach")
+    for request in ("apex", "transformer_engine"):
+        assert chosen(request, "cuda", *there) == (request, "multi_tensor_adam")
+
+
+@pytest.mark.parametrize(
+    ("request_", "device_type", "there", "words"),
+    [
+        ("apex", "cpu", ("amp_C",), "apex needs a CUDA device, not cpu"),
+        ("apex", "cuda", ("transformer_engine",), "apex is not installed with its amp_C"),
+        ("transformer_engine", "cpu", (), "Transformer Engine needs a CUDA device"),
+        ("transformer_engine", "cuda", ("amp_C",), "Transformer Engine is not installed. Use"),
+    ],
+)
+def test_a_kernel_that_cannot_be_had_is_refused_in_words(
+    request_: str, device_type: str, there: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as refusal:
+        chosen(request_, device_type, *there)
+    assert str(refusal.value).startswith(f"--optimizer-backend {request_} cannot be had here")
+    assert "--optimizer-backend auto" in str(refusal.value)
+
+
+def test_packages_have_adam_alone() -> None:
+    words = "--optimizer-backend apex has a kernel for --optimizer adam, not for sgd"
+    with pytest.raises(ConfigError, match=words):
+        OptimizerConfig(lr=0.1, optimizer="sgd", optimizer_backend="apex")
+
+
+def test_a_package_that_does_not_load_is_told() -> None:
+    if is_installed("amp_C"):
+        pytest.skip("apex is installed")
+    with pytest.raises(ConfigError, match=r"--optimizer-backend apex: .*--optimizer-backend torch"):
+        AdamW(OptimizerConfig(lr=0.1, optimizer_backend="apex"))
+
+
+def test_one_line_says_what_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        report_optimizer(CONFIG, torch.device("cpu"))
+        report_optimizer(CONFIG, torch.device("cpu"), say=False)
+    assert caplog.messages == ["optimizer=adam backend=torch kernel=fused_adamw: the one for cpu"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["apex", "transformer_engine"])
+@pytest.mark.parametrize("grad_scale", [1.0, 3.0])
+def test_kernels_of_packages_update_as_torchs(backend: Any, grad_scale: float) -> None:
+    config = replace(CONFIG, optimizer_backend=backend)
+    try:
+        choose_optimizer(config, "cuda")
+    except ConfigError as refusal:
+        pytest.skip(str(refusal))
+    expected = torchs(adamw, torch.float32)
+    for a, b in zip(ours(AdamW(config), torch.float32, grad_scale, "cuda"), expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, **FP32_UPDATE)

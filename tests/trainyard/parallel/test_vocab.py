@@ -24,8 +24,8 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def token_ids(seed: int) -> Tensor:
-    return torch.randint(V, (S, B), generator=torch.Generator().manual_seed(seed))
+def token_ids(seed: int, size: int = V) -> Tensor:
+    return torch.randint(size, (S, B), generator=torch.Generator().manual_seed(seed))
 
 
 def check_embedding(sequence_parallel: bool) -> None:
@@ -55,31 +55,39 @@ def test_embedding_matches_one_table(ranks: RankPool, tp: int, sequence_parallel
     ranks.run(check_embedding, tp, sequence_parallel)
 
 
-def reference(logits: Tensor, labels: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def reference(
+    logits: Tensor, labels: Tensor, grad: Tensor, vocab_size: int = V
+) -> tuple[Tensor, Tensor]:
+    """In fp64, over a vocabulary that has no padding; the gradient of padding is zero."""
     leaf = logits.double().requires_grad_()
-    losses = functional.cross_entropy(leaf.flatten(0, 1), labels.flatten(), reduction="none")
+    tokens = leaf.flatten(0, 1)[:, :vocab_size]
+    losses = functional.cross_entropy(tokens, labels.flatten(), reduction="none")
     losses.view(labels.shape).backward(grad.double())
     assert leaf.grad is not None
     return losses.detach().view(labels.shape), leaf.grad
 
 
-def check_cross_entropy(chunk: int, scale: float) -> None:
+def check_cross_entropy(chunk: int, scale: float, vocab_size: int | None = None) -> None:
     with mock.patch.object(cross_entropy, "CHUNK_LOGITS", chunk):
-        compare_cross_entropy(scale)
+        compare_cross_entropy(scale, vocab_size)
 
 
-def compare_cross_entropy(scale: float) -> None:
+def compare_cross_entropy(scale: float, vocab_size: int | None) -> None:
     parallel = ModelParallel(tp=dist.group.WORLD)
-    logits, labels, grad = draw(S, B, V, seed=1) * scale, token_ids(2), draw(S, B, seed=3)
-    expected, expected_grad = reference(logits, labels, grad)
+    size = vocab_size or V
+    logits, labels, grad = draw(S, B, V, seed=1) * scale, token_ids(2, size), draw(S, B, seed=3)
+    logits[..., size:] += 1000.0  # padding would be all of the softmax
+    expected, expected_grad = reference(logits, labels, grad, size)
     leaf = logits.chunk(parallel.tp_size, dim=-1)[parallel.tp_rank].clone().requires_grad_()
-    losses = vocab_parallel_cross_entropy(leaf * 1.0, labels, parallel)
+    losses = vocab_parallel_cross_entropy(leaf * 1.0, labels, parallel, vocab_size)
     losses.backward(grad)
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses.double(), expected, **FP32_SUM_ORDER)
     mine = expected_grad.chunk(parallel.tp_size, dim=-1)[parallel.tp_rank]
     assert leaf.grad is not None
     torch.testing.assert_close(leaf.grad.double(), mine, **FP32_SUM_ORDER)
+    first = max(0, size - parallel.tp_rank * leaf.shape[-1])
+    assert not leaf.grad[..., first:].any(), "zero, and not nearly so"
 
 
 @pytest.mark.distributed
@@ -92,11 +100,22 @@ def test_cross_entropy_matches_one_process(
     ranks.run(check_cross_entropy, tp, chunk, scale)
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("vocab_size", [23, 13, 5])
+def test_rows_that_pad_the_vocabulary_take_no_part(
+    ranks: RankPool, tp: int, vocab_size: int
+) -> None:
+    """On one rank, on its last, and with ranks that have nothing else."""
+    ranks.run(check_cross_entropy, tp, 30, 1.0, vocab_size)
+
+
 def test_fp32_alone_has_the_bits_of_torch() -> None:
     logits, labels = draw(S, B, V, seed=1), token_ids(2)
     flat = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     losses = vocab_parallel_cross_entropy(logits, labels, ALONE)
     assert torch.equal(losses, flat.view(S, B))
+    assert torch.equal(vocab_parallel_cross_entropy(logits, labels, ALONE, V), losses)
 
 
 def test_bf16_logits_are_taken_as_fp32_and_give_a_bf16_gradient() -> None:
@@ -111,7 +130,8 @@ def test_bf16_logits_are_taken_as_fp32_and_give_a_bf16_gradient() -> None:
     torch.testing.assert_close(leaf.grad.double(), expected_grad, rtol=2**-8, atol=1e-6)
 
 
-def test_nothing_of_the_size_of_fp32_logits_is_kept() -> None:
+@pytest.mark.parametrize("vocab_size", [None, 13])
+def test_nothing_of_the_size_of_fp32_logits_is_kept(vocab_size: int | None) -> None:
     """What autograd saves: the bf16 logits themselves, and a few numbers for each token."""
     logits = draw(S, B, V, seed=1).bfloat16().requires_grad_() * 1.0
     saved: list[Tensor] = []
@@ -121,7 +141,7 @@ def test_nothing_of_the_size_of_fp32_logits_is_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        losses = vocab_parallel_cross_entropy(logits, token_ids(2), ALONE)
+        losses = vocab_parallel_cross_entropy(logits, token_ids(2, 13), ALONE, vocab_size)
     large = [tensor for tensor in saved if tensor.numel() > S * B]
     assert [tensor.data_ptr() for tensor in large] == [logits.data_ptr()]
     losses.sum().backward(retain_graph=True)
@@ -129,12 +149,14 @@ def test_nothing_of_the_size_of_fp32_logits_is_kept() -> None:
         losses.sum().backward()
 
 
-def test_a_compiler_takes_the_loss_whole() -> None:
-    logits, labels, grad = draw(S, B, V, seed=1).bfloat16(), token_ids(2), draw(S, B, seed=3)
-    expected, expected_grad = reference(logits, labels, grad)
+@pytest.mark.parametrize("vocab_size", [None, 13])
+def test_a_compiler_takes_the_loss_whole(vocab_size: int | None) -> None:
+    logits, labels, grad = draw(S, B, V, seed=1).bfloat16(), token_ids(2, 13), draw(S, B, seed=3)
+    logits[..., vocab_size or V :] += 1000.0  # whose exponential overflows
+    expected, expected_grad = reference(logits, labels, grad, vocab_size or V)
 
     def loss(x: Tensor) -> Tensor:
-        return vocab_parallel_cross_entropy(x * 1.0, labels, ALONE)
+        return vocab_parallel_cross_entropy(x * 1.0, labels, ALONE, vocab_size)
 
     leaf = logits.clone().requires_grad_()
     losses = torch.compile(loss, fullgraph=True, backend="aot_eager")(leaf)
@@ -142,3 +164,4 @@ def test_a_compiler_takes_the_loss_whole() -> None:
     torch.testing.assert_close(losses.double(), expected, **FP32_SUM_ORDER)
     assert leaf.grad is not None
     torch.testing.assert_close(leaf.grad.double(), expected_grad, rtol=2**-8, atol=1e-6)
+    assert not leaf.grad[..., vocab_size or V :].any()

@@ -64,7 +64,7 @@ def leg(options: Options, dies_after: int | None = None) -> str:
     """One attempt at a run, on every rank; how it ended."""
     config = from_dict(PretrainConfig, options)
     try:
-        return pretrain(config, callbacks=[Death(dies_after)]).outcome
+        return pretrain(None, None, config, callbacks=[Death(dies_after)]).outcome
     except Died:
         return "died"
 

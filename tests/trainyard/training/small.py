@@ -130,6 +130,7 @@ def run_data(
     training: TrainingConfig,
     valid: Sequence[tuple[str, Counting]],
     config: DataConfig | None = None,
+    test: Sequence[tuple[str, Counting]] = (),
 ) -> RunData:
     """Numbers to train on, and such sets to measure."""
     return RunData(
@@ -138,6 +139,7 @@ def run_data(
         tuple(valid),
         size_of(training, trainee.groups),
         trainee.groups.dp_rank,
+        tuple(test),
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from trainyard.errors import ConfigError
+from trainyard.models.backends.choice import Device, Needs, choose_backend
 from trainyard.training.randomness import REPRODUCIBLE, use_deterministic_algorithms
 
 
@@ -41,3 +43,57 @@ def test_others_are_refused_by_name(algorithm: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NCCL_ALGO", algorithm)
     with pytest.raises(ConfigError, match=f"NCCL_ALGO={algorithm}: .* leave it unset"):
         use_deterministic_algorithms()
+
+
+# --- kernels of attention ---------------------------------------------------------------------
+
+BF16: dict[str, Any] = {"dtype": "bfloat16", "head_dim": 128}
+HOPPER, ENGINE = Device("cuda", (9, 0)), Device("cuda", (9, 0), transformer_engine=True)
+FLASH_4 = Device("cuda", (10, 0), flash_attn=4)
+
+
+@pytest.mark.parametrize(
+    ("device", "needs", "refused"),
+    [(HOPPER, {}, ["cuDNN"]), (ENGINE, {"window": True}, ["cuDNN", "Transformer Engine"])],
+)
+def test_a_kernel_asked_for_by_name_that_does_not_repeat_its_bits_is_refused(
+    device: Device, needs: dict[str, Any], refused: list[str]
+) -> None:
+    assert choose_backend("fused", ENGINE, Needs(**BF16, **needs)).kernel == "cudnn"
+    with pytest.raises(ConfigError) as refusal:
+        choose_backend("fused", device, Needs(**BF16, deterministic=True))
+    words = str(refusal.value)
+    assert words.startswith("--attention-backend fused cannot be had here: ")
+    assert f"{refused[0]} is not bitwise reproducible in its backward pass (--det" in words
+    assert all(f"{name} is not" in words for name in refused)
+    assert words.endswith("Use --attention-backend auto, or unfused, which always works")
+
+
+@pytest.mark.parametrize(
+    ("request_", "device", "needs", "expected", "passed_over"),
+    [
+        ("auto", HOPPER, {}, ("sdpa", "flash"), "cuDNN"),
+        ("auto", HOPPER, {"dtype": "float32"}, ("sdpa", "math"), "torch's efficient"),
+        ("auto", FLASH_4, {}, ("sdpa", "flash"), "flash-attn 4"),
+        ("flash", FLASH_4, {}, ("sdpa", "flash"), "flash-attn 4"),
+    ],
+)
+def test_others_are_passed_over_and_the_reason_says_so(
+    request_: Any,
+    device: Device,
+    needs: dict[str, Any],
+    expected: tuple[str, str],
+    passed_over: str,
+) -> None:
+    free = choose_backend(request_, device, Needs(**BF16 | needs))
+    found = choose_backend(request_, device, Needs(**BF16 | needs, deterministic=True))
+    assert (found.backend, found.kernel) == expected != (free.backend, free.kernel)
+    assert f"{passed_over} is not bitwise reproducible in its backward pass" in found.reason
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_packages_that_can_repeat_their_bits_are_told_to(version: int) -> None:
+    device = Device("cuda", (9, 0), flash_attn=version)
+    needs = Needs(**BF16, deterministic=True)
+    choice = choose_backend("flash", device, needs)
+    assert (choice.backend, choice.kernel) == ("flash", f"flash{version}")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee
+from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.callbacks.console import training_line
@@ -48,6 +49,7 @@ def test_the_line_has_megatrons_fields_and_the_figures_of_a_gpu() -> None:
         " [2026-01-01 00:00:00] iteration        2/       6 | consumed samples:           16 | "
         "elapsed time per iteration (ms): 500.0 | tokens per GPU (tokens/s/GPU): 2000.0 | "
         "throughput per GPU (TFLOP/s/GPU): 494.7 | MFU (% of dense bf16 peak): 50.0 | "
+        "FLOP convention: 6N+causal | "
         "learning rate: 1.000000E-03 | global batch size:     8 | lm loss: 2.000000E+00 | "
         "loss scale: 1024.0 | grad norm: 0.500 | num zeros: 3 | params norm: 7.000 | "
         "number of skipped iterations:   0 | number of nan iterations:   0 | data wait (%): 5.0 | "
@@ -257,3 +259,51 @@ def test_memory_is_of_cuda_devices_alone() -> None:
 
     assert memory_scalars(torch.device("cpu")) == []
     assert TRAINING.manual_gc is False
+
+
+# --- saves --------------------------------------------------------------------------------------
+
+
+class Entered:
+    """In the place of torch's SummaryWriter: keeps what is entered."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[tuple[str, int], float] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars[tag, step] = value
+
+    def add_text(self, *text: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_what_a_save_cost_is_logged_once_when_it_is_known(tmp_path: Path) -> None:
+    facts = replace(FACTS, saves=[])
+    lines = JsonLines(tmp_path / "m.jsonl", facts)
+    board = TensorBoard(writer := Entered(), LoggingConfig(), facts)
+    first = SaveReport(1, 2_000_000_000, 0.5, 4.0)
+    local = SaveReport(2, 1_000_000_000, 0.25, 0.5, "local")
+    for sink in (lines, board):
+        sink.begin(TrainState())
+    for step, done in ((1, []), (2, [first]), (3, []), (6, [])):
+        facts.saves.extend(done)
+        for sink in (lines, board):
+            sink.after_step(taken(step))
+    facts.saves.append(local)
+    for sink in (lines, board):
+        sink.end()
+    found = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    told = [(line["step"], line["saves"]) for line in found if "saves" in line]
+    assert told == [(2, [first.document()]), (2, [local.document()])]
+    entered = {key: value for key, value in writer.scalars.items() if key[0].startswith("save")}
+    assert entered == {
+        ("save-blocked-time", 1): 0.5,
+        ("save-durable-after-time", 1): 4.0,
+        ("save-gigabytes", 1): 2.0,
+        ("save-gigabytes-per-second", 1): 0.5,
+        ("save-local-blocked-time", 2): 0.25,
+        ("save-local-durable-after-time", 2): 0.5,
+        ("save-local-gigabytes", 2): 1.0,
+        ("save-local-gigabytes-per-second", 2): 2.0,
+    }

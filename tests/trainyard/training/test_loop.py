@@ -104,8 +104,10 @@ def test_measurements_are_at_the_interval_the_end_and_the_start_if_asked() -> No
     assert base.evaluation_steps(10) == [4, 8, 10]
     assert replace(base, eval_at_start=True).evaluation_steps(10) == [0, 4, 8, 10]
     assert replace(base, eval_iters=0).evaluation_steps(10) == []
-    assert num_samples(base, length_of(base, 1, LENGTH)) == (80, 24)
-    assert num_samples(other, length_of(other, 1, LENGTH)) == (80, 24)
+    assert num_samples(base, length_of(base, 1, LENGTH)) == (80, 24, 8)
+    assert num_samples(other, length_of(other, 1, LENGTH)) == (80, 24, 8)
+    none = replace(base, eval_iters=0)
+    assert num_samples(none, length_of(none, 1, LENGTH)) == (80, 0, 0)
 
 
 def test_the_console_line_has_megatrons_fields_in_order() -> None:
@@ -151,6 +153,8 @@ def test_figures_of_a_step_follow_from_its_time() -> None:
         ({"save_interval": 0}, "--save-interval"),
         ({"eval_iters": -1}, "--eval-iters"),
         ({"seed": -1}, "--seed"),
+        ({"exit_signal_handler": False}, "--no-exit-signal-handler"),
+        ({"exit_duration_in_mins": 0.0}, "--exit-duration-in-mins"),
         ({"eval_iters": 0, "eval_at_start": True}, "--eval-at-start"),
     ],
 )

@@ -160,15 +160,15 @@ def test_the_printed_program_learns_as_it_says(tmp_path: Path) -> None:
 
 
 def test_a_paused_run_goes_on_to_the_same_ledger(tmp_path: Path) -> None:
-    whole = pretrain(options(tmp_path / "whole"), dataset_provider=counting)
+    whole = pretrain(None, counting, options(tmp_path / "whole"))
     assert whole.outcome == "finished"
     assert [line["step"] for line in whole.ledger] == [1, 2, 3, 4]
     assert whole.metrics["parameters"] == MODEL.num_params(128)
     pausing = options(tmp_path / "cut", training=replace(TRAINING, exit_interval=3))
-    paused = pretrain(pausing, dataset_provider=counting)
+    paused = pretrain(None, counting, pausing)
     assert (paused.outcome, paused.state.step, paused.ledger) == ("paused", 3, [])
     assert not (tmp_path / "cut/manifest.json").exists()
-    again = pretrain(options(tmp_path / "cut"), dataset_provider=counting)
+    again = pretrain(None, counting, options(tmp_path / "cut"))
     assert again.outcome == "finished"
     assert again.ledger == whole.ledger
     finished = [read_manifest(str(tmp_path / name / "manifest.json")) for name in ("whole", "cut")]
@@ -177,7 +177,7 @@ def test_a_paused_run_goes_on_to_the_same_ledger(tmp_path: Path) -> None:
     assert finished[0][0].output_digest == finished[1][0].output_digest
     timings = (tmp_path / "cut/timings.jsonl").read_text()
     assert len(timings.splitlines()) == 4
-    third = pretrain(options(tmp_path / "cut"), dataset_provider=counting)
+    third = pretrain(None, counting, options(tmp_path / "cut"))
     assert third.ledger == whole.ledger
     assert (tmp_path / "cut/timings.jsonl").read_text() == timings
 
@@ -190,10 +190,10 @@ def test_a_signal_saves_and_returns(tmp_path: Path) -> None:
             if event.record.step == 1:
                 signal.raise_signal(signal.SIGUSR1)
 
-    stopped = pretrain(options(tmp_path), dataset_provider=counting, callbacks=[Raising()])
+    stopped = pretrain(None, counting, options(tmp_path), callbacks=[Raising()])
     assert (stopped.outcome, stopped.state.step) == ("stopped", 2)
     assert signal.getsignal(signal.SIGUSR1) is before
-    assert pretrain(options(tmp_path), dataset_provider=counting).state.step == 4
+    assert pretrain(None, counting, options(tmp_path)).state.step == 4
 
 
 # --- what is brought along ----------------------------------------------------------------------
@@ -231,9 +231,9 @@ def test_model_loss_and_first_weights_are_the_callers(tmp_path: Path) -> None:
             nn.init.zeros_(parameter)
 
     result: Result = pretrain(
+        model,
+        lambda train, valid: (Counting(), {"a": Counting(), "b": Counting()}),
         options(tmp_path),
-        model_provider=model,
-        dataset_provider=lambda train, valid: (Counting(), {"a": Counting(), "b": Counting()}),
         forward_step=forward,
         initialize=zeros,
     )
@@ -262,9 +262,7 @@ class Loading(Counting):
 def test_data_may_load_itself(tmp_path: Path) -> None:
     config = options(tmp_path, data=ProvidedData(dataloader_type="external"))
     training = replace(TRAINING, eval_iters=0)
-    result = pretrain(
-        replace(config, training=training), dataset_provider=lambda t, v: (Loading(), None)
-    )
+    result = pretrain(None, lambda t, v: (Loading(), None), replace(config, training=training))
     assert result.outcome == "finished"
     assert {line["samples"] for line in result.ledger} == {""}
 
@@ -287,7 +285,7 @@ def test_with_nothing_brought_along_it_is_the_run_of_the_stage(tmp_path: Path) -
     )
     decision = decide("pretrain", stage, ("stages.pretrain.run",), force=False)
     assert _identity(config, Parts())[1] == decision.lineage
-    assert pretrain(config).outcome == "finished"
+    assert pretrain(None, None, config).outcome == "finished"
     found = read_manifest(str(tmp_path / "run/manifest.json"))
     assert found is not None
     assert found[0].lineage == decision.lineage
@@ -328,7 +326,7 @@ def test_what_cannot_be_is_told_in_words(
     tmp_path: Path, others: dict[str, Any], provider: Any, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        pretrain(options(tmp_path / "run", **others), dataset_provider=provider)
+        pretrain(None, provider, options(tmp_path / "run", **others))
     assert not list((tmp_path / "run").glob("iter_*"))
 
 
@@ -349,10 +347,10 @@ def test_samples_are_looked_at(tmp_path: Path) -> None:
             return {"tokens": np.arange(LENGTH), "labels": np.arange(LENGTH)}
 
     with pytest.raises(DataError, match="sample 0 has tokens, labels and no loss_mask"):
-        pretrain(options(tmp_path), dataset_provider=lambda t, v: (Bare(), Counting()))
+        pretrain(None, lambda t, v: (Bare(), Counting()), options(tmp_path))
     words = r"training data: sample 3 has \d+ among its labels at place 0, outside the vocabulary"
     with pytest.raises(DataError, match=words):
-        pretrain(options(tmp_path), dataset_provider=lambda t, v: (Wrong(), Counting()))
+        pretrain(None, lambda t, v: (Wrong(), Counting()), options(tmp_path))
 
 
 def test_two_programs_do_not_write_one_folder(tmp_path: Path) -> None:
@@ -360,7 +358,7 @@ def test_two_programs_do_not_write_one_folder(tmp_path: Path) -> None:
     claim = acquire(config.output().claim_url, 0.0)
     try:
         with pytest.raises(ClaimHeldError):
-            pretrain(config, dataset_provider=counting)
+            pretrain(None, counting, config)
     finally:
         claim.release()
-    assert isinstance(pretrain(config, dataset_provider=counting).chunks[0], GPTModel)
+    assert isinstance(pretrain(None, counting, config).chunks[0], GPTModel)

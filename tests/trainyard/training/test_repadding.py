@@ -33,7 +33,7 @@ from trainyard.training.batch_size import BatchSize
 from trainyard.training.origin import repadding_of
 from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.repadding import Repadding
-from trainyard.training.resume import restore_training, restore_weights
+from trainyard.training.restoring import restore_training, restore_weights
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
 from trainyard.training.tensors import model_tensors, optimizer_tensors

@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch import Tensor
 
-from tests.trainyard.training.small import Collector, build_loop, build_trainee
+from tests.trainyard.training.small import (
+    TRAINING,
+    Collector,
+    Counting,
+    build_loop,
+    build_trainee,
+    run_data,
+)
+from trainyard.datasets.form import Sample
 from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
+from trainyard.training.config import TrainingConfig
 from trainyard.training.rerun import RerunMachine, StepJudge, StepSums, Suspicion
 from trainyard.training.spikes import SpikeDetector
 from trainyard.training.step import Trainee
@@ -48,6 +58,18 @@ def test_the_same_result_twice_ends_the_run_to_be_tried_elsewhere() -> None:
     assert math.isnan(again.loss)
 
 
+@pytest.mark.parametrize("second", [(2.001, math.inf), (NAN, NAN), (math.inf, 3.0)])
+def test_not_finite_twice_is_the_same_whatever_the_other_digits(
+    second: tuple[float, float],
+) -> None:
+    judge = StepJudge(RerunMachine(HERE))
+    with pytest.raises(RerunElsewhere, match=r"most likely diverged.*lower --lr"):
+        judged(judge, sums(2.0, math.inf), sums(*second))
+    judge = StepJudge(RerunMachine(THERE, SUSPECTED))
+    with pytest.raises(ValidationFailed, match=r"no machine is to blame.*lower --lr"):
+        judged(judge, sums(*second))
+
+
 def test_another_result_the_second_time_is_a_transient_fault() -> None:
     with pytest.raises(ValidationFailed, match="transient fault") as error:
         judged(StepJudge(RerunMachine(HERE)), sums(NAN), sums(2.0))
@@ -75,7 +97,10 @@ def test_the_same_machine_again_tells_nothing() -> None:
     assert kept == [SUSPECTED]
 
 
-@pytest.mark.parametrize(("second", "words"), [(9.0, "it is the data"), (2.0, "made a mistake")])
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [(9.0, "it is the data"), (9.001, "it is the data"), (2.0, "made a mistake")],
+)
 def test_a_spike_is_looked_into_and_training_goes_on(
     second: float, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +151,31 @@ def test_a_step_run_twice_is_the_same_step() -> None:
     assert "6 steps were run twice, 0 gave another loss" in judge.report()
 
 
+def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
+    """Each micro-batch is taken when the one before is done, and the norm is measured once."""
+    order: list[str] = []
+    plain, watched = Collector([]), Collector([])
+    build_loop(build_trainee(dropout=0.1), callbacks=[plain]).run()
+    trainee = with_judge(StepJudge(RerunMachine(HERE)))
+    forward, measure = trainee.chunks[0].forward_stage, trainee.optimizer._measure
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (order.append(name), call(*given))[1]
+
+    class Watched(Counting):
+        def __getitem__(self, index: int) -> Sample:
+            order.append("sample")
+            return super().__getitem__(index)
+
+    trainee.chunks[0].forward_stage = noted("forward", forward)  # type: ignore[assignment]
+    trainee.optimizer._measure = noted("norm", measure)  # type: ignore[method-assign]
+    data = replace(run_data(trainee, TRAINING, [("valid", Counting())]), train=Watched())
+    build_loop(trainee, callbacks=[watched], data=data).run()
+    assert watched.events[-1].ledger.text() == plain.events[-1].ledger.text()
+    assert order[:13] == ["sample", "sample", "forward"] * 4 + ["norm"]
+    assert order.count("norm") == 6
+
+
 @pytest.mark.parametrize(
     ("spoiled", "error"), [({9}, ValidationFailed), (set(range(8, 99)), RerunElsewhere)]
 )
@@ -135,7 +185,7 @@ def test_a_fault_leaves_the_state_before_the_step_to_be_saved(
     collector = Collector([])
     trainee = with_judge(StepJudge(RerunMachine(HERE)))
     spoil(trainee, lambda call: call in spoiled)  # four micro-batches a step: step 3
-    loop = build_loop(trainee, replace_evaluation(), [collector])
+    loop = build_loop(trainee, without_evaluation(), [collector])
     with pytest.raises(error):
         loop.run()
     last = collector.events[-1]
@@ -148,17 +198,15 @@ def test_without_the_check_a_step_that_is_not_finite_is_passed_over_and_counted(
     collector, trainee = Collector([]), build_trainee()
     spoil(trainee, lambda call: call == 5)
     with pytest.raises(DataError, match="diverged"):
-        build_loop(trainee, replace_evaluation()).run()
-    trainee = build_trainee()
+        build_loop(trainee, without_evaluation()).run()
+    trainee = with_judge(StepJudge(RerunMachine(HERE)))  # which finds nothing to look into
     trainee._options = replace(trainee._options, check_finite=False)
     spoil(trainee, lambda call: call == 5)
-    assert build_loop(trainee, replace_evaluation(), [collector]).run() == "finished"
+    assert build_loop(trainee, without_evaluation(), [collector]).run() == "finished"
     skipped = [event.record.step for event in collector.events if event.record.skipped]
     assert skipped == [2]
     assert trainee.optimizer.num_updates == 5
 
 
-def replace_evaluation():  # type: ignore[no-untyped-def]
-    from tests.trainyard.training.small import TRAINING
-
+def without_evaluation() -> TrainingConfig:
     return replace(TRAINING, eval_iters=0)

@@ -14,8 +14,9 @@ from tests.trainyard.training.small import TRAINING, build_loop, build_trainee
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import BackgroundSave
-from trainyard.checkpoint.load import find_steps
+from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.checkpoint.save import ALONE as ONE_RANK
+from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
@@ -73,7 +74,8 @@ def go_on(
     found = find_own_steps(str(folder), "l") if folder.exists() else FoundSteps()
     state, ledger, spans = None, None, ()
     if found.latest is not None:
-        state, ledger = resume(str(folder), found.latest, trainee, 8)
+        with open_checkpoint(str(folder / step_folder(found.latest))) as checkpoint:
+            state, ledger = resume(checkpoint, trainee, 8)
         spans = spans_of_step(str(folder), found.latest)
     saving = saver(folder, training, trainee, found, spans)
     callbacks = [heard, saving]

@@ -1,9 +1,12 @@
-"""Several validation sets, and the whole of them: what is measured, recorded and shown."""
+"""Several validation and test sets, and the whole of them: what is measured, recorded and shown."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +24,16 @@ from tests.trainyard.training.small import (
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import collate
 from trainyard.datasets.sampler import WholeShare
+from trainyard.training.callbacks.base import Callback
 from trainyard.training.callbacks.console import Console
+from trainyard.training.callbacks.jsonl import JsonLines
+from trainyard.training.callbacks.tensorboard import TensorBoard
 from trainyard.training.config import TrainingConfig
 from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import StepRecord
+from trainyard.training.logging_config import LoggingConfig
 from trainyard.training.microbatch import masked_loss
+from trainyard.training.state import TrainState
 
 
 class Shifted(Counting):
@@ -43,14 +51,21 @@ class Shifted(Counting):
         return super().__getitem__(self.first + index)
 
 
-def run(training: TrainingConfig, *valid: Counting, full: bool = False) -> tuple[Any, list[str]]:
+def run(
+    training: TrainingConfig,
+    *valid: Counting,
+    full: bool = False,
+    test: Sequence[Counting] = (),
+    loggers: Sequence[Callback] = (),
+) -> tuple[Any, list[str]]:
     trainee = build_trainee(training)
     collector, lines = Collector([]), []
     assert training.train_iters is not None
     console = Console(RunFacts(training.train_iters), 1, write=lines.append)
     config = DataConfig(data_path=("none",), full_validation=full)
-    data = run_data(trainee, training, list(zip("abc", valid, strict=False)), config)
-    build_loop(trainee, training, [collector, console], data=data).run()
+    sets, tests = (list(zip("abc", some, strict=False)) for some in (valid, test))
+    data = run_data(trainee, training, sets, config, tests)
+    build_loop(trainee, training, [collector, console, *loggers], data=data).run()
     return (trainee, [event.record for event in collector.events]), lines
 
 
@@ -98,3 +113,91 @@ def test_one_set_is_recorded_as_ever() -> None:
         "tokens": 12,
         "validation_loss": 1.5,
     }
+
+
+# --- test sets --------------------------------------------------------------------------------
+
+
+class Entered:
+    """Stands where torch's SummaryWriter does."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
+
+    def close(self) -> None:
+        pass
+
+
+def test_test_data_are_measured_once_behind_the_last_step_and_change_nothing_else(
+    tmp_path: Path,
+) -> None:
+    facts, options = RunFacts(6), LoggingConfig(log_validation_ppl_to_tensorboard=True)
+    entered, path = Entered(), tmp_path / "metrics.jsonl"
+    sinks = [TensorBoard(entered, options, facts), JsonLines(path, facts)]
+    valid, test = Shifted(0, 64), Shifted(200, 40)
+    (_, records), lines = run(TRAINING, valid, test=[test], loggers=sinks)
+    (_, without), _ = run(TRAINING, valid)
+    assert [record.step for record in records if record.test_loss is not None] == [6]
+    alone = run(replace(TRAINING, eval_interval=6), test)[0][1][-1].validation_loss
+    assert records[-1].test_loss == alone  # the first samples of the set, by the last weights
+    assert records[-1].validation_loss != alone
+    for record in records:
+        record.test_loss = None
+    assert [r.line() for r in records] == [r.line() for r in without]
+    shown = [line.split(" | ")[0] for line in lines if "loss at" in line]
+    assert shown == [
+        " validation loss at iteration 3",
+        " validation loss at iteration 6 on validation set",
+        " validation loss at iteration 6 on test set",
+    ]
+    assert sum(f"lm loss value: {alone:.6E} | lm loss PPL: " in line for line in lines) == 1
+    written = {tag: (value, step) for tag, value, step in entered.scalars if "test" in tag}
+    assert written["lm loss test"] == (alone, 6)
+    assert written["lm loss test vs samples"] == (alone, 48)
+    assert len(written) == 4  # the perplexity too, and both by samples
+    assert json.loads(path.read_text().splitlines()[-1])["test_loss"] == alone
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_several_test_sets_and_the_whole_of_a_small_one(full: bool) -> None:
+    training = replace(TRAINING, train_iters=2, eval_interval=2)
+    small, large = Shifted(100, 5), Shifted(200, 40)  # a measurement takes 8
+    (_, records), lines = run(training, Shifted(0, 64), full=full, test=[small, large])
+    whole = run(training, small, full=True)[0][1][-1].validation_loss
+    other = run(training, large, full=full)[0][1][-1].validation_loss
+    assert records[-1].test_losses == {"a": whole, "b": other}
+    assert records[-1].test_loss == (whole + other) / 2
+    shown = [line.split(" loss at")[0] for line in lines if "on test set" in line]
+    assert shown == [" validation-0", " validation-1"]
+
+
+def test_without_measurements_there_is_no_test_either() -> None:
+    (_, records), lines = run(replace(TRAINING, eval_iters=0), Shifted(0, 64), test=[Shifted(9, 9)])
+    assert all(record.test_loss is None for record in records)
+    assert not any("loss at" in line for line in lines)
+
+
+def test_a_stop_between_validation_and_test_leaves_both_for_later() -> None:
+    trainee = build_trainee()
+    collector, calls = Collector([]), count(1)
+    data = run_data(trainee, TRAINING, [("valid", Counting())], test=[("test", Shifted(9, 64))])
+    build_loop(build_trainee(), callbacks=[whole := Collector([])], data=data).run()
+    # Six steps and two measurements of four batches look once each, and once more at their end.
+    stop = stop_at(calls, last=6 + 2 * 5 + 2)
+    loop = build_loop(trainee, callbacks=[collector], data=data, stop_requested=stop)
+    assert loop.run() == "stopped"
+    assert loop.state.unmeasured["step"] == 6
+    assert "validation_loss" not in loop.state.unmeasured
+    state = TrainState()
+    state.load_state_dict(json.loads(json.dumps(loop.state.state_dict())))
+    rest = build_loop(trainee, callbacks=[collector], data=data, state=state, ledger=loop.ledger)
+    assert rest.run() == "finished"
+    assert rest.ledger.text() == whole.events[-1].ledger.text()
+
+
+def stop_at(calls: Iterator[int], last: int) -> Callable[[], bool]:
+    """A request to stop that comes at the look of that number."""
+    return lambda: next(calls) >= last

@@ -308,11 +308,7 @@ def test_peaks_name_the_worst_rank() -> None:
         ({"check_weight_hash_across_dp_replicas_interval": 0}, "replicas-interval"),
         ({"straggler_minmax_count": 0}, "--straggler-minmax-count"),
         ({"hang_timeout_minutes": -1.0}, "--hang-timeout-minutes"),
-        ({"check_for_spiky_loss": True}, "--rerun-mode"),
-        (
-            {"rerun_mode": "validate_results", "check_for_nan_in_loss_and_grad": False},
-            "--no-check-for-nan",
-        ),
+        ({"check_for_spiky_loss": True, "rerun_mode": "disabled"}, "--rerun-mode"),
     ],
 )
 def test_watches_that_cannot_be_meant_are_refused(options: dict[str, object], words: str) -> None:

@@ -28,7 +28,10 @@ QWEN2 = "Qwen2ForCausalLM"
 QWEN3 = "Qwen3ForCausalLM"
 GPT2 = "GPT2LMHeadModel"
 
-GPT2_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "squared_relu": "relu2"}
+GPT2_ACTIVATIONS = {
+    **{"gelu_tanh": "gelu_new", "gelu": "gelu"},
+    **{"quick_gelu": "quick_gelu", "squared_relu": "relu2"},
+}
 
 
 # --- which architecture fits ------------------------------------------------------------------

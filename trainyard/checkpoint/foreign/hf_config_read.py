@@ -214,6 +214,7 @@ def _activation(fields: Fields) -> Mapping[str, bool]:
     options: dict[str, dict[str, bool]] = {
         **{name: {} for name in TANH_GELU},
         GPT2_ACTIVATIONS["gelu"]: {"bias_gelu_fusion": False},
+        GPT2_ACTIVATIONS["quick_gelu"]: {"quick_gelu": True},
         GPT2_ACTIVATIONS["squared_relu"]: {"squared_relu": True},
     }
     fields.must_be("activation_function", *options)

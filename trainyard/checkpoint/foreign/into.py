@@ -16,9 +16,9 @@ import torch
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
 from trainyard.checkpoint.foreign.source import Source, generation_of
 from trainyard.checkpoint.index import encode_index
-from trainyard.checkpoint.layout import PlannedFile, Slice, entries_of
+from trainyard.checkpoint.plan import PlannedFile, Slice, entries_of
+from trainyard.checkpoint.publishing import encode_document
 from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, plan_shards, whole_slices
-from trainyard.checkpoint.save import encode_document
 from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER
 from trainyard.checkpoint.tensorfile import Sink, write_tensors
 from trainyard.config import digest_relevant

@@ -13,8 +13,8 @@ from trainyard.checkpoint.foreign.megatron import MegatronSource, open_megatron
 from trainyard.checkpoint.foreign.meta import open_meta
 from trainyard.checkpoint.foreign.ours import CheckpointSource
 from trainyard.checkpoint.foreign.source import Source
+from trainyard.checkpoint.foreign.torch_dist_read import TorchDistSource, open_torch_dist
 from trainyard.checkpoint.load import open_checkpoint
-from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ def open_megatron_folder(url: str, given: Given) -> MegatronSource:
     return open_megatron(url, num_attention_heads=given.num_attention_heads)
 
 
+def open_torch_dist_folder(url: str, given: Given) -> TorchDistSource:
+    """Megatron core's distributed checkpoint."""
+    return open_torch_dist(url, num_attention_heads=given.num_attention_heads)
+
+
 def open_llama_mistral(url: str, given: Given) -> AssembledSource:
     """Megatron-LM's loader of this name reads both layouts that Llama is published in."""
     return open_meta(url) if detect(url) == "meta" else open_huggingface(url)
@@ -57,6 +62,7 @@ LOADERS: dict[str, Opener] = {
     "llama_mistral": open_llama_mistral,
     "core": open_megatron_folder,
     "legacy": open_megatron_folder,
+    "torch_dist": open_torch_dist_folder,
 }
 
 OF_KIND: dict[Kind, str] = {
@@ -64,6 +70,7 @@ OF_KIND: dict[Kind, str] = {
     "hf": "hf",
     "meta": "llama_mistral",
     "megatron": "core",
+    "torch_dist": "torch_dist",
 }
 """The loader for what `detect` finds."""
 
@@ -71,17 +78,10 @@ OF_KIND: dict[Kind, str] = {
 def loader_for(url: str, asked: str = "auto") -> str:
     """The loader that was asked for, or the one for what lies there.
 
-    Raises ConfigError for a format that this version does not read; nothing that looks like a
-    checkpoint is left to ours, which says what it found."""
-    kind = detect(url) if asked == "auto" else None
-    if kind == "torch_dist":
-        raise ConfigError(
-            f"--load-dir {url} is of Megatron-LM's torch_dist format, which this version does not "
-            "read; there, write it as --ckpt-format torch with --ckpt-convert-format torch "
-            "--ckpt-convert-save DIR, and give that"
-        )
+    Nothing that looks like a checkpoint is left to ours, which says what it found."""
     if asked != "auto":
         return asked
+    kind = detect(url)
     found = "trainyard" if kind is None else OF_KIND[kind]
     log.info("--loader auto: reading %s with %s", url, found)
     return found

@@ -147,7 +147,14 @@ def args_of(
     dtype: str,
 ) -> dict[str, Any]:
     """What a Namespace of arguments says of the model and its layout, enough for Megatron's own
-    checks and for --use-checkpoint-args. dtype: of the weights, as safetensors name it."""
+    checks and for --use-checkpoint-args. dtype: of the weights, as safetensors name it.
+
+    Raises ConfigError for what no argument of theirs says."""
+    if config.quick_gelu:
+        raise ConfigError(
+            "Megatron-LM has no argument for --quick-gelu without a gate; take a saver for Hugging "
+            "Face"
+        )
     values = {name: getattr(config, name) for name in SAME_NAME}
     values |= {
         "ffn_hidden_size": config.ffn_size,
@@ -177,6 +184,7 @@ def args_of(
         "world_size": tp * pp,
         "padded_vocab_size": padded_vocab_size,
         "vocab_size": vocab_size if vocab_size < padded_vocab_size else None,
+        "true_vocab_size": vocab_size,
         "use_legacy_models": is_legacy,
         "transformer_impl": transformer_impl,
         "bf16": dtype == "BF16",

@@ -18,6 +18,8 @@ from trainyard.errors import ArtifactError
 TRACKER = "latest_checkpointed_iteration.txt"
 MODEL_FILE = "model_optim_rng.pt"
 OPTIMIZER_FILE = "distrib_optim.pt"
+BACKEND = "metadata.json"
+"""Of `torch_dist`: written after everything else in the folder of an iteration."""
 RELEASE = "release"
 
 RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(_\d{3,})?")
@@ -55,17 +57,27 @@ def iteration_folder(step: int) -> str:
     return f"iter_{step:07d}" if step else RELEASE
 
 
+def marks_of(step: int) -> tuple[str, str]:
+    """Files below the root that say that the checkpoint of a step is whole."""
+    return TRACKER, f"{iteration_folder(step)}/{BACKEND}"
+
+
+def find_iteration(url: str) -> tuple[str, int]:
+    """Folder and step of the checkpoint at a root with a tracker file, or at the folder of one
+    iteration; 0 is a release. Nothing of it is looked at but the tracker."""
+    url = url.rstrip("/") or url
+    if store.exists(join(url, TRACKER)):
+        step, folder = _tracked(join(url, TRACKER))
+        return join(url, folder), step
+    match = re.fullmatch(r"iter_(\d+)", basename(url))
+    return url, int(match[1]) if match else 0
+
+
 def find_folder(url: str) -> MegatronFolder:
     """The checkpoint at a root with a tracker file, or at the folder of one iteration.
 
     Raises ArtifactError that says what is there instead."""
-    url = url.rstrip("/") or url
-    if store.exists(join(url, TRACKER)):
-        step, folder = _tracked(join(url, TRACKER))
-        return _read(join(url, folder), step)
-    name = basename(url)
-    match = re.fullmatch(r"iter_(\d+)", name)
-    return _read(url, int(match[1]) if match else 0)
+    return _read(*find_iteration(url))
 
 
 def _tracked(url: str) -> tuple[int, str]:

@@ -4,7 +4,7 @@
                       "fp32_from_fp16_params": [group: [tensor]], "grad_scaler"}
     plain, fp32      {"state", "param_groups"}
     distributed      {"optimizer": {"param_groups"}} and, in a file of its own, one vector of each
-                     kind per buffer
+                     kind per buffer; before 2024-02 a list of them, one per bucket
 
 Nothing there has a name. A plain optimizer numbers parameters group after group, in each in the
 order in which the modules were made, which is also the order of the model dict; groups are those
@@ -13,7 +13,6 @@ that does not come out to the last shape, `Unknown` says why, and the weights go
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +157,8 @@ def _main_parameters(main: Any, members: list[list[Parameter]]) -> dict[str, Ten
 
 def num_updates(document: Any, read: Callable[[TensorRef], Tensor], iteration: int) -> int:
     """Updates made, the t of Adam's bias correction: of the groups (fused kernels), of the states
-    (torch), or the iteration where neither says it. read: gives the values of a tensor."""
+    (torch; `torch_dist` keeps it once for all), or the iteration where none says it. read: gives
+    the values of a tensor."""
     try:
         single = _single(document)
     except Unknown:
@@ -166,7 +166,7 @@ def num_updates(document: Any, read: Callable[[TensorRef], Tensor], iteration: i
     inner = single.get("optimizer", single.get("optimizer_state_dict", single))
     groups, state = inner.get("param_groups") or (), inner.get("state") or {}
     tables = [table for table in (*groups, *state.values()) if isinstance(table, Mapping)]
-    for step in (table.get("step") for table in tables):
+    for step in (state.get("common_step"), *(table.get("step") for table in tables)):
         if isinstance(step, TensorRef) and step.numel == 1:
             step = int(read(step).item())
         if type(step) is int and step > 0:
@@ -181,8 +181,8 @@ def distributed_states(tree: Any, chunks: Sequence[Sequence[Parameter]]) -> Stat
     """The states in a distrib_optim.pt; chunk by chunk the parameters of the model."""
     if isinstance(tree, list) and len(tree) == 1:
         tree = tree[0]
-    if not isinstance(tree, Mapping) or tree.get("buckets_coalesced") is not True:
-        raise Unknown("it is of before 2024-02, or of several optimizers")
+    if not isinstance(tree, Mapping):
+        raise Unknown("it is of several optimizers")
     if any(number not in tree for number in range(len(chunks))) or len(chunks) in tree:
         raise Unknown("its buffers are not one for each chunk of the model")
     states: States = {MAIN: {}, **{kind: {} for kind in MOMENTS}}
@@ -204,13 +204,27 @@ def _cut_vectors(states: States, vectors: Any, parameters: Sequence[Parameter]) 
             f"sizes that are no multiples of {UNIT} lie in it at places that depend on its buckets"
         )
     for kind, found in states.items():
-        vector = vectors.get(kind) if isinstance(vectors, Mapping) else None
-        if not isinstance(vector, TensorRef) or vector.stride != (1,):
+        buckets = _buckets(vectors.get(kind) if isinstance(vectors, Mapping) else None)
+        if not buckets:
             raise Unknown(f"it has no vector of {kind}")
-        if vector.shape != (sum(sizes),):
-            raise Unknown(f"its {kind} has {math.prod(vector.shape)} numbers for {sum(sizes)}")
-        start = 0
+        total = sum(bucket.numel for bucket in buckets)
+        if total != sum(sizes):
+            raise Unknown(f"its {kind} has {total} numbers for {sum(sizes)}")
+        start, left = 0, list(buckets)
         for parameter in reversed(parameters):
+            if start == left[0].numel:
+                start = 0
+                del left[0]
+            if start + parameter.ref.numel > left[0].numel:
+                raise Unknown(f"its {kind} of {parameter.name} lies in two buckets")
             if not parameter.is_copy:
-                found[parameter.name] = vector.flat_part(start, parameter.ref.shape)
+                found[parameter.name] = left[0].flat_part(start, parameter.ref.shape)
             start += parameter.ref.numel
+
+
+def _buckets(vectors: Any) -> list[TensorRef]:
+    """One vector, or as before 2024-02 one for each bucket of gradients, in the same order; none
+    where it is neither."""
+    found = vectors if isinstance(vectors, list) else [vectors]
+    sound = [v for v in found if isinstance(v, TensorRef) and v.stride == (1,) and v.numel]
+    return sound if len(sound) == len(found) else []

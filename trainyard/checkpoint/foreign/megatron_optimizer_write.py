@@ -50,13 +50,7 @@ def optimizer_document(
     model: WholeModel, parameters: Sequence[Written], lazy: Callable[[str], LazyTensor]
 ) -> dict[str, Any]:
     """Of one file. lazy: this rank's part of a tensor by its full name of ours."""
-    groups: dict[tuple[bool, bool], list[Written]] = {}
-    has_own_rate = model.options.get("decoupled_lr") is not None
-    for parameter in parameters:
-        shape = model.specs[f"model.{parameter.name}"].shape
-        decays = len(shape) != 1 and not parameter.name.endswith(".bias")
-        key = (decays, has_own_rate and is_embedding_or_output(parameter.name))
-        groups.setdefault(key, []).append(parameter)
+    groups = _groups(model, parameters)
     state: dict[int, dict[str, LazyTensor]] = {}
     param_groups: list[dict[str, Any]] = []
     for key, members in groups.items():
@@ -69,7 +63,27 @@ def optimizer_document(
         return inner
     main = [[lazy(f"optimizer.{MAIN}.{m.name}") for m in members] for members in groups.values()]
     document = {"optimizer": inner, "fp32_from_fp16_params": main}
-    return document | ({"grad_scaler": _scaler(model.scaler)} if model.scaler else {})
+    return document | ({"grad_scaler": scaler_document(model.scaler)} if model.scaler else {})
+
+
+def groups_document(model: WholeModel, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The groups, without the numbers of their parameters. names: those of a stage."""
+    parameters = [Written(name, name) for name in names]
+    return [_group(model, *key) for key in _groups(model, parameters)]
+
+
+def _groups(
+    model: WholeModel, parameters: Sequence[Written]
+) -> dict[tuple[bool, bool], list[Written]]:
+    """Parameters by whether weight decays and whether they have a learning rate of their own."""
+    groups: dict[tuple[bool, bool], list[Written]] = {}
+    has_own_rate = model.options.get("decoupled_lr") is not None
+    for parameter in parameters:
+        shape = model.specs[f"model.{parameter.name}"].shape
+        decays = len(shape) != 1 and not parameter.name.endswith(".bias")
+        key = (decays, has_own_rate and is_embedding_or_output(parameter.name))
+        groups.setdefault(key, []).append(parameter)
+    return groups
 
 
 def _group(model: WholeModel, decays: bool, has_own_rate: bool) -> dict[str, Any]:
@@ -92,7 +106,8 @@ def _group(model: WholeModel, decays: bool, has_own_rate: bool) -> dict[str, Any
     }
 
 
-def _scaler(state: Mapping[str, Any]) -> dict[str, Any]:
+def scaler_document(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the scale of the loss, from what a checkpoint of ours keeps of it."""
     scale = torch.tensor([float(state["scale"])], dtype=torch.float32)
     return {
         "scale": LazyTensor.of(scale),

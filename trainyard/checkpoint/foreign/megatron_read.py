@@ -43,6 +43,7 @@ from trainyard.checkpoint.foreign.megatron_optimizer import (
     plain_states,
 )
 from trainyard.checkpoint.foreign.megatron_rank import ALLOWED, Chunk, RankFile
+from trainyard.checkpoint.foreign.megatron_tokens import tokens_of
 from trainyard.checkpoint.foreign.pickles import TensorRef
 from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES, TorchFile
 from trainyard.checkpoint.tensorfile import DTYPE_NAMES, TensorSpec
@@ -84,7 +85,7 @@ class MegatronSource:
         _number_layers(grid, self.config.num_layers, self.url)
         self._collect(ranks, grid)
         self.padded_vocab_size = self._vocabulary()
-        self.vocab_size = _vocab_size(self.args, self.padded_vocab_size)
+        self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
         self.step = self.folder.step
         self.consumed_train_samples = _count(self.args, "consumed_train_samples")
         self.scheduler = first.tree.get("opt_param_scheduler", first.tree.get("lr_scheduler"))
@@ -309,9 +310,3 @@ def _unknown(grid: list[list[list[Chunk]]]) -> list[str]:
 def _count(args: Mapping[str, Any], name: str) -> int:
     value = args.get(name)
     return value if type(value) is int and value >= 0 else 0
-
-
-def _vocab_size(args: Mapping[str, Any], padded: int) -> int:
-    """Tokens that the tokenizer knows, where the arguments say so."""
-    value = args.get("vocab_size")
-    return value if type(value) is int and 0 < value <= padded else padded

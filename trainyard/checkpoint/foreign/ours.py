@@ -1,4 +1,10 @@
-"""A checkpoint of ours as a source, for what writes other formats."""
+"""A checkpoint of ours as a source, for what writes other formats.
+
+A run of ours never scores the rows that pad its vocabulary, so they stay as they were drawn. Other
+programs do score them, and nothing keeps the logits of tokens above those: a softmax does not care
+what all logits have in common. So padding is handed on as the mean of the tokens' rows. Its logit
+is the mean of theirs, and by Jensen's inequality p rows of padding beside V tokens get at most
+p / (V + p) of the probability, whatever the hidden state."""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ import torch
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.foreign.vocabulary import REPEATED, has_rows
 from trainyard.checkpoint.gpt import gpt_config
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.tensorfile import TensorSpec
@@ -41,7 +48,12 @@ class CheckpointSource:
 
     def read(self, name: str) -> torch.Tensor:
         """A whole tensor."""
-        return self.checkpoint.read(name)
+        tensor = self.checkpoint.read(name)
+        is_trained_here = bool(self.checkpoint.config.get("run"))
+        if is_trained_here and has_rows(name) and name.startswith(REPEATED):
+            tokens = tensor[: self.vocab_size]
+            tensor[self.vocab_size :] = tokens.mean(dim=0, dtype=torch.float32)
+        return tensor
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """The tokenizer that the step carries."""

@@ -2,9 +2,11 @@
 pickle asks for (pickle_names.py).
 
     stdin    the bytes
-    argv[1]  JSON {"layout": "plain" or "legacy", "allow": [...], "limits": {...}}
+    argv[1]  JSON {"layout": "plain", "legacy" or "several", "allow": [...], "limits": {...}}
     stdout   JSON {"tree": ..., "network": ...} or {"error": ...}; of a legacy file also
-             "storages": [[name, dtype, elements]] in its order, "end": where the first begins
+             "storages": [[name, dtype, elements]] in its order, "end": where the first begins;
+             of several pickles, one after the other, a list of trees and where each "ends", or
+             with the error which it is "at"
 
 The tree tells values as [tag, ...]: "l" list, "t" tuple, "d" dict (pairs), "T" tensor, "y" dtype,
 "n" namespace (pairs), "o" an object of a class (name, arguments, state), "b" bytes (their number);
@@ -22,7 +24,7 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainyard.checkpoint.foreign.pickle_names import (
@@ -184,6 +186,8 @@ def read_all(data: bytes, layout: str, allow: tuple[str, ...], max_nodes: int) -
 
     if layout == "plain":
         return {"tree": Encoder(max_nodes).encode(load())}
+    if layout == "several":
+        return _read_several(file, len(data), load, Encoder(max_nodes))
     if load() != MAGIC or load() != PROTOCOL:
         raise Refused("it is not a file of torch.save")
     system = load()
@@ -201,6 +205,28 @@ def read_all(data: bytes, layout: str, allow: tuple[str, ...], max_nodes: int) -
     return {"tree": tree, "storages": storages, "end": file.tell()}
 
 
+def _read_several(
+    file: io.BytesIO, size: int, load: Callable[[], Any], encoder: Encoder
+) -> dict[str, Any]:
+    trees: list[Any] = []
+    ends: list[int] = []
+    while file.tell() < size:
+        try:
+            trees.append(encoder.encode(load()))
+        except MemoryError:
+            raise
+        except Exception as error:
+            return {"error": _reason(error), "at": len(ends)}
+        ends.append(file.tell())
+    return {"tree": ["l", trees], "ends": ends}
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, Refused):
+        return str(error)
+    return f"it is damaged ({type(error).__name__}: {error})"[:500]
+
+
 def main() -> None:
     """Answer on stdout, whatever happens."""
     task = json.loads(sys.argv[1])
@@ -214,13 +240,10 @@ def main() -> None:
             raise Refused(f"it is larger than {limits['input_bytes']} bytes")
         answer = read_all(data, task["layout"], allow, limits["nodes"])
         text = json.dumps({**answer, "network": network}).encode("ascii")
-    except Refused as error:
-        text = json.dumps({"error": str(error)}).encode("ascii")
     except MemoryError:
         text = json.dumps({"error": "it takes more memory than a checkpoint does"}).encode("ascii")
     except BaseException as error:
-        reason = f"it is damaged ({type(error).__name__}: {error})"[:500]
-        text = json.dumps({"error": reason}).encode("ascii")
+        text = json.dumps({"error": _reason(error)}).encode("ascii")
     view = memoryview(text)
     while view:
         view = view[os.write(1, view) :]

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ MAX_PICKLE_BYTES = 128 * MEBIBYTE
 """Without their tensors, checkpoints have pickles of a few megabytes."""
 
 MAX_ANSWER_BYTES = 512 * MEBIBYTE
+
+MAX_BATCH = 50_000
+"""Pickles of single tensors that one process is given."""
 
 TIMEOUT_SECONDS = 300
 
@@ -87,6 +91,10 @@ class Noted:
     """Module and name."""
     args: tuple[Any, ...]
     state: Any
+
+    def __hash__(self) -> int:
+        """Such objects may be keys, whatever they hold."""
+        return hash(repr(self))
 
 
 class Namespace(dict[str, Any]):
@@ -147,6 +155,40 @@ def unpickle(
         return Unpickled(tree, network, storages, int(answer.get("end", 0)))
     except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{url}: its pickle is refused: {error}") from error
+
+
+def unpickle_all(pickles: Sequence[tuple[str, bytes]], *, allow: Collection[str] = ()) -> list[Any]:
+    """The trees of many small pickles, each with the name that messages call it by, read by few
+    processes; otherwise as `unpickle`."""
+    trees: list[Any] = []
+    for some in _batches(pickles):
+        task = json.dumps({"layout": "several", "allow": sorted(allow), "limits": LIMITS})
+        answer = _ask(b"".join(data for _, data in some), task, some[0][0])
+        at = answer.get("at", 0)
+        where = some[at][0] if type(at) is int and 0 <= at < len(some) else some[0][0]
+        if "error" in answer:
+            raise ArtifactError(f"{where}: its pickle is refused: {answer['error']}")
+        if answer.get("ends") != list(accumulate(len(data) for _, data in some)):
+            raise ArtifactError(f"{where}: its pickle, or one after it, ends within its record")
+        try:
+            trees += _decode(answer["tree"])
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+            raise ArtifactError(f"{where}: its pickle is refused: {error}") from error
+    return trees
+
+
+def _batches(pickles: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """As many as the limits of one process allow."""
+    some: list[tuple[str, bytes]] = []
+    size = 0
+    for name, data in pickles:
+        if some and (len(some) == MAX_BATCH or size + len(data) > MAX_PICKLE_BYTES):
+            yield some
+            some, size = [], 0
+        some.append((name, data))
+        size += len(data)
+    if some:
+        yield some
 
 
 # --- the process ------------------------------------------------------------------------------

@@ -4,22 +4,18 @@ Two layouts. Since torch 1.6 a zip archive (torch_zip.py). Before, as in NVIDIA'
 after the other: five pickles (magic number, protocol, system, the object, list of storages), then
 each storage of the list: its number of elements (8 bytes, little-endian), its bytes.
 
-The pickles are read by `pickles`; a tensor is read when asked for, from a mapped local file or by
-range from a store."""
+The pickles are read by `pickles`; a tensor is read when asked for, and nothing else then."""
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Collection
-from contextlib import suppress
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainyard.artifacts import store
 from trainyard.checkpoint.foreign.pickles import (
     LIMITS,
     SIZES,
@@ -28,6 +24,7 @@ from trainyard.checkpoint.foreign.pickles import (
     Unpickled,
     unpickle,
 )
+from trainyard.checkpoint.foreign.ranged_file import RangedFile
 from trainyard.checkpoint.foreign.torch_zip import LOCAL_HEADER, Archive, read_archive
 from trainyard.errors import ArtifactError
 
@@ -64,15 +61,12 @@ class TorchFile:
 
     def __init__(self, url: str, allow: Collection[str] = ()) -> None:
         self.url = url
-        self._file: BinaryIO = store.open_input(url)
-        self._map: mmap.mmap | None = None
+        self._file = RangedFile(url)
         self._archive: Archive | None = None
         self._begins: dict[str, int] = {}
         """Of the storages whose place was looked up."""
         try:
-            self.size_bytes = self._file.seek(0, 2)
-            if store.is_local(url) and self.size_bytes:
-                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self.size_bytes = self._file.size_bytes
             found = self._open(allow)
         except BaseException:
             self.close()
@@ -81,7 +75,7 @@ class TorchFile:
         self.network = found.network
 
     def _open(self, allow: Collection[str]) -> Unpickled:
-        head = bytes(self._range(0, min(len(LEGACY_BEGIN), self.size_bytes)))
+        head = bytes(self._file.range(0, min(len(LEGACY_BEGIN), self.size_bytes)))
         if head[:4] == b"PK\3\4":
             return self._open_archive(allow)
         if head == LEGACY_BEGIN:
@@ -94,34 +88,36 @@ class TorchFile:
     # --- since torch 1.6 ------------------------------------------------------------------
 
     def _open_archive(self, allow: Collection[str]) -> Unpickled:
-        self._archive = archive = read_archive(self._file, self.size_bytes, self.url)
+        self._archive = archive = read_archive(
+            self._file.window(0, self.size_bytes), self.size_bytes, self.url
+        )
         if "byteorder" in archive.records and bytes(self._record("byteorder", 16)) != b"little":
             raise ArtifactError(f"{self.url}: was written on a big-endian machine")
         data = self._record("data.pkl", LIMITS["input_bytes"])
         return unpickle(data, self.url, allow=allow)
 
-    def _record(self, name: str, limit: int) -> bytearray | memoryview:
+    def _record(self, name: str, limit: int) -> memoryview:
         assert self._archive is not None
         record = self._archive.records[name]
         if record.size_bytes > limit:
             raise ArtifactError(
                 f"{self.url}: record {name!r} has {record.size_bytes} bytes; the limit is {limit}"
             )
-        return self._range(self._begin_of_record(name), record.size_bytes)
+        return self._file.range(self._begin_of_record(name), record.size_bytes)
 
     def _begin_of_record(self, name: str) -> int:
         assert self._archive is not None
-        header = self._range(self._archive.records[name].header, LOCAL_HEADER.size)
+        header = self._file.range(self._archive.records[name].header, LOCAL_HEADER.size)
         return self._archive.begin_of(name, bytes(header))
 
     # --- before ---------------------------------------------------------------------------
 
     def _open_legacy(self, allow: Collection[str]) -> Unpickled:
-        head = self._range(0, min(self.size_bytes, LIMITS["input_bytes"]))
+        head = self._file.range(0, min(self.size_bytes, LIMITS["input_bytes"]))
         found = unpickle(head, self.url, allow=allow, layout="legacy")
         place = found.end
         for storage in found.storages:
-            (numel,) = struct.unpack("<q", self._range(place, 8))
+            (numel,) = struct.unpack("<q", self._file.range(place, 8))
             if numel != storage.numel:
                 raise ArtifactError(
                     f"{self.url}: storage {storage.key!r} has {numel} elements at byte {place}, "
@@ -140,11 +136,11 @@ class TorchFile:
 
     def read(self, ref: TensorRef) -> Tensor:
         """The values of a tensor, contiguous, in memory of its own."""
-        return self.view(ref).clone(memory_format=torch.contiguous_format)
+        return self.view(ref).contiguous()
 
     def view(self, ref: TensorRef) -> Tensor:
-        """The values of a tensor, in the memory of the mapped file where it is local; to be let go
-        before the file is closed."""
+        """The values of a tensor with the strides that they have in the file, in memory of its
+        own."""
         if ref.dtype not in TORCH_DTYPES:
             raise ArtifactError(f"{self.url}: a tensor of {ref.dtype}, which is not read")
         dtype, item = TORCH_DTYPES[ref.dtype], SIZES[ref.dtype]
@@ -152,9 +148,7 @@ class TorchFile:
         if ref.numel == 0:
             return torch.empty(ref.shape, dtype=dtype)
         span = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
-        data = self._range(begin + ref.offset * item, span * item)
-        if (begin + ref.offset * item) % item and isinstance(data, memoryview):
-            data = bytearray(data)  # torch computes on aligned numbers only
+        data = self._file.range(begin + ref.offset * item, span * item)
         return torch.frombuffer(data, dtype=dtype).as_strided(ref.shape, ref.stride)
 
     def check(self, ref: TensorRef) -> None:
@@ -177,31 +171,8 @@ class TorchFile:
             raise ArtifactError(f"{self.url}: its list of storages lacks {ref.key!r}")
         return self._begins[ref.key]
 
-    def _range(self, begin: int, length: int) -> bytearray | memoryview:
-        if begin < 0 or begin + length > self.size_bytes:
-            raise ArtifactError(
-                f"{self.url}: bytes {begin} to {begin + length} of {self.size_bytes}; it is "
-                "truncated"
-            )
-        if self._map is not None:
-            return memoryview(self._map)[begin : begin + length]
-        self._file.seek(begin)
-        data = bytearray(length)
-        done = 0
-        while done < length:
-            piece = self._file.read(length - done)
-            if not piece:
-                raise ArtifactError(f"{self.url}: ends at byte {begin + done}; it is truncated")
-            data[done : done + len(piece)] = piece
-            done += len(piece)
-        return data
-
     def close(self) -> None:
         """Let the file go; tensors that were read stay."""
-        if self._map is not None:
-            with suppress(BufferError):  # a view of it is still held: it goes with the view
-                self._map.close()
-            self._map = None
         self._file.close()
 
     def __enter__(self) -> TorchFile:

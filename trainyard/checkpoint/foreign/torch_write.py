@@ -14,7 +14,7 @@ import struct
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
@@ -141,20 +141,19 @@ def _refuse_strangers(tree: Any) -> None:
 
 def lazy_tensors(tree: Any) -> list[LazyTensor]:
     """The tensors of a tree in its order, each once."""
-    found: dict[int, LazyTensor] = {}
+    return list({id(tensor): tensor for tensor in _lazy_tensors(tree)}.values())
 
-    def walk(node: Any) -> None:
-        if isinstance(node, LazyTensor):
-            found.setdefault(id(node), node)
-        elif isinstance(node, dict):
-            for value in node.values():
-                walk(value)
-        elif isinstance(node, list | tuple):
-            for value in node:
-                walk(value)
 
-    walk(tree)
-    return list(found.values())
+def _lazy_tensors(node: Any) -> Iterator[LazyTensor]:
+    # No closure that calls itself: such a circle would hold the tensors until they are collected.
+    if isinstance(node, LazyTensor):
+        yield node
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from _lazy_tensors(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _lazy_tensors(value)
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:

@@ -1,1 +1,1 @@
-"""Kernels of attention behind one signature, and the choice between them."""
+"""Kernels of attention and of norms behind one signature each, and the choice between them."""

@@ -23,7 +23,7 @@ CUDNN_HEAD_DIM, FLASH_HEAD_DIM = 128, 256
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What attention would run on."""
+    """What kernels would run on, and which packages are there."""
 
     type: str
     capability: tuple[int, int] = (0, 0)
@@ -31,6 +31,10 @@ class Device:
     flash_attn: int = 0
     """Major version of the flash-attn package; 0: not installed."""
     transformer_engine: bool = False
+    apex_norm: bool = False
+    """apex with its fused normalisations."""
+    apex_fast_norm: bool = False
+    """apex.contrib with its persistent LayerNorm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

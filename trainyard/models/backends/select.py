@@ -115,6 +115,9 @@ def probe_device(kind: str) -> Device:
         torch.cuda.get_device_capability(),
         _flash_attn_version(torch.cuda.get_device_capability()),
         _installed("transformer_engine"),
+        apex_norm=_installed("apex") and _installed("fused_layer_norm_cuda"),
+        apex_fast_norm=_installed("apex.contrib.layer_norm.layer_norm")
+        and any(map(_installed, ("fast_layer_norm", "apex.contrib.layer_norm.fast_layer_norm"))),
     )
 
 

@@ -6,7 +6,8 @@ continue from: once newer ones are published it goes, so that a run that was sto
 same files as one that was not. Its lines of the ledger are in the next that stays as well.
 
 With --async-save training waits for a copy to host memory only; a step that ends the run is always
-waited for. The next save, and the end of the run, wait for the one before."""
+waited for. The next save, and the end of the run, wait for the one before. Steps between those, in
+other places (`non_persistent`), are as one that only serves to continue from."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from trainyard.artifacts import store
-from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.layout import Held
 from trainyard.checkpoint.save import Ranks, StepContents, prepare_step, write_step
-from trainyard.checkpoint.steps import step_folder
+from trainyard.checkpoint.steps import remove_step, step_folder
 from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.callbacks.non_persistent import Between, NonPersistentSaves
+from trainyard.training.callbacks.retention import Retention
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.spans import Span, spans_document, with_steps
 from trainyard.training.state import TrainState
@@ -39,6 +40,10 @@ GIVE_UP_SECONDS = 120.0
 
 STAYS = "stays"
 """Key of state.json: false for a step that only serves to continue from."""
+
+
+Done: TypeAlias = Callable[[list[FileRecord], SaveReport], object]
+"""Told of a step that is published in the run folder, on the first rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Checkpointing(Callback):
         spans: tuple[Span, ...] = (),
         before_first: Callable[[], None] = lambda: None,
         background: BackgroundSave | None = None,
+        between: Callable[[Done], Between] | None = None,
+        report: Callable[[SaveReport], object] = lambda report: None,
     ) -> None:
         """retain_interval: of the steps at `interval` those stay that it divides; None: all.
         keep_last: the newest steps that do not go yet. facts: what else `state.json` says.
@@ -78,17 +85,17 @@ class Checkpointing(Callback):
         steps before were taken.
 
         before_first: called on rank 0 before the first save. background: writes steps that the run
-        need not wait for; None: it waits for all."""
+        need not wait for; None: it waits for all. between: how steps are saved elsewhere, given
+        what is to be told of one that comes here from there. report: told on rank 0 of what a save
+        cost, in any thread."""
         self._folder = folder
         self._trainee = trainee
         self._interval = interval
         self._retain_interval = retain_interval or interval
-        self._keep_last = keep_last
         self._micro_batch_size = micro_batch_size
         self._save_optimizer = save_optimizer
         self._facts = facts
-        self._passing = list(passing)
-        self._newest = sorted(staying + passing)
+        self._retention = Retention(keep_last, staying, passing)
         self._spans = spans
         self._first_step = 1
         self._saved_step: int | None = None
@@ -96,6 +103,13 @@ class Checkpointing(Callback):
         self._background = background
         groups = trainee.groups
         self._ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
+        self._report = report
+        self._lines_under_way = b""
+        """Of the ledger, in a step that stays and is not published yet."""
+        self._between: NonPersistentSaves | None = None
+        if between is not None:
+            made = between(partial(self._done, False))
+            self._between = NonPersistentSaves(made, self._ranks, self._told)
         self.reports: list[SaveReport] = []
         """Of the steps that were saved, on rank 0."""
 
@@ -108,6 +122,8 @@ class Checkpointing(Callback):
         """Save if it is time to."""
         if self._background is not None:
             self._background.check()
+        if self._between is not None:
+            self._between.check()
         step = event.record.step
         if step == self._saved_step:
             self._finish()  # heard of again: it is there, and the ledger's lines are in it
@@ -116,15 +132,21 @@ class Checkpointing(Callback):
         stays = is_due and (event.is_last or _divides(self._retain_interval, step))
         if step > 0 and (is_due or event.is_stopping):
             self._save(event, stays)
+        elif step > 0 and event.is_measured:
+            self._save_between(event)
 
     def end(self) -> None:
         """All that was begun is saved."""
         self._finish()
+        if self._between is not None:
+            self._between.finish()
 
     def failed(self) -> None:
         """Let a step that is being written become whole, if it can."""
         if self._background is not None:
             self._background.give_up(GIVE_UP_SECONDS)
+        if self._between is not None:
+            self._between.give_up(GIVE_UP_SECONDS)
 
     def _finish(self) -> None:
         if self._background is not None and (seconds := self._background.finish()) > 1.0:
@@ -133,19 +155,21 @@ class Checkpointing(Callback):
     def _save(self, event: StepEvent, stays: bool) -> None:
         began = time.monotonic()
         self._finish()
+        is_final = event.is_stopping or event.is_last
+        if is_final and self._between is not None:
+            self._between.finish()
         self._saved_step = event.state.step
         self._trainee.optimizer.finish_parameters()
-        if self._ranks.rank == 0 and self._before_first is not None:
-            self._before_first()
-        self._before_first = None
+        self._make_room()
         contents = self._contents(event, stays)
         prepared = prepare_step(
             self._folder.url, event.state.step, self._tensors(), contents.lineage, self._ranks
         )
         if stays:
+            self._lines_under_way = event.ledger.text()
             event.ledger.forget()
-        done = partial(self._done, self._passed_by(event.state.step, stays))
-        if self._background is not None and not (event.is_stopping or event.is_last):
+        done = partial(self._done, stays)
+        if self._background is not None and not is_final:
             self._background.start(prepared, contents, began, done)
             return
         records = write_step(prepared, contents, self._ranks)
@@ -153,38 +177,53 @@ class Checkpointing(Callback):
         size = sum(record.size_bytes for record in records)
         done(records, SaveReport(event.state.step, size, seconds, seconds))
 
-    def _passed_by(self, step: int, stays: bool) -> list[int]:
-        """The steps that go once this one is published."""
-        before = [s for s in self._passing if s != step]  # it may be there and be made good
-        self._passing = before if stays else [*before, step]
-        self._newest = [*(s for s in self._newest if s != step), step][-self._keep_last :]
-        passed = [s for s in self._passing if s not in self._newest]
-        self._passing = [s for s in self._passing if s in self._newest]
-        return passed
+    def _save_between(self, event: StepEvent) -> None:
+        if self._between is None or not self._between.is_due(event.record.step):
+            return
+        self._trainee.optimizer.finish_parameters()
+        if self._between.needs_room:
+            self._make_room()
+        contents = self._contents(event, stays=False)
+        self._between.save(event.state.step, self._tensors(), contents)
+
+    def _make_room(self) -> None:
+        if self._ranks.rank == 0 and self._before_first is not None:
+            self._before_first()
+        self._before_first = None
 
     def _contents(self, event: StepEvent, stays: bool) -> StepContents:
         return StepContents(
             state={**self._facts, **event.state.state_dict(), STAYS: stays},
             documents=self._folder.documents,
-            files={**self._folder.files, LEDGER: event.ledger.text()},
+            # Lines that are twice there, where that step is published by now, are seen to when this
+            # one is gone on from.
+            files={**self._folder.files, LEDGER: self._lines_under_way + event.ledger.text()},
             lineage=self._folder.lineage,
             stage_name=self._folder.stage_name,
             run=spans_document(self._spans_to(event.state.step)),
         )
 
-    def _done(self, passed: list[int], records: list[FileRecord], report: SaveReport) -> None:
-        """A step is published, in whatever thread wrote it: those that it replaces go."""
-        if self._ranks.rank != 0:
-            return
-        for step in passed:
-            remove_step(self._folder.url, step)
+    def _done(self, stays: bool, records: list[FileRecord], report: SaveReport) -> None:
+        """A step is published in the run folder, in whatever thread: those that it replaces go."""
+        if report.kind == "durable":
+            if stays:
+                self._lines_under_way = b""
+            if self._between is not None:
+                self._between.overtake(report.step)
+        if self._ranks.rank == 0:
+            for step in self._retention.published(report.step, stays):
+                remove_step(self._folder.url, step)
+            self._told(report, self._folder.url)
+
+    def _told(self, report: SaveReport, root_url: str) -> None:
         self.reports.append(report)
+        self._report(report)
         log.info(
-            "saved checkpoint step=%d blocked_seconds=%.2f durable_after_seconds=%.2f bytes=%d "
-            "gigabytes_per_second=%.2f files=%d url=%s",
-            *(report.step, report.blocked_seconds, report.durable_seconds, report.bytes),
-            *(report.gigabytes_per_second, len(records)),
-            join(self._folder.url, step_folder(report.step)),
+            "saved checkpoint step=%d kind=%s blocked_seconds=%.2f durable_after_seconds=%.2f "
+            "bytes=%d gigabytes_per_second=%.2f url=%s",
+            *(report.step, report.kind, report.blocked_seconds, report.durable_seconds),
+            *(report.bytes, report.gigabytes_per_second),
+            join(root_url, step_folder(report.step)),
         )
 
     def _tensors(self) -> dict[str, Held]:
@@ -198,10 +237,3 @@ class Checkpointing(Callback):
 
 def _divides(interval: int | None, step: int) -> bool:
     return interval is not None and step % interval == 0
-
-
-def remove_step(root_url: str, step: int) -> None:
-    """Remove a step; its manifest first, so that it is never there in part."""
-    url = join(root_url, step_folder(step))
-    store.delete(join(url, MANIFEST))
-    store.delete_tree(url)

@@ -9,7 +9,7 @@ from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import RunFacts
 from trainyard.training.logging_config import LoggingConfig
 from trainyard.training.metrics import StepTiming
-from trainyard.training.scalars import perplexity, validations
+from trainyard.training.scalars import perplexity, tests, validations
 from trainyard.training.state import TrainState
 
 
@@ -47,8 +47,11 @@ class Console(Callback):
             now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
             self._write(training_line(self._events, self._facts, self._show_throughput, now))
             self._events = []
-        for suffix, loss in validations(event.record):
-            for line in validation_lines(event.record.step, loss, suffix):
+        on = " on validation set" if event.is_last else ""
+        measured = [(suffix, loss, on) for suffix, loss in validations(event.record)]
+        measured += [(suffix, loss, " on test set") for suffix, loss in tests(event.record)]
+        for suffix, loss, on in measured:
+            for line in validation_lines(event.record.step, loss, suffix, on):
                 self._write(line)
 
 
@@ -110,7 +113,9 @@ def _throughput(timings: Sequence[StepTiming], facts: RunFacts) -> list[str]:
         f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
     ]
     mfu = facts.mfu(tflops)
-    return fields if mfu is None else [*fields, f"MFU (% of dense bf16 peak): {100 * mfu:.1f}"]
+    if mfu is not None:
+        fields.append(f"MFU (% of dense bf16 peak): {100 * mfu:.1f}")
+    return [*fields, f"FLOP convention: {facts.flops.name}"]
 
 
 def _waiting(
@@ -128,10 +133,12 @@ def _waiting(
     return [f"data wait (%): {100 * share:.1f}", f"time left: {time_left}"]
 
 
-def validation_lines(step: int, loss: float, suffix: str = "") -> list[str]:
-    """A validation loss and its perplexity, framed as Megatron-LM frames it."""
+def validation_lines(step: int, loss: float, suffix: str = "", on: str = "") -> list[str]:
+    """A validation or test loss and its perplexity, framed as Megatron-LM frames it.
+
+    on: " on validation set" or " on test set" at the end of a run."""
     line = (
-        f" validation{suffix} loss at iteration {step} | lm loss value: {loss:.6E} | "
+        f" validation{suffix} loss at iteration {step}{on} | lm loss value: {loss:.6E} | "
         f"lm loss PPL: {perplexity(loss):.6E} | "
     )
     rule = "-" * (len(line) + 1)

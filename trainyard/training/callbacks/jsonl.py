@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.facts import RunFacts
+from trainyard.training.facts import NewSaves, RunFacts
 from trainyard.training.logging_config import LoggingConfig
 from trainyard.training.state import TrainState
 
@@ -20,6 +20,7 @@ class JsonLines(Callback):
         self._path = path
         self._facts = facts
         self._file: TextIO | None = None
+        self._saves = NewSaves(facts)
 
     def begin(self, state: TrainState) -> None:
         """Go on in the file after the steps that count: what a run that was killed wrote of later
@@ -36,13 +37,23 @@ class JsonLines(Callback):
         """Write it."""
         if self._file is None:  # could not be opened at first
             self._file = self._path.open("a")
-        self._file.write(json.dumps(figures(event, self._facts)) + "\n")
+        self._file.write(json.dumps(figures(event, self._facts) | self._new_saves()) + "\n")
         self._file.flush()
 
     def end(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        """Close the file, behind what the last saves cost."""
+        if self._file is None:
+            return
+        last = self._new_saves()
+        if last:
+            self._file.write(json.dumps({"step": last["saves"][-1]["step"], **last}) + "\n")
+        self._file.close()
+
+    def _new_saves(self) -> dict[str, Any]:
+        """What saves cost that were done since the last line; later than the steps that they are
+        of."""
+        found = [report.document() for report in self._saves.take()]
+        return {"saves": found} if found else {}
 
     def failed(self) -> None:
         """Close the file."""

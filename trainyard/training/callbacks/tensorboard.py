@@ -7,9 +7,9 @@ from typing import Any
 
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.facts import RunFacts
+from trainyard.training.facts import NewSaves, RunFacts
 from trainyard.training.logging_config import LoggingConfig
-from trainyard.training.scalars import Scalar, step_scalars, validation_scalars
+from trainyard.training.scalars import Scalar, save_scalars, step_scalars, validation_scalars
 from trainyard.training.state import TrainState
 
 
@@ -20,6 +20,7 @@ class TensorBoard(Callback):
         self._writer = writer
         self._config = config
         self._facts = facts
+        self._saves = NewSaves(facts)
 
     def begin(self, state: TrainState) -> None:
         """The options, once."""
@@ -40,8 +41,17 @@ class TensorBoard(Callback):
                 samples = event.record.consumed_train_samples
                 self._writer.add_scalar(f"{scalar.tag} vs samples", scalar.value, samples)
 
+        self._enter_saves()
+
+    def _enter_saves(self) -> None:
+        """At the steps that were saved, which may lie back."""
+        for report in self._saves.take():
+            for scalar in save_scalars(report):
+                self._writer.add_scalar(scalar.tag, scalar.value, report.step)
+
     def end(self) -> None:
         """Write what waits."""
+        self._enter_saves()
         self._writer.close()
 
     def failed(self) -> None:

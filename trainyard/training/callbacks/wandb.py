@@ -9,9 +9,9 @@ from typing import Any
 
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.facts import RunFacts
+from trainyard.training.facts import NewSaves, RunFacts
 from trainyard.training.logging_config import LoggingConfig
-from trainyard.training.scalars import step_scalars, validation_scalars
+from trainyard.training.scalars import save_scalars, step_scalars, validation_scalars
 
 SAMPLES = "samples"
 """Metric that the tags ending in `vs samples` stand for there: any chart can have it for its x
@@ -25,6 +25,8 @@ class WandB(Callback):
         self._run = run
         self._config = config
         self._facts = facts
+        self._saves = NewSaves(facts)
+        self._last_step = 0
 
     def after_step(self, event: StepEvent) -> None:
         """Send what is due."""
@@ -35,12 +37,23 @@ class WandB(Callback):
             scalars += step_scalars(event, self._config, self._facts)
             figures.update(self._facts.gauges)
         figures.update({scalar.tag: scalar.value for scalar in scalars})
+        figures.update(self._new_saves())
+        self._last_step = record.step
         if figures:
             figures[SAMPLES] = float(record.consumed_train_samples)
             self._run.log(figures, step=record.step)
 
+    def _new_saves(self) -> dict[str, float]:
+        """What saves cost, at the step at which that became known: no step may be entered behind
+        another."""
+        reports = self._saves.take()
+        return {s.tag: s.value for report in reports for s in save_scalars(report)}
+
     def end(self) -> None:
         """Send what waits."""
+        last = self._new_saves()
+        if last:
+            self._run.log(last, step=self._last_step)
         self._run.finish()
 
     def failed(self) -> None:

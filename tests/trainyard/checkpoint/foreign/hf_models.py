@@ -80,6 +80,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
     "gpt2": ("GPT2Config", GPT2),
+    "gpt2 quick gelu": ("GPT2Config", {**GPT2, "activation_function": "quick_gelu"}),
     "gpt2 exact gelu": ("GPT2Config", {**GPT2, "activation_function": "gelu", "n_inner": 80}),
 }
 

@@ -63,7 +63,8 @@ def test_a_step_holds_what_the_source_holds(num_shards: int, tmp_path: Path) -> 
     loaded = load_gpt(str(tmp_path))
     tokens = some_tokens()
     with torch.no_grad():
-        torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, **SAME_LOGITS)
+        expected = theirs(tokens).logits[..., :257]  # they do not know of padding
+        torch.testing.assert_close(loaded.model(tokens), expected, **SAME_LOGITS)
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("the yard")) == "the yard"
 
 
@@ -221,6 +222,5 @@ def test_auto_takes_what_lies_there_and_leaves_nothing_to_ours(tmp_path: Path) -
     assert loader_for(str(tmp_path / "nothing"), "core") == "core"
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist/__0_0.distcp").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"torch_dist format.*--ckpt-convert-format torch"):
-        loader_for(str(tmp_path / "dist"))
+    assert loader_for(str(tmp_path / "dist")) == "torch_dist"
     assert loader_for(str(tmp_path / "dist"), "hf") in LOADERS

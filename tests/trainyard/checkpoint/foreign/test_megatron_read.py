@@ -217,6 +217,24 @@ def test_states_of_the_distributed_optimizer_are_kept(tmp_path: Path, layout: La
             assert torch.equal(found[f"optimizer.{kind}.{name}"], tensor), (kind, name)
 
 
+def test_buckets_of_before_2024_are_read_as_they_are(tmp_path: Path) -> None:
+    """A list of vectors, one per bucket of gradients, in the place of one, under float32."""
+    whole = {name: t.bfloat16() for name, t in weights_of(random_gpt(WIDE)).items()}
+    states = states_of(whole)
+    layout = Layout(optimizer="distributed")
+    root = write(tmp_path / "m", whole, WIDE, layout, states)
+    path = root / "iter_0000100/mp_rank_00/distrib_optim.pt"
+    (vectors,) = torch.load(path, weights_only=False)[0].values()
+    ends = [tensor.numel() for tensor in reversed(whole.values())]
+    buckets = [sum(ends[:5]), sum(ends[5:])]
+    split = {kind: list(vectors[kind].split(buckets)) for kind in states}
+    torch.save({0: {torch.float32: split}}, path)
+    found, _ = read_all(root)
+    for kind, tensors in states.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(found[f"optimizer.{kind}.{name}"], tensor), (kind, name)
+
+
 def change(root: Path, edit: Any, name: str = "mp_rank_00/model_optim_rng.pt") -> None:
     path = root / "iter_0000100" / name
     tree = torch.load(path, weights_only=False)

@@ -261,6 +261,7 @@ def test_a_checkpoint_without_a_step_becomes_a_release(tmp_path: Path) -> None:
         (GPT, {"vpp": 2}, "at least 2"),
         (GPT, {"tp": 0}, "at least 1"),
         (QWEN, {"model_class": "legacy"}, "legacy model class of Megatron-LM has no --qk-layer"),
+        (GPTConfig(**SIZES, quick_gelu=True), {}, "no argument for --quick-gelu"),
         (
             GPTConfig(**SIZES, ffn_hidden_size=46),
             {"tp": 4},

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from trainyard.checkpoint.foreign.pickles import ROOT, Noted, unpickle
+from trainyard.checkpoint.foreign.pickles import ROOT, Dtype, Noted, unpickle, unpickle_all
 from trainyard.errors import ArtifactError
 
 
@@ -87,6 +88,30 @@ def test_what_holds_itself_or_unfolds_without_end_is_refused() -> None:
     for tree, words in ((loop, "holds itself"), (deep, "120 deep"), (wide, "more values")):
         with pytest.raises(ArtifactError, match=words):
             unpickle(pickle.dumps(tree), "file.pt", limits={"nodes": 100_000})
+
+
+def test_many_are_read_by_one_process_each_for_itself(tmp_path: Path) -> None:
+    trees: list[Any] = [{"a": 1}, [torch.float32], "text", {(1, 2): None}]
+    many = [(f"{number}.pt", pickle.dumps(tree)) for number, tree in enumerate(trees)]
+    assert unpickle_all(many) == [{"a": 1}, [Dtype("float32")], "text", {(1, 2): None}]
+    assert unpickle_all([]) == []
+    witness = tmp_path / "ran"
+    many[2] = ("2.pt", pickle.dumps(Payload(os.system, f"touch {witness}")))
+    with pytest.raises(ArtifactError, match=r"^2\.pt: .*posix\.system"):
+        unpickle_all(many)
+    assert not witness.exists()
+    many[2] = ("2.pt", pickle.dumps(1) + pickle.dumps(2))
+    with pytest.raises(ArtifactError, match="ends within its record"):
+        unpickle_all(many)
+
+
+def test_objects_may_be_keys() -> None:
+    """As those of the index of torch's distributed checkpoint are."""
+    names = "torch.distributed."
+    index = {MetadataIndex("a", (0, 1)): 1, MetadataIndex("b"): 2}
+    found = unpickle(pickle.dumps(index), "x", allow=(names,)).tree
+    assert [(key.state["fqn"], value) for key, value in found.items()] == [("a", 1), ("b", 2)]
+    assert [found[key] for key in list(found)] == [1, 2]
 
 
 def test_sizes_are_bounded() -> None:

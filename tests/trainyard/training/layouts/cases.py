@@ -28,6 +28,9 @@ NUM_MICROBATCHES = 8
 MICRO_BATCH_SIZE = 2
 SEQ_LENGTH = 16
 VOCAB = 64
+"""Tokens, which every tensor-parallel size divides without padding."""
+ODD_VOCAB = 50
+"""Tokens that one, two and four tensor-parallel ranks pad to 52, 56 and 64."""
 
 Tensor = Literal["one", "tp2", "tp4", "tp2 sp", "tp4 sp", "tp2 sp overlap", "tp4 sp overlap"]
 Context = Literal["one", "p2p", "allgather", "a2a"]
@@ -44,6 +47,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "recompute": ("none", "selective", "full", "block"),
     "kind": ("gpt", "llama"),
     "tied": (True, False),
+    "padded": (False, True),
     "bf16": (False, True),
 }
 """What is combined with everything else; the order is that of the fields of `Cut`."""
@@ -60,6 +64,7 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 8,
     "ffn_hidden_size": 48,
     "seq_length": SEQ_LENGTH,
+    "make_vocab_size_divisible_by": 4,
     "attention_dropout": 0.0,
     "init_method_std": 0.1,
 }
@@ -108,6 +113,8 @@ class Cut:
     recompute: Recompute = "none"
     kind: str = "gpt"
     tied: bool = True
+    padded: bool = False
+    """A vocabulary that is padded, by another number of rows at every tensor-parallel size."""
     bf16: bool = False
     # --- what is varied by tests of its own ---------------------------------------------------
     rank_order: str = DEFAULT_ORDER
@@ -137,6 +144,16 @@ class Cut:
     def world_size(self) -> int:
         """Ranks."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens."""
+        return ODD_VOCAB if self.padded else VOCAB
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.model.padded_vocab_size(self.vocab_size, self.tp)
 
     @property
     def model(self) -> GPTConfig:
@@ -203,6 +220,7 @@ class Cut:
             self.recompute if self.recompute != "none" else "",
             self.kind,
             "tied" if self.tied else "",
+            "padded" if self.padded else "",
             "bf16" if self.bf16 else "",
         ]
         return ", ".join(filter(None, parts))
@@ -227,7 +245,7 @@ def is_valid(row: Mapping[str, Any]) -> bool:
             num_query_groups=cut.model.query_groups,
             ffn_hidden_size=cut.model.ffn_size,
             seq_length=SEQ_LENGTH,
-            padded_vocab_size=VOCAB,
+            padded_vocab_size=cut.padded_vocab_size,
         )
     except ConfigError:
         return False
@@ -238,11 +256,11 @@ def is_valid(row: Mapping[str, Any]) -> bool:
 def valid_rows() -> tuple[Row, ...]:
     """All combinations of `FACTORS` that are valid."""
     depends = {name: FACTORS[name] for name in (*CUTTING[:-1], "kind")}
-    free = list(product(*(FACTORS[name] for name in ("recompute", "tied", "bf16"))))
+    free = list(product(*(FACTORS[name] for name in ("recompute", "tied", "padded", "bf16"))))
     return tuple(
-        (*row[:-1], recompute, row[-1], tied, bf16)
+        (*row[:-1], recompute, row[-1], *rest)
         for row in cross(depends, is_valid)
-        for recompute, tied, bf16 in free
+        for recompute, *rest in free
     )
 
 
@@ -252,24 +270,50 @@ def pairwise_cuts() -> tuple[Cut, ...]:
     rows = list(valid_rows())
     Random(0).shuffle(rows)  # where a pair leaves the other values open, they are not all the first
     rows.sort(key=lambda row: bool(row[-1]))  # but rather fp32, which shows more
-    return tuple(_cut(row) for row in covering_rows(rows))
+    return tuple(cut_of(row) for row in covering_rows(rows))
+
+
+# --- the full cross ---------------------------------------------------------------------------
+
+
+def degrees_of(cut: Cut) -> tuple[Any, ...]:
+    """How much is cut how: tp, sp, cp, pp, chunks, dp, ZeRO. Leaves out the means by which ranks
+    talk: overlap, and how attention reaches the other part of the sequence."""
+    sequence_parallel, zero = "sp" in cut.tensor, "zero" in cut.reduction
+    return cut.tp, sequence_parallel, cut.cp, cut.pp, cut.chunks, cut.dp, zero
 
 
 @cache
 def all_cuts() -> tuple[Cut, ...]:
-    """Every way to cut and to add up. What is recomputed, the kind of model, tied or not, and the
-    precision (bf16 once in four) are dealt out in turn, so that each meets cuts of all kinds."""
-    found: dict[Row, list[Row]] = {}
+    """The cross of everything that cuts, in two ways at once.
+
+    Every combination of degrees (`degrees_of`) with every kind of recomputation; and every
+    combination of degrees with all means by which ranks talk. The product of both would be three
+    times as many, and neither does the other's work. The kind of model, tied or not, a padded
+    vocabulary and the precision (bf16 once in four) are dealt out, so that each meets cuts of all
+    kinds."""
+    ways: dict[Row, list[Row]] = {}
     for row in valid_rows():
-        found.setdefault(row[:6], []).append(row)
-    return tuple(_dealt(rows, number) for number, rows in enumerate(found.values()))
+        ways.setdefault(row[:6], []).append(row)
+    groups: dict[tuple[Any, ...], list[list[Row]]] = {}
+    for rows in ways.values():
+        groups.setdefault(degrees_of(cut_of(rows[0])), []).append(rows)
+    kinds = FACTORS["recompute"]
+    found: list[Cut] = []
+    for number, group in enumerate(groups.values()):
+        for place in range(max(len(group), len(kinds))):
+            recompute = kinds[(number + place) % len(kinds)]
+            rows = [row for row in group[place % len(group)] if row[6] == recompute]
+            found.append(_dealt(rows, len(found)))
+    return tuple(found)
 
 
 def _dealt(rows: list[Row], number: int) -> Cut:
     fp32, bf16 = ([row for row in rows if row[-1] is wanted] for wanted in (False, True))
     dealt = 3 * fp32 + bf16
-    return _cut(dealt[TURN * number % len(dealt)])
+    return cut_of(dealt[TURN * number % len(dealt)])
 
 
-def _cut(row: Row) -> Cut:
+def cut_of(row: Row) -> Cut:
+    """The cut that a row of `FACTORS` says."""
     return Cut(*row).deep_enough()  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Every cut of the small run against one process, as the table of docs/parallelism.md.
 
-python -m tests.trainyard.training.layouts.cross --write    half an hour on two cores
+python -m tests.trainyard.training.layouts.cross --write    an hour on two cores
 
 It ends with status 1 where a cut is further off than it may be."""
 

@@ -4,7 +4,7 @@ together again by global name."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -15,7 +15,6 @@ from tests.trainyard.training.layouts.cases import (
     MICRO_BATCH_SIZE,
     NUM_MICROBATCHES,
     SEQ_LENGTH,
-    VOCAB,
     Cut,
 )
 from trainyard.checkpoint.layout import Held, slices_held
@@ -35,6 +34,8 @@ NUM_STEPS = 5
 LEARNING_RATE = 0.01
 SEED = 11
 CPU = torch.device("cpu")
+TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""What has a row for each token, and for padding."""
 
 Tensors = dict[str, Tensor]
 
@@ -77,9 +78,11 @@ class Run:
 def run_of(cut: Cut, ranks: RankPool | None = None, num_steps: int = NUM_STEPS) -> Run:
     """Train over as many ranks as the cut needs, or here where that is one; together again."""
     if cut.world_size == 1:
-        return together([train(cut, num_steps)])
-    assert ranks is not None
-    return together(ranks.run(train, cut.world_size, cut, num_steps))
+        shares = [train(cut, num_steps)]
+    else:
+        assert ranks is not None
+        shares = ranks.run(train, cut.world_size, cut, num_steps)
+    return without_padding(together(shares), cut)
 
 
 @cache
@@ -109,13 +112,16 @@ def train(cut: Cut, num_steps: int) -> Share:
     return Share(losses, norms, first_moments, found)
 
 
-def trainee_of(cut: Cut, padded_vocab_size: int = VOCAB) -> Trainee:
-    """The model of a cut, its weights drawn; on the ranks of the default group, or alone."""
+def trainee_of(cut: Cut, padded_vocab_size: int | None = None) -> Trainee:
+    """The model of a cut, its weights drawn; on the ranks of the default group, or alone.
+
+    padded_vocab_size: unset: as the cut pads."""
     is_several = dist.is_initialized()
     dims = dims_of(cut.parallel, dist.get_world_size() if is_several else 1)
     groups = build_groups(dims, dist.get_rank() if is_several else 0)
+    rows = padded_vocab_size or cut.padded_vocab_size
     trainee = build_trainee(
-        gpt_provider(cut.model, padded_vocab_size),
+        gpt_provider(cut.model, rows, min(rows, cut.vocab_size)),
         gpt_layout(cut.model, MICRO_BATCH_SIZE),
         cut.parallel,
         cut.optimizer,
@@ -134,15 +140,15 @@ def trainee_of(cut: Cut, padded_vocab_size: int = VOCAB) -> Trainee:
 def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
     """This rank's micro-batches of a step."""
     for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
-        yield microbatch(step, cut.order[place])
+        yield microbatch(step, cut.order[place], cut.vocab_size)
 
 
-def microbatch(step: int, number: int) -> Batch:
+def microbatch(step: int, number: int, vocab_size: int) -> Batch:
     """Text that counts in steps of its own; how many of its tokens are trained on differs."""
     generator = torch.Generator().manual_seed(1000 * step + number)
-    start = torch.randint(VOCAB, (MICRO_BATCH_SIZE, 1), generator=generator)
+    start = torch.randint(vocab_size, (MICRO_BATCH_SIZE, 1), generator=generator)
     stride = torch.randint(1, 4, (MICRO_BATCH_SIZE, 1), generator=generator)
-    text = (start + stride * torch.arange(SEQ_LENGTH + 1)) % VOCAB
+    text = (start + stride * torch.arange(SEQ_LENGTH + 1)) % vocab_size
     mask = torch.ones(MICRO_BATCH_SIZE, SEQ_LENGTH)
     mask[:, : number % 5] = 0.0
     positions = torch.arange(SEQ_LENGTH).expand(MICRO_BATCH_SIZE, -1)
@@ -177,6 +183,21 @@ def together(shares: Sequence[Share]) -> Run:
         assembled([piece for share in shares for piece in share.first_moments]),
         assembled([piece for share in shares for piece in share.tensors]),
     )
+
+
+def without_padding(run: Run, cut: Cut) -> Run:
+    """Only the rows of tokens, whose number no cut changes. The others must never have had a
+    gradient."""
+    for name, tensor in [*run.gradients.items(), *run.tensors.items()]:
+        if name.endswith(TABLES) and ".exp_avg" in name:
+            assert not tensor[cut.vocab_size :].any(), f"padding is trained: {name}"
+    return replace(
+        run, gradients=_tokens_of(run.gradients, cut), tensors=_tokens_of(run.tensors, cut)
+    )
+
+
+def _tokens_of(tensors: Tensors, cut: Cut) -> Tensors:
+    return {n: t[: cut.vocab_size] if n.endswith(TABLES) else t for n, t in tensors.items()}
 
 
 def assembled(parts: Sequence[Piece]) -> Tensors:

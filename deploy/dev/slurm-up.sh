@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# A real Slurm of several nodes on this one machine, for tests; as root, without systemd.
+#
+#     eval "$(deploy/dev/slurm-up.sh [DIR] [NODES])"      DIR: /tmp/yard-slurm, NODES: 2
+#     deploy/dev/slurm-down.sh [DIR] [--purge]
+#
+# Prints `export SLURM_CONF=...`. A second call starts what is missing, such as a node that was
+# powered off (slurm-power-off.sh). Debian and Ubuntu:
+#
+#     apt-get install --no-install-recommends slurm-wlm munge iproute2
+#
+# Each node has its own PID, mount, UTS and network namespace: `hostname` says node1, ports do not
+# collide, and killing the namespace's first process is a power failure.
+#
+#   YARD_SLURM_CPUS=4              CPUs that a node claims to have
+#   YARD_SLURM_GPUS=0              GPUs that it claims to have: counted, not there
+#   YARD_SLURM_NET=10.231.7        the nodes' network, /24
+#   YARD_SLURM_NODE_TIMEOUT=10     seconds until a silent node counts as down
+#   YARD_SLURM_REQUEUE_DELAY=5     seconds until a requeued job may start
+#   YARD_SLURM_EXTRA=              lines for slurm.conf
+set -euo pipefail
+DIR=${1:-/tmp/yard-slurm}
+NODES=${2:-2}
+CPUS=${YARD_SLURM_CPUS:-4}
+GPUS=${YARD_SLURM_GPUS:-0}
+NET=${YARD_SLURM_NET:-10.231.7}
+CONTROL_PORT=16817
+NODE_PORT=16900
+TAG='# yard-slurm'
+export SLURM_CONF=$DIR/slurm.conf
+SOCKET=$DIR/munge/munge.socket
+
+fail() {
+  echo "slurm-up.sh: $*" >&2
+  exit 1
+}
+
+alive() { [ -f "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
+
+check_machine() {
+  [ "$(id -u)" = 0 ] || fail "needs root, for namespaces and for the users that jobs run as"
+  for program in munged slurmctld slurmd ip nsenter unshare; do
+    command -v "$program" >/dev/null || fail "$program is not installed; the head of this file says how"
+  done
+}
+
+start_munge() {
+  mkdir -p "$DIR"/{munge,state,log,run,spool}
+  chmod 755 "$DIR"
+  chmod 711 "$DIR/munge"
+  if [ ! -s "$DIR/munge/munge.key" ]; then
+    dd if=/dev/urandom of="$DIR/munge/munge.key" bs=1 count=1024 status=none
+    chmod 400 "$DIR/munge/munge.key"
+  fi
+  alive "$DIR/munge/munged.pid" || munged --force --socket="$SOCKET" \
+    --key-file="$DIR/munge/munge.key" --pid-file="$DIR/munge/munged.pid" \
+    --log-file="$DIR/log/munged.log" --seed-file="$DIR/munge/munge.seed" 2>"$DIR/log/munged.err"
+}
+
+# The bridge has a network namespace of its own: where Docker runs it drops what is forwarded between
+# bridges' ports in the main one, and nodes would reach the controller but not each other.
+start_switch() {
+  if ! ip netns list | grep -qw yard-switch; then
+    ip netns add yard-switch
+    ip -n yard-switch link add br0 type bridge
+    ip -n yard-switch link set br0 up
+    ip -n yard-switch link set lo up
+    ip link add yard0 type veth peer name yard0 netns yard-switch
+    ip -n yard-switch link set yard0 master br0 up
+    ip addr add "$NET.1/24" dev yard0
+    ip link set yard0 up
+  fi
+}
+
+configure() {
+  local gres='' node
+  : >"$DIR/gres.conf"
+  if [ "$GPUS" -gt 0 ]; then
+    gres=" Gres=gpu:$GPUS"
+    echo "Name=gpu File=/dev/tty[1-$GPUS]" >"$DIR/gres.conf"
+  fi
+  cat >"$SLURM_CONF" <<CONF
+ClusterName=yard
+SlurmctldHost=$(hostname -s)($NET.1)
+SlurmctldPort=$CONTROL_PORT
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$SOCKET,cred_expire=${YARD_SLURM_REQUEUE_DELAY:-5}
+StateSaveLocation=$DIR/state
+SlurmdSpoolDir=$DIR/spool/%n
+SlurmctldPidFile=$DIR/run/slurmctld.pid
+SlurmdPidFile=$DIR/run/slurmd.%n.pid
+SlurmctldLogFile=$DIR/log/slurmctld.log
+SlurmdLogFile=$DIR/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+ReturnToService=2
+SlurmctldTimeout=5
+SlurmdTimeout=${YARD_SLURM_NODE_TIMEOUT:-10}
+InactiveLimit=0
+KillWait=3
+MinJobAge=3600
+JobRequeue=1
+AccountingStorageType=accounting_storage/none
+${gres:+GresTypes=gpu}
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+CONF
+  grep -v "$TAG\$" /etc/hosts >"$DIR/hosts" || true
+  for node in $(seq 1 "$NODES"); do
+    echo "NodeName=node$node NodeHostname=node$node NodeAddr=$NET.$((10 + node)) Port=$NODE_PORT" \
+      "CPUs=$CPUS RealMemory=4000$gres State=UNKNOWN" >>"$SLURM_CONF"
+    echo "$NET.$((10 + node)) node$node $TAG" >>"$DIR/hosts"
+  done
+  cat "$DIR/hosts" >/etc/hosts # in place: containers mount it
+  printf '%s\n' "${YARD_SLURM_EXTRA:-}" >>"$SLURM_CONF"
+}
+
+start_node() {
+  local node=$1
+  alive "$DIR/run/node$node.pid" && return
+  mkdir -p "$DIR/spool/node$node"
+  # Of jobs that ran when the power went: a batch script that is there is not written again.
+  rm -rf "$DIR/spool/node$node"/{job*,"node${node}_"*} "$DIR/run/slurmd.node$node.pid"
+  if ! ip netns list | grep -qw "yard-node$node"; then
+    ip netns add "yard-node$node"
+    ip -n yard-switch link add "port$node" type veth peer name eth0 netns "yard-node$node"
+    ip -n yard-switch link set "port$node" master br0 up
+    ip -n "yard-node$node" addr add "$NET.$((10 + node))/24" dev eth0
+    ip -n "yard-node$node" link set eth0 up
+    ip -n "yard-node$node" link set lo up
+  fi
+  # nsenter, as `ip netns exec` mounts a /sys without the cgroups that slurmd wants. bash is the
+  # node's first process and reaps what slurmstepd leaves; its end is the end of all in the node.
+  # shellcheck disable=SC2016
+  setsid nsenter --net="/run/netns/yard-node$node" \
+    unshare --pid --fork --kill-child=KILL --mount-proc --uts bash -c '
+      hostname "$1"
+      slurmd -D -N "$1" -f "$2" &
+      slurmd=$!
+      trap "kill $slurmd" TERM
+      wait $slurmd
+      wait $slurmd' node "node$node" "$SLURM_CONF" \
+    </dev/null >>"$DIR/log/node$node.out" 2>&1 &
+  echo $! >"$DIR/run/node$node.pid"
+}
+
+wait_until_idle() {
+  for _ in $(seq 1 75); do
+    [ "$(sinfo -h -N -t idle -o %N 2>/dev/null | sort -u | wc -l)" -eq "$NODES" ] && return
+    sleep 0.2
+  done
+  sinfo -N -l >&2 || true
+  tail -n 20 "$DIR"/log/* >&2
+  fail "the cluster did not come up; logs are in $DIR/log"
+}
+
+check_machine
+start_munge
+start_switch
+alive "$DIR/run/slurmctld.pid" || {
+  configure
+  slurmctld -f "$SLURM_CONF" >>"$DIR/log/slurmctld.out" 2>&1
+}
+for node in $(seq 1 "$NODES"); do start_node "$node"; done
+[ -n "${YARD_SLURM_NO_WAIT:-}" ] || wait_until_idle
+echo "export SLURM_CONF=$SLURM_CONF"

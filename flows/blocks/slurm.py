@@ -1,0 +1,331 @@
+"""A stage as a job of Slurm: submitted once, found again, followed to its end.
+
+The job outlives whoever submitted it. The name of the job holds the key of the submission, so a
+flow that was killed and started again follows the job that is there instead of submitting another.
+What decides how it ended: flows/launch/ending.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect.blocks.abstract import JobBlock, JobRun
+
+from flows.blocks.lines import Followed, parse_line
+from flows.blocks.live import live, see_through
+from flows.blocks.slurm_client import SlurmClient
+from flows.console import JOB, Log
+from flows.launch.ending import Evidence, join_shares, judge
+from flows.launch.outcome import Kind, Outcome, read_failure
+from flows.launch.slurm import EXIT, SCRIPT, job_name, log_name, render_slurm, share_folder
+from flows.launch.slurm_options import SlurmOptions
+from flows.launch.slurm_state import NEVER, JobRecord
+from flows.launch.spec import LaunchSpec
+from trainyard.errors import ConfigError, InfrastructureError
+
+SUBMITTED = "submitted.json"
+HEARTBEAT = "heartbeat"
+"""File of a run folder whose time a job may renew to say that it lives, besides its log."""
+
+TICK_SECONDS = 0.5
+FORGOTTEN_SECONDS = 60.0
+"""So long Slurm may know nothing of a job, as accounting lags, before it counts as gone."""
+LATE_SECONDS = 5.0
+"""So long the last lines and the exit file may take to be seen, over a network file system."""
+KILL_SECONDS = 180.0
+"""By then a cancelled job is gone: KillWait, and epilogues."""
+TAIL_BYTES = 2**16
+
+
+class SlurmJob(JobBlock[Outcome]):
+    """Runs a stage through sbatch, or follows the job that already does."""
+
+    _block_type_name = "Slurm Job"
+    _block_type_slug = "slurm-job"
+    _description = "Runs a stage's own command as a job of Slurm."
+
+    spec: LaunchSpec
+    options: SlurmOptions = SlurmOptions()
+    poll_seconds: float = 10.0
+    """Between two questions to the controller; when a job has ended it is asked at once."""
+    hang_seconds: float | None = None
+    """Without a line in the log for so long a running job counts as hung."""
+
+    def client(self) -> SlurmClient:
+        """How Slurm is talked to."""
+        return SlurmClient()
+
+    async def trigger(self) -> SlurmJobRun:
+        """Find the job of this key, or submit it."""
+        return await asyncio.to_thread(self._find_or_submit)
+
+    def _find_or_submit(self) -> SlurmJobRun:
+        script = render_slurm(self.spec, self.options)
+        folder, name, client = Path(self.spec.run_directory), job_name(self.spec), self.client()
+        job_id = _noted(folder, name) or client.find(name)
+        if job_id is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / SCRIPT).write_text(script)
+            job_id = client.submit(folder / SCRIPT, name)
+            self.logger.info("submitted %s as Slurm job %s", self.spec.name, job_id)
+        else:
+            self.logger.info("%s is Slurm job %s already: following it", self.spec.name, job_id)
+        _note(folder, name, job_id)
+        return SlurmJobRun(self, client, job_id)
+
+
+def _noted(folder: Path, name: str) -> str | None:
+    """The job that an earlier program noted in this run folder."""
+    try:
+        document = json.loads((folder / SUBMITTED).read_text())
+    except FileNotFoundError:
+        return None
+    if document["name"] != name:
+        raise ConfigError(
+            f"run folder {folder} is of job {document['name']}, not of {name}: each submission "
+            f"needs a folder of its own"
+        )
+    return str(document["job_id"])
+
+
+def _note(folder: Path, name: str, job_id: str) -> None:
+    being_written = folder / f"{SUBMITTED}.tmp"
+    being_written.write_text(json.dumps({"name": name, "job_id": job_id}) + "\n")
+    being_written.replace(folder / SUBMITTED)
+
+
+class SlurmJobRun(JobRun[Outcome]):
+    """A job of Slurm, waiting, running or ended; its log goes to the run's logger."""
+
+    def __init__(self, block: SlurmJob, client: SlurmClient, job_id: str) -> None:
+        self.spec = block.spec
+        self.job_id = job_id
+        self._block = block
+        self._client = client
+        self._log: Log = self.logger
+        shares = self.spec.shares
+        self._indices: Sequence[int | None] = (None,) if shares is None else shares.indices
+        self._followed = Followed(Path(self.spec.run_directory))
+        self._records: list[JobRecord] = []
+        self._told = ""
+        self._ended = False
+        self._ended_by_us: Kind | None = None
+        self._last_known = time.monotonic()
+        self._last_sign = time.time()
+        self._stopping: asyncio.Task[None] | None = None
+        live.add(self)
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Until the job has ended. Being cancelled cancels the job; any other end of the waiting,
+        such as a controller that stays away, leaves it to be followed again."""
+        try:
+            await self._until_ended()
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        await self._hear_the_end()
+
+    async def _until_ended(self) -> None:
+        asked, seen = 0.0, -1
+        while not self._ended:
+            await asyncio.to_thread(self._relay)
+            exits = sum(path.exists() for path in self._exit_files())
+            if exits != seen or time.monotonic() - asked >= self._block.poll_seconds:
+                seen, asked = exits, time.monotonic()
+                await asyncio.to_thread(self._ask)
+                self._check_start()
+                self._check_signs()
+            if not self._ended:
+                await asyncio.sleep(min(TICK_SECONDS, self._block.poll_seconds))
+
+    def _ask(self) -> None:
+        """Look what Slurm says, and whether that is the end."""
+        found = self._client.records(self.job_id)
+        # A cluster that was set up anew counts from 1 again.
+        records = [record for record in found if record.name in ("", job_name(self.spec))]
+        if records:
+            self._records, self._last_known = records, time.monotonic()
+            self._tell(records)
+            known = {index for record in records for index in record.shares}
+            is_whole = self.spec.shares is None or known >= set(self.spec.shares.indices)
+            self._ended = is_whole and all(record.has_ended for record in records)
+            return
+        is_told = all(path.exists() for path in self._exit_files())
+        self._ended = is_told or time.monotonic() - self._last_known > FORGOTTEN_SECONDS
+
+    def _tell(self, records: Sequence[JobRecord]) -> None:
+        states = sorted({(r.state, r.reason if r.state == "PENDING" else "") for r in records})
+        text = ", ".join(f"{state} ({why})" if why else state for state, why in states)
+        if text == self._told:
+            return
+        self._told = text
+        self._log.info("Slurm job %s: %s", self.job_id, text)
+        for reason in {why for _, why in states if why in NEVER}:
+            self._log.warning("Slurm job %s will not start: %s", self.job_id, NEVER[reason])
+
+    def _check_start(self) -> None:
+        """Cancel a job that a broken node sent back and Slurm holds; another submission may run."""
+        if self._stopping is None and any(record.was_not_started for record in self._records):
+            self._log.error("Slurm job %s could not be started: ending it", self.job_id)
+            self._ended_by_us = Kind.NODE_FAILURE
+            self.begin_stopping()
+
+    def _check_signs(self) -> None:
+        """Cancel a job that runs and has said nothing for too long."""
+        limit = self._block.hang_seconds
+        if limit is None or self._stopping is not None:
+            return
+        if not self._is_running():
+            self._last_sign = time.time()
+            return
+        names = (*map(log_name, self._indices), HEARTBEAT)
+        files = [Path(self.spec.run_directory, name) for name in names]
+        self._last_sign = max([self._last_sign, *(f.stat().st_mtime for f in files if f.exists())])
+        if (silent := time.time() - self._last_sign) > limit:
+            self._log.error("%s has said nothing for %.0f s: ending it", self.spec.name, silent)
+            self._ended_by_us = Kind.HANG
+            self.begin_stopping()
+
+    def _is_running(self) -> bool:
+        return any(record.state == "RUNNING" for record in self._records)
+
+    def _has_ended(self) -> bool:
+        return self._ended
+
+    def _exit_files(self) -> list[Path]:
+        folder = Path(self.spec.run_directory)
+        return [folder / share_folder(index) / EXIT for index in self._indices]
+
+    # --- listening ----------------------------------------------------------------------------
+
+    def _relay(self) -> bool:
+        """Pass on what the log has got; False when nothing is new."""
+        count = 0
+        for index in self._indices:
+            for line in self._followed.read(log_name(index)):
+                count += 1
+                self._say(index, line)
+        if count:
+            self._followed.remember()
+        return count > 0
+
+    def _say(self, index: int | None, line: str) -> None:
+        level, text = parse_line(line)
+        label = "" if index is None else f"{index}: "
+        self._log.log(level, "%s", label + text, extra={JOB: self.spec.name})
+
+    async def _hear_the_end(self) -> None:
+        """Until the exit file is there, where the script came to its end, and the log stands."""
+        came_to_end = any(r.state in ("COMPLETED", "FAILED") for r in self._records)
+        deadline = time.monotonic() + LATE_SECONDS
+        while came_to_end and not all(path.exists() for path in self._exit_files()):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(TICK_SECONDS)
+        while await asyncio.to_thread(self._relay):
+            await asyncio.sleep(TICK_SECONDS)
+        for index in self._indices:
+            for line in self._followed.finish(log_name(index)):
+                self._say(index, line)
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    @property
+    def is_being_stopped(self) -> bool:
+        """True once it was told to stop, or has ended."""
+        return self._stopping is not None or self._ended
+
+    def begin_stopping(self) -> asyncio.Task[None]:
+        """Tell it to stop, unless it was told; the task ends when it has."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return self._stopping
+
+    async def stop(self) -> None:
+        """SIGUSR1, so that training saves; after the grace scancel, until Slurm confirms it."""
+        await see_through(self.begin_stopping())
+
+    async def _stop(self) -> None:
+        await asyncio.to_thread(self._ask)
+        if self._has_ended():
+            return
+        self._ended_by_us = self._ended_by_us or Kind.STOPPED
+        if self._is_running() and self._ended_by_us is Kind.STOPPED:
+            # Not SIGTERM: that would reach each rank twice, once through torchrun.
+            await asyncio.to_thread(self._client.signal_steps, self.job_id, "USR1")
+            await self._wait_until_gone(self.spec.grace_seconds)
+        if not self._has_ended():
+            await asyncio.to_thread(self._client.cancel, self.job_id)
+            await self._wait_until_gone(KILL_SECONDS)
+        if not self._has_ended():
+            raise InfrastructureError(
+                f"Slurm job {self.job_id} is still there {KILL_SECONDS:.0f} s after scancel; look "
+                f"at its nodes (scontrol show job {self.job_id})"
+            )
+        self._log.info("Slurm job %s was stopped", self.job_id)
+
+    async def _wait_until_gone(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._has_ended() and time.monotonic() < deadline:
+            await asyncio.sleep(min(2 * TICK_SECONDS, self._block.poll_seconds))
+            await asyncio.to_thread(self._relay)
+            await asyncio.to_thread(self._ask)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def fetch_result(self) -> Outcome:
+        """How it ended."""
+        if not self._ended:
+            raise ValueError(
+                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
+            )
+        outcomes = {index: self._judge(index) for index in self._indices}
+        if self.spec.shares is None:
+            return outcomes[None]
+        shares = {index: one for index, one in outcomes.items() if index is not None}
+        return join_shares(self.spec.name, shares)
+
+    def _judge(self, index: int | None) -> Outcome:
+        folder = Path(self.spec.run_directory, share_folder(index))
+        record = self._record(index)
+        code = _read_exit_code(folder / EXIT)
+        if code is None and record is not None and record.state in ("FAILED", "COMPLETED"):
+            code = record.exit_code
+        seen = Evidence(
+            failure=read_failure(str(folder)),
+            verdict=None if record is None else record.verdict,
+            words=f"job {self.job_id}: {record.words if record else 'Slurm has forgotten it'}",
+            exit_code=code,
+            is_of_launcher=self.spec.has_ranks,
+            ended_by_us=self._ended_by_us,
+            log_tail=_tail(Path(self.spec.run_directory, log_name(index))),
+        )
+        return judge(self.spec.name, seen)
+
+    def _record(self, index: int | None) -> JobRecord | None:
+        if index is None:
+            return self._records[0] if self._records else None
+        return next((record for record in self._records if index in record.shares), None)
+
+
+def _read_exit_code(path: Path) -> int | None:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return int(document["exit_status"])
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,178 @@
+"""Slurm through its own programs, on this machine: sbatch, scontrol, squeue, sacct, scancel.
+
+Every version of Slurm has them, with or without accounting and REST. A controller that is away for
+a moment is waited for; sbatch is repeated only after looking whether the first one got through."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from flows.launch.slurm_state import (
+    JobRecord,
+    job_ids,
+    parse_sacct,
+    parse_scontrol,
+    parse_submitted,
+)
+from trainyard.errors import ConfigError, InfrastructureError
+
+AWAY = re.compile(
+    r"Unable to contact slurm|Socket timed out|Connection (refused|timed out|reset)|"
+    r"standby mode|Zero Bytes were transmitted|Unable to establish|Transport endpoint|"
+    r"Unexpected message received|Resource temporarily unavailable",
+    re.IGNORECASE,
+)
+"""What Slurm's programs say when it is not the question that is at fault."""
+
+FULL = re.compile(r"(Max|Grp)Submit|submit limit|too many (jobs|tasks)|job limit", re.IGNORECASE)
+
+PATIENCE_SECONDS = 120.0
+COMMAND_SECONDS = 60.0
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a program printed, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Runner(Protocol):
+    """Runs one of Slurm's programs; elsewhere, if need be."""
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        """Run it to its end."""
+
+
+def run_here(command: Sequence[str]) -> Said:
+    """Run a program of Slurm on this machine."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=client_environment(os.environ.items()),
+            timeout=COMMAND_SECONDS,
+        )
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{command[0]} is not installed here: the Slurm block needs Slurm's client programs "
+            f"in PATH"
+        ) from error
+    except subprocess.TimeoutExpired:
+        return Said(1, "", f"{command[0]}: Socket timed out after {COMMAND_SECONDS:.0f} s")
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def client_environment(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Variables for Slurm's programs: not those that change what they print or what is submitted.
+
+    SBATCH_PARTITION would win over the script, and within a job SLURM_CPUS_PER_TASK be inherited by
+    the jobs that are submitted from it."""
+    changing = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
+    kept = {name: v for name, v in variables if name in KEPT or not name.startswith(changing)}
+    return {**kept, "LC_ALL": "C.UTF-8"}
+
+
+@dataclass(slots=True)
+class SlurmClient:
+    """The questions and orders of a job block."""
+
+    run: Runner = run_here
+    patience_seconds: float = PATIENCE_SECONDS
+    sleep: Callable[[float], None] = time.sleep
+    _has_accounting: bool = field(default=True, init=False)
+
+    def submit(self, script: Path, name: str) -> str:
+        """Submit a script whose job has this name; the job's id.
+
+        ConfigError for what Slurm refuses, InfrastructureError when it cannot be reached."""
+        command = ("sbatch", "--parsable", str(script))
+        for wait in self._waits():
+            said = self.run(command)
+            if said.status == 0:
+                return parse_submitted(said.out)
+            if not AWAY.search(said.err):
+                break
+            self.sleep(wait)
+            if (found := self.find(name)) is not None:
+                return found
+        words = _last_line(said.err)
+        if AWAY.search(said.err) or FULL.search(said.err):
+            raise InfrastructureError(f"sbatch {script}: {words}")
+        raise ConfigError(
+            f"sbatch {script} was refused: {words}. Correct the Slurm options of the yard or the "
+            f"job's resources"
+        )
+
+    def find(self, name: str) -> str | None:
+        """The newest job of a name, waiting, running or ended; None when Slurm knows none."""
+        asked = ("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F")
+        found = job_ids(self._ask(asked).out)
+        if not found:
+            history = ("--starttime=now-30days", f"--name={name}", "--format=JobID")
+            found = job_ids(self._account(*history))
+        return max(found, key=int, default=None)
+
+    def records(self, job_id: str) -> list[JobRecord]:
+        """What Slurm says of a job and its tasks; empty when it knows nothing, or not yet."""
+        said = self._ask(("scontrol", "show", "job", "--oneliner", job_id), "Invalid job id")
+        if said.status == 0:
+            return parse_scontrol(said.out)
+        wanted = "--format=JobID,State,ExitCode,NodeList,JobName"
+        return parse_sacct(self._account(f"--jobs={job_id}", wanted))
+
+    def signal_steps(self, job_id: str, signal_name: str) -> None:
+        """Send a signal to the processes of a running job."""
+        self._ask(("scancel", "--quiet", f"--signal={signal_name}", job_id), "")
+
+    def cancel(self, job_id: str) -> None:
+        """Tell Slurm to end a job; whether it has ended, its records tell."""
+        self._ask(("scancel", "--quiet", job_id), "")
+
+    def _account(self, *arguments: str) -> str:
+        if not self._has_accounting:
+            return ""
+        base = ("sacct", "--allocations", "--noheader", "--parsable2")
+        said = self._ask((*base, *arguments), "")
+        self._has_accounting = "accounting storage is disabled" not in said.err
+        return said.out if said.status == 0 else ""
+
+    def _ask(self, command: Sequence[str], allowed: str | None = None) -> Said:
+        """Ask until the controller answers; `allowed` is an error that is an answer."""
+        for wait in self._waits():
+            said = self.run(command)
+            if said.status == 0:
+                return said
+            if not AWAY.search(said.err):
+                break
+            self.sleep(wait)
+        if allowed is not None and allowed in said.err and not AWAY.search(said.err):
+            return said
+        raise InfrastructureError(f"{' '.join(command)}: {_last_line(said.err)}")
+
+    def _waits(self) -> list[float]:
+        """Seconds between tries: doubling up to 15, all together the patience."""
+        waits: list[float] = []
+        wait = 0.5
+        while sum(waits) < self.patience_seconds:
+            waits.append(min(wait, 15.0))
+            wait *= 2
+        return waits or [0.0]
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no word of why"

@@ -1,0 +1,173 @@
+"""The pods of a job: what runs in them, with what means, and what they may not do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flows.launch.kubernetes_options import KubernetesOptions, Toleration
+from flows.launch.spec import LaunchSpec
+
+Document = dict[str, Any]
+
+CONTAINER = "stage"
+PORT = 29500
+INDEX = "YARD_INDEX"
+"""Variable of a container with the completion index of its pod."""
+INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+MIB = 2**20
+
+
+def render_pod(
+    spec: LaunchSpec,
+    options: KubernetesOptions,
+    head: str,
+    share: int | None,
+    subdomain: str | None,
+) -> Document:
+    """The specification of the pods of a job.
+
+    head: DNS name of pod 0; share: the one to make, where it does not follow from the pod's index;
+    subdomain: the Service that gives pods their names."""
+    volumes = list(_volumes(spec, options))
+    pod: Document = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_seconds),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": options.user,
+            "runAsGroup": options.user,
+            "fsGroup": options.user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(spec, options, head, share, volumes)],
+        "volumes": [{"name": name, **source} for name, source, _ in volumes],
+    }
+    if subdomain is not None and spec.resources.nodes > 1:
+        pod["subdomain"] = subdomain
+    if options.service_account is not None:
+        pod["serviceAccountName"] = options.service_account
+    if options.priority_class is not None:
+        pod["priorityClassName"] = options.priority_class
+    if options.node_selector:
+        pod["nodeSelector"] = dict(options.node_selector)
+    if options.tolerations:
+        pod["tolerations"] = [_toleration(one) for one in options.tolerations]
+    if options.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
+    return pod
+
+
+def _toleration(one: Toleration) -> Document:
+    told = {"key": one.key, "operator": "Exists" if one.value is None else "Equal"}
+    if one.value is not None:
+        told["value"] = one.value
+    return {**told, **({"effect": one.effect} if one.effect else {})}
+
+
+def _container(
+    spec: LaunchSpec,
+    options: KubernetesOptions,
+    head: str,
+    share: int | None,
+    volumes: list[tuple[str, Document, Document]],
+) -> Document:
+    container: Document = {
+        "name": CONTAINER,
+        "image": spec.image,
+        "command": _command(spec, head, share),
+        "env": _environment(spec, share),
+        "resources": _resources(spec, options),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {
+                "drop": ["ALL"],
+                **({"add": list(options.capabilities)} if options.capabilities else {}),
+            },
+        },
+        # The end of a log that failed, where only the pod's status is left.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": name, **mount} for name, _, mount in volumes],
+    }
+    if options.secret_environment:
+        container["envFrom"] = [{"secretRef": {"name": n}} for n in options.secret_environment]
+    if spec.working_directory is not None:
+        container["workingDir"] = spec.working_directory
+    if spec.resources.nodes > 1:
+        container["ports"] = [{"name": "rendezvous", "containerPort": PORT}]
+    return container
+
+
+def _command(spec: LaunchSpec, head: str, share: int | None) -> list[str]:
+    words = [_literal(word) for word in spec.command]
+    if spec.shares is not None:
+        index = f"$({INDEX})" if share is None else str(share)
+        return [*words, "--rank", index, "--world-size", str(spec.shares.count)]
+    if not spec.has_ranks:
+        return words
+    wanted = spec.resources
+    meeting = [f"--nproc-per-node={wanted.processes_per_node}", "--max-restarts=0", "--no-python"]
+    if wanted.nodes == 1:
+        meeting = ["--standalone", *meeting]
+    else:
+        address = [f"--master-addr={head}", f"--master-port={PORT}"]
+        nodes = [f"--nnodes={wanted.nodes}", f"--node-rank=$({INDEX})"]
+        meeting = [*nodes, *address, *meeting]
+    return [*map(_literal, spec.rank_launcher), *meeting, *words]
+
+
+def _literal(word: str) -> str:
+    """As it is: Kubernetes replaces $(NAME) in commands and variables, and $$ means $."""
+    return word.replace("$(", "$$(")
+
+
+def _environment(spec: LaunchSpec, share: int | None) -> list[Document]:
+    index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX_ANNOTATION}']"}}
+    run = spec.run_directory
+    if spec.shares is not None:
+        run = f"{run}/share-" + (f"$({INDEX})" if share is None else str(share))
+    given: Mapping[str, str] = {
+        "HOME": "/tmp",
+        "PYTHONUNBUFFERED": "1",
+        **{name: _literal(value) for name, value in spec.environment.items()},
+        "TRAINYARD_RUN_DIR": run,
+    }
+    return [
+        {"name": INDEX, "valueFrom": index},
+        *({"name": name, "value": value} for name, value in given.items()),
+    ]
+
+
+def _resources(spec: LaunchSpec, options: KubernetesOptions) -> Document:
+    wanted, limits, requests = spec.resources, {}, {}
+    if wanted.cpus_per_node is not None:
+        requests["cpu"] = str(wanted.cpus_per_node)  # no limit: throttled ranks stall all others
+    if wanted.memory_bytes_per_node is not None:
+        limits["memory"] = f"{math.ceil(wanted.memory_bytes_per_node / MIB)}Mi"
+    if wanted.gpus_per_node:
+        limits[options.gpu_resource] = str(wanted.gpus_per_node)
+    limits |= dict(options.extra_resources)
+    return {"requests": {**requests, **limits}, "limits": limits}
+
+
+def _volumes(
+    spec: LaunchSpec, options: KubernetesOptions
+) -> Iterator[tuple[str, Document, Document]]:
+    """Name, what it is, and where it is mounted."""
+    memory = {"medium": "Memory", "sizeLimit": options.shared_memory}
+    yield "shared-memory", {"emptyDir": memory}, {"mountPath": "/dev/shm"}
+    temporary = {"sizeLimit": options.temporary_size}
+    yield "temporary", {"emptyDir": temporary}, {"mountPath": "/tmp"}
+    for number, claim in enumerate(options.claims):
+        source = {"claimName": claim.name}
+        mount = {"mountPath": claim.target, "readOnly": claim.read_only}
+        yield f"claim-{number}", {"persistentVolumeClaim": source}, mount
+    for number, one in enumerate(spec.mounts):
+        host = {"path": one.source, "type": "Directory"}
+        mount = {"mountPath": one.target, "readOnly": one.read_only}
+        yield f"host-{number}", {"hostPath": host}, mount

@@ -1,0 +1,146 @@
+"""`--ckpt-convert-format`: the checkpoint of `--load`, of whatever format, as one of Megatron-LM's,
+in DIR/torch or DIR/torch_dist; nothing is trained.
+
+As there, the options of the run say what the model is, how its vocabulary is padded and over how
+many ranks files of `torch` are split; the data is not looked at. Rank 0 does it all."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from stages.context import StageRun
+from stages.pretrain.config import PretrainConfig
+from stages.replacing import Replacing, replacing
+from trainyard.checkpoint.foreign.carried import carried
+from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
+from trainyard.checkpoint.foreign.loaders import loader_for, open_source
+from trainyard.checkpoint.foreign.megatron import write_megatron
+from trainyard.checkpoint.foreign.megatron_folder import marks_of
+from trainyard.checkpoint.foreign.source import Source
+from trainyard.checkpoint.foreign.vocabulary import Adjusted
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+from trainyard.parallel.pipeline.partition import partition
+
+log = logging.getLogger(__name__)
+
+COMPARED = {
+    "num_layers": "--num-layers",
+    "hidden_size": "--hidden-size",
+    "num_attention_heads": "--num-attention-heads",
+    "query_groups": "--num-query-groups",
+    "head_dim": "--kv-channels",
+    "ffn_size": "--ffn-hidden-size",
+    "position_embedding_type": "--position-embedding-type",
+    "normalization": "--normalization",
+    "swiglu": "--swiglu",
+    "linear_bias": "--disable-bias-linear",
+    "add_qkv_bias": "--add-qkv-bias",
+    "qk_layernorm": "--qk-layernorm",
+    "untie_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
+}
+"""What must be the model's that is loaded, as Megatron-LM would find, by the flag that says it."""
+
+
+def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
+    """Write the checkpoint; metrics. Raises ConfigError, before anything is written, where the
+    options describe another model, or files that cannot be."""
+    if not stage.is_main:
+        return {}
+    assert config.load is not None
+    assert config.ckpt_convert_format is not None
+    assert stage.output is not None
+    loader = loader_for(config.load)
+    with open_source(config.load, loader) as source:
+        _check_model(config.model, source)
+        folder = stage.output.url
+        padded = _padded(config, source, loader)
+        with replacing(stage, folder, marks_of(source.step)) as told:
+            WRITE[config.ckpt_convert_format](config, stage, padded, told)
+        log.info(
+            "converted checkpoint: %s -> %s step=%d load=%s save=%s",
+            *(loader, config.ckpt_convert_format, source.step, config.load, folder),
+        )
+        return {"step": source.step, "tensors": len(source.specs)}
+
+
+def _check_model(model: GPTConfig, source: Source) -> None:
+    differing = [
+        f"{flag} ({getattr(model, name)}; there {getattr(source.config, name)})"
+        for name, flag in COMPARED.items()
+        if getattr(model, name) != getattr(source.config, name)
+    ]
+    if differing:
+        raise ConfigError(f"--load {source.url} holds another model: {', '.join(differing)}")
+    rows = source.padded_vocab_size
+    held = model_shapes(source.config, rows)
+    refuse_differences(held, model_shapes(model, rows), source.url, "the model of the options")
+
+
+def _padded(config: PretrainConfig, source: Source, loader: str) -> Adjusted:
+    """With the vocabulary that this run would have."""
+    tokenizer = carried(config.tokenizer)
+    known = loader == "trainyard"  # formats of others do not always say it
+    if known and tokenizer.vocab_size != source.vocab_size:
+        raise ConfigError(
+            f"--load {source.url} was trained with {source.vocab_size} tokens, and the tokenizer "
+            f"has {tokenizer.vocab_size}; give its own, which it carries in tokenizer/"
+        )
+    return Adjusted(
+        source,
+        tokenizer=tokenizer,
+        divisible_by=config.model.make_vocab_size_divisible_by,
+        tensor_parallel_size=config.parallel.tensor_model_parallel_size,
+    )
+
+
+# --- the formats --------------------------------------------------------------------------------
+
+
+def _write_torch(config: PretrainConfig, stage: StageRun, source: Source, told: Replacing) -> None:
+    """A file for each tensor and pipeline rank."""
+    write_megatron(
+        source,
+        stage.open,
+        tp=config.parallel.tensor_model_parallel_size,
+        pp=config.parallel.pipeline_model_parallel_size,
+        vpp=_virtual_stages(config),
+        save_optimizer=config.training.save_optim,
+        expect=told.expect,
+        advance=told.advance,
+    )
+
+
+def _write_torch_dist(
+    config: PretrainConfig, stage: StageRun, source: Source, told: Replacing
+) -> None:
+    """Whole tensors, which any ranks load."""
+    # torch's part for it takes seconds to import, and no training needs it.
+    from trainyard.checkpoint.foreign.torch_dist_write import write_torch_dist
+
+    write_torch_dist(
+        source,
+        stage.open,
+        tp=config.parallel.tensor_model_parallel_size,
+        distributed_optimizer=config.parallel.data_parallel.use_distributed_optimizer,
+        save_optimizer=config.training.save_optim,
+        expect=told.expect,
+        advance=told.advance,
+    )
+
+
+WRITE = {"torch": _write_torch, "torch_dist": _write_torch_dist}
+
+
+def _virtual_stages(config: PretrainConfig) -> int:
+    """Chunks of each pipeline rank. Raises ConfigError where stages differ in their layers."""
+    ranks = partition(config.parallel, config.model.num_layers)
+    sizes = {len(stage.layers) for rank in ranks for stage in rank}
+    if len(sizes) > 1:
+        raise ConfigError(
+            "--ckpt-convert-format torch is written with as many layers on every pipeline stage, "
+            "and these options give some stages more; leave out what makes them differ (such as "
+            "--decoder-first-pipeline-num-layers), or take torch_dist, which any split loads"
+        )
+    return len(ranks[0])

@@ -1,0 +1,58 @@
+"""One format into another: what is read, with what was asked for, to what writes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stages.context import StageRun
+from stages.reshard.config import MEGATRON, ReshardConfig
+from stages.reshard.savers import SAVERS
+from trainyard.checkpoint.foreign.carried import Carried, carried
+from trainyard.checkpoint.foreign.loaders import Given, loader_for, open_source
+from trainyard.checkpoint.foreign.source import Source
+from trainyard.checkpoint.foreign.vocabulary import Adjusted
+from trainyard.config import from_dict
+from trainyard.tokenizers.config import TokenizerConfig
+
+
+def convert(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
+    """Write a checkpoint in the format of `--saver`; its step, and how many tensors it has."""
+    loader = loader_for(config.load_dir, config.loader)
+    with _opened(config, loader) as source:
+        SAVERS[config.saver](config, stage, source, loader)
+        return {"step": source.step, "tensors": len(source.specs)}
+
+
+def _opened(config: ReshardConfig, loader: str) -> Source:
+    """What is read, with the vocabulary that was asked for."""
+    tokenizer = _tokenizer(config)
+    source = open_source(config.load_dir, loader, Given(config.num_attention_heads))
+    # What pads as Megatron-LM does knows itself how.
+    divisible_by = None if config.saver in MEGATRON else config.make_vocab_size_divisible_by
+    if tokenizer is None and config.true_vocab_size is None and divisible_by is None:
+        return source
+    try:
+        return Adjusted(
+            source,
+            tokenizer=tokenizer,
+            true_vocab_size=config.true_vocab_size,
+            divisible_by=divisible_by,
+            tensor_parallel_size=config.tensor_parallel_size,
+        )
+    except BaseException:
+        source.close()
+        raise
+
+
+def _tokenizer(config: ReshardConfig) -> Carried | None:
+    """The one that the options describe."""
+    if config.tokenizer_type is None and config.tokenizer_model is None:
+        return None
+    options = {
+        "tokenizer_type": config.tokenizer_type or "HuggingFaceTokenizer",
+        "tokenizer_model": config.tokenizer_model,
+        "vocab_file": config.vocab_file,
+        "merge_file": config.merge_file,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return carried(from_dict(TokenizerConfig, given))

@@ -1,0 +1,77 @@
+"""What writes a step folder of ours through the files of the stage; ours into ours.
+
+Nothing here needs torch, whose import takes longer than to copy a gigabyte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from stages.context import StageRun
+from stages.reshard.config import ReshardConfig
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.atrest import open_step
+from trainyard.checkpoint.plan import kind_of
+from trainyard.checkpoint.publishing import clear_step, publish_step
+from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, rewrite_step
+from trainyard.checkpoint.steps import step_folder
+from trainyard.errors import ConfigError
+
+Write = Callable[[OpenFile, Callable[[int], object]], None]
+"""Writes the files of a step, by their names in it, and tells the bytes that it wrote."""
+
+OF_MEGATRON = re.compile(r"latest_checkpointed_iteration\.txt|.+\.pt|.+\.distcp")
+
+
+def copy_step(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
+    """Ours into ours: all of a step, in another number of files."""
+    with open_step(config.load_dir, "--load-dir") as step:
+        total = sum(
+            step.spec(name).size_bytes for name in step.names() if kind_of(name) in RESHARDED
+        )
+
+        def write(open_file: OpenFile, advance: Callable[[int], object]) -> None:
+            rewrite_step(step, config.shards, open_file, advance)
+
+        save_files(config, stage, step.step, total, write)
+        return {"step": step.step, "tensors": len(step.index)}
+
+
+def save_files(config: ReshardConfig, stage: StageRun, step: int, total: int, write: Write) -> None:
+    """A step folder with a manifest of its own."""
+    folder = step_folder(step)
+    step_url = join(config.save_dir, folder)
+    refuse_strangers(config, stage, OF_MEGATRON.fullmatch)
+    stage.begin_replacing()
+    slot = clear_step(step_url, stage.lineage)
+    with stage.progress(total, "bytes", "reshard") as progress:
+        write(lambda name: stage.open(f"{folder}/{name}"), progress.update)
+    files = tuple(
+        replace(record, path=path.removeprefix(f"{folder}/"))
+        for path, record in sorted(stage.records.items())
+    )
+    stage.work.note_final([*stage.records, f"{folder}/{MANIFEST}"])
+    manifest = Manifest(stage=stage.name, lineage=stage.lineage, files=files)
+    for record in publish_step(step_url, manifest, slot):
+        stage.record(record)
+
+
+def refuse_strangers(
+    config: ReshardConfig, stage: StageRun, is_weights: Callable[[str], object]
+) -> None:
+    """A model file that is not ours would be loaded in the place of what is written, or lost."""
+    ours = set(stage.slot.files if stage.slot else ()) | stage.work.final_names()
+    found = store.list_files(config.save_dir)
+    # Not what a kill left torn, in whatever folder, nor what is kept for the next run.
+    seen = (n for n in found if not any(part.startswith(".") for part in n.split("/")))
+    strange = [name for name in seen if is_weights(name) and name not in ours]
+    if strange:
+        raise ConfigError(
+            f"--save-dir {config.save_dir} holds {', '.join(strange[:3])}, which this stage did "
+            "not write and a loader might take for the model; choose an empty folder"
+        )

@@ -1,0 +1,144 @@
+"""The end of a scheduled job, from what is left of each witness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.launch.ending import Evidence, join_shares, judge
+from flows.launch.outcome import EXIT_STATUS, RETRIED, Kind, Outcome
+
+STORE = {"class": "InfrastructureError", "message": "store is away", "exit_status": 3}
+DATA = {"class": "DataError", "message": "a.jsonl:7: not JSON", "exit_status": 1, "step": 40}
+OPTION = {"class": "ConfigError", "message": "--lr must be positive", "exit_status": 2}
+DEFECT = {"class": "KeyError", "message": "x", "exit_status": 70}
+GPU_MEMORY = {"class": "OutOfMemoryError", "message": "CUDA out of memory", "exit_status": 3}
+HOST_MEMORY = {"class": "MemoryError", "message": "MemoryError", "exit_status": 3}
+NCCL = {"class": "DistBackendError", "message": "NCCL error", "exit_status": 3}
+SAVED = {"class": "Stopped", "message": "stopped by SIGUSR1", "exit_status": 138}
+STOPPED = {"class": "Stopped", "message": "stopped by SIGTERM", "exit_status": 143}
+OTHER_HARDWARE = {"class": "RerunElsewhere", "message": "a step differs", "exit_status": 16}
+
+TORCHRUN_LOST = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection"
+OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind"),
+    [
+        # --- one witness
+        ({"exit_code": 0}, Kind.DONE),
+        ({"verdict": Kind.DONE}, Kind.DONE),
+        ({"failure": DATA}, Kind.DATA),
+        ({"failure": OPTION}, Kind.CONFIG),
+        ({"failure": DEFECT}, Kind.DEFECT),
+        ({"failure": STORE}, Kind.INFRASTRUCTURE),
+        ({"failure": GPU_MEMORY}, Kind.OUT_OF_MEMORY),
+        ({"failure": HOST_MEMORY}, Kind.OUT_OF_MEMORY),
+        ({"failure": NCCL}, Kind.COMMUNICATION),
+        ({"failure": SAVED}, Kind.TIME_LIMIT),
+        ({"failure": STOPPED}, Kind.STOPPED),
+        ({"failure": OTHER_HARDWARE}, Kind.INFRASTRUCTURE),
+        ({"verdict": Kind.PREEMPTED}, Kind.PREEMPTED),
+        ({"verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
+        ({"verdict": Kind.TIME_LIMIT}, Kind.TIME_LIMIT),
+        ({"verdict": Kind.OUT_OF_MEMORY}, Kind.OUT_OF_MEMORY),
+        ({"verdict": Kind.STOPPED}, Kind.STOPPED),
+        ({"exit_code": 1}, Kind.DATA),
+        ({"exit_code": 2}, Kind.CONFIG),
+        ({"exit_code": 3}, Kind.INFRASTRUCTURE),
+        ({"exit_code": 70}, Kind.DEFECT),
+        ({"exit_code": 137}, Kind.INFRASTRUCTURE),
+        ({"exit_code": 138}, Kind.TIME_LIMIT),
+        ({"exit_code": 143}, Kind.STOPPED),
+        ({"exit_code": -9}, Kind.INFRASTRUCTURE),
+        ({}, Kind.UNKNOWN),
+        # --- a launcher of ranks says 1, whatever a rank said
+        ({"exit_code": 1, "is_of_launcher": True}, Kind.UNKNOWN),
+        ({"exit_code": 1, "is_of_launcher": True, "failure": OPTION}, Kind.CONFIG),
+        ({"exit_code": 1, "is_of_launcher": True, "failure": SAVED}, Kind.TIME_LIMIT),
+        (
+            {"exit_code": 1, "is_of_launcher": True, "log_tail": TORCHRUN_LOST},
+            Kind.COMMUNICATION,
+        ),
+        ({"exit_code": 137, "is_of_launcher": True, "log_tail": OOM_KILLED}, Kind.OUT_OF_MEMORY),
+        # --- the log counts where nobody else knows
+        ({"exit_code": 137, "log_tail": OOM_KILLED}, Kind.OUT_OF_MEMORY),
+        ({"log_tail": "torch.OutOfMemoryError: CUDA out of memory."}, Kind.OUT_OF_MEMORY),
+        ({"log_tail": "[rank3]: NCCL error: unhandled system error"}, Kind.COMMUNICATION),
+        ({"exit_code": 2, "log_tail": TORCHRUN_LOST}, Kind.CONFIG),
+        ({"failure": DATA, "log_tail": OOM_KILLED}, Kind.DATA),
+        # --- a lost node makes others report anything; a wrong option stays one
+        ({"failure": STORE, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
+        ({"failure": NCCL, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
+        ({"failure": DEFECT, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
+        ({"failure": NCCL, "verdict": Kind.OUT_OF_MEMORY}, Kind.OUT_OF_MEMORY),
+        ({"failure": STOPPED, "verdict": Kind.PREEMPTED}, Kind.PREEMPTED),
+        ({"failure": STOPPED, "verdict": Kind.TIME_LIMIT}, Kind.TIME_LIMIT),
+        ({"failure": DATA, "verdict": Kind.NODE_FAILURE}, Kind.DATA),
+        ({"failure": OPTION, "verdict": Kind.STOPPED}, Kind.CONFIG),
+        ({"failure": DEFECT, "verdict": Kind.STOPPED}, Kind.DEFECT),
+        # --- ended by ourselves
+        ({"ended_by_us": Kind.STOPPED, "verdict": Kind.STOPPED}, Kind.STOPPED),
+        ({"ended_by_us": Kind.STOPPED, "failure": SAVED, "exit_code": 138}, Kind.STOPPED),
+        ({"ended_by_us": Kind.HANG, "verdict": Kind.STOPPED}, Kind.HANG),
+        ({"ended_by_us": Kind.HANG, "failure": DATA}, Kind.DATA),
+        ({"ended_by_us": Kind.STOPPED, "exit_code": 0}, Kind.DONE),
+        # --- the script came to its end although its node or its time did too
+        ({"exit_code": 0, "verdict": Kind.NODE_FAILURE}, Kind.DONE),
+    ],
+)
+def test_who_is_believed(evidence: dict[str, Any], kind: Kind) -> None:
+    outcome = judge("pretrain", Evidence(**evidence))
+    assert outcome.kind is kind
+    assert outcome.name == "pretrain"
+    assert bool(outcome.message) == (kind is not Kind.DONE)
+
+
+def test_what_a_stage_reported_is_kept() -> None:
+    outcome = judge("tokenize", Evidence(failure=DATA, exit_code=1, is_of_launcher=True))
+    assert (outcome.message, outcome.error, outcome.step) == (DATA["message"], "DataError", 40)
+
+
+def test_a_scheduler_adds_the_step_that_the_stage_reported_and_its_own_words() -> None:
+    failure = {**SAVED, "step": 1200}
+    seen = Evidence(failure=failure, verdict=Kind.PREEMPTED, words="Slurm says PREEMPTED")
+    outcome = judge("pretrain", seen)
+    assert outcome.step == 1200
+    assert outcome.message == "preempted: others took its nodes (Slurm says PREEMPTED)"
+
+
+def test_every_kind_has_an_exit_status_and_only_infrastructure_is_retried() -> None:
+    assert set(EXIT_STATUS) == set(Kind)
+    assert {EXIT_STATUS[kind] for kind in RETRIED} == {3}
+    assert set(Kind) - RETRIED == {
+        Kind.DONE,
+        Kind.DATA,
+        Kind.CONFIG,
+        Kind.DEFECT,
+        Kind.STOPPED,
+        Kind.UNKNOWN,
+    }
+
+
+def share(kind: Kind) -> Outcome:
+    return Outcome(name="tokenize", kind=kind, exit_status=EXIT_STATUS[kind], message=str(kind))
+
+
+def test_shares_that_all_are_done_are_done() -> None:
+    assert join_shares("tokenize", {0: share(Kind.DONE), 1: share(Kind.DONE)}).kind is Kind.DONE
+
+
+def test_of_failed_shares_the_one_that_trying_again_cannot_mend_counts() -> None:
+    ends = [Kind.DONE, Kind.PREEMPTED, Kind.DATA, Kind.NODE_FAILURE, Kind.DEFECT]
+    outcome = join_shares("tokenize", {index: share(kind) for index, kind in enumerate(ends)})
+    assert (outcome.kind, outcome.exit_status) == (Kind.DATA, 1)
+    assert outcome.failed_shares == (1, 2, 3, 4)
+    assert outcome.message.startswith("4 of 5 shares failed (1, 2, 3, 4); share 2: ")
+
+
+def test_many_failed_shares_are_not_all_listed() -> None:
+    outcome = join_shares("tokenize", {index: share(Kind.DATA) for index in range(100)})
+    assert "100 of 100 shares failed (0, 1, 2, 3, 4, 5, 6, 7, ...)" in outcome.message
+    assert len(outcome.failed_shares) == 100

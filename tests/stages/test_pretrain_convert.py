@@ -1,0 +1,182 @@
+"""`pretrain --ckpt-convert-format`: a checkpoint becomes one of Megatron-LM's, and nothing is
+trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.pretrain.config import PretrainConfig
+from stages.pretrain.run import run
+from stages.reshard.config import ReshardConfig
+from stages.reshard.run import run as reshard
+from tests.stages.directly import run_directly, run_program
+from tests.stages.pretrain_runs import OPTIONS
+from tests.trainyard.checkpoint.foreign.test_megatron_read import states_of, weights_of
+from tests.trainyard.checkpoint.foreign.test_megatron_write import save_trained
+from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt
+from trainyard.artifacts.digest import digest_document
+from trainyard.checkpoint.foreign.megatron_read import open_megatron
+from trainyard.checkpoint.foreign.torch_dist_read import open_torch_dist
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.config import digest_relevant, from_dict
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+
+TOKENS = 257
+GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=16)
+OF_RUN: dict[str, Any] = {
+    **{key: value for key, value in OPTIONS.items() if key not in ("num_threads", "eval_interval")},
+    "num_layers": 4,
+    "vocab_size": TOKENS,
+    "mock_data": True,
+    "split": None,
+}
+
+
+def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    """Options of a run, as its own command has them, that converts the step at tmp_path/run."""
+    told = {
+        "save": str(tmp_path / "trained"),
+        "load": str(tmp_path / "run"),
+        "ckpt_convert_format": "torch_dist",
+        "ckpt_convert_save": str(tmp_path / "out"),
+    }
+    given = {**OF_RUN, **told, **more}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def convert(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    return run_directly(PretrainConfig, run, **options(tmp_path, **more))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A step of a run in 16 bits, with its optimizer."""
+    weights = {name: tensor.bfloat16() for name, tensor in weights_of(random_gpt(GPT)).items()}
+    save_trained(tmp_path / "run", weights, states_of(weights), GPT)
+    return tmp_path
+
+
+def test_either_format_holds_the_checkpoint_and_nothing_is_trained(trained: Path) -> None:
+    split = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    found = {kind: convert(trained, ckpt_convert_format=kind, **split) for kind in FORMATS}
+    assert not (trained / "trained").exists()
+    with open_checkpoint(str(trained / "run")) as run:
+        for kind, open_kind in FORMATS.items():
+            with open_kind(str(trained / "out" / kind)) as source:
+                assert found[kind] == {"step": 100, "tensors": len(source.specs)}
+                assert (source.step, source.num_updates) == (100, 98)
+                # 257 tokens padded for two ranks, as these options pad them
+                assert (source.vocab_size, source.padded_vocab_size) == (TOKENS, 512)
+                assert {n for n in run.names() if not n.startswith("rng")} == set(source.specs)
+                for name in ("model.decoder.layers.3.mlp.linear_fc1.weight", EMBEDDING):
+                    assert source.read(name)[:TOKENS].equal(run.read(name)[:TOKENS])
+    ranks = {path.name for path in (trained / "out/torch/iter_0000100").iterdir()}
+    assert ranks == {f"mp_rank_{tp:02d}_{pp:03d}" for tp in (0, 1) for pp in (0, 1)}
+
+
+FORMATS: dict[str, Any] = {"torch_dist": open_torch_dist, "torch": open_megatron}
+EMBEDDING = "optimizer.exp_avg.embedding.word_embeddings.weight"
+
+
+@pytest.mark.slow
+def test_theirs_is_converted_as_ours_is_and_comes_back(trained: Path) -> None:
+    """ours -> torch -> torch_dist -> ours, by the options of one run."""
+    alike = {"make_vocab_size_divisible_by": PADDED_VOCAB}
+    convert(trained, ckpt_convert_format="torch", **alike)
+    convert(trained, load=str(trained / "out/torch"), ckpt_convert_save=str(trained / "b"), **alike)
+    theirs, back = str(trained / "b/torch_dist"), str(trained / "back")
+    run_directly(ReshardConfig, reshard, load_dir=theirs, save_dir=back)
+    with open_checkpoint(str(trained / "run")) as run, open_checkpoint(back) as found:
+        assert set(run.names()) == set(found.names())
+        assert found.config["vocab_size"] == TOKENS
+        for name in run.names():
+            left, right = run.read(name), found.read(name)
+            rows = TOKENS if "embeddings" in name else None
+            assert left.shape == right.shape, name
+            assert left[:rows].equal(right[:rows]), name
+
+
+@pytest.mark.slow
+def test_the_optimizer_can_be_left_out(trained: Path) -> None:
+    convert(trained, save_optim=False)
+    with open_torch_dist(str(trained / "out/torch_dist")) as source:
+        assert all(name.startswith("model.") for name in source.specs)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"load": None}, "--ckpt-convert-format needs --load"),
+        ({"ckpt_convert_save": None}, "--ckpt-convert-format needs --ckpt-convert-save"),
+        ({"ckpt_convert_format": None}, "--ckpt-convert-save needs --ckpt-convert-format"),
+        ({"finetune": True}, "--finetune with --ckpt-convert-format: .*keeps its step"),
+        ({"ckpt_convert_format": "zarr"}, "zarr"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    tmp_path: Path, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_dict(PretrainConfig, options(tmp_path, **more))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"num_layers": 2, "swiglu": True},
+            r"holds another model: --num-layers \(2; there 4\), .*--swiglu \(True; there False\)",
+        ),
+        ({"vocab_size": 300}, "was trained with 257 tokens, and the tokenizer has 300"),
+        (
+            {
+                "ckpt_convert_format": "torch",
+                "pipeline_model_parallel_size": 2,
+                "decoder_first_pipeline_num_layers": 1,
+            },
+            "as many layers on every pipeline stage.*or take torch_dist",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    trained: Path, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        convert(trained, **more)
+    assert not (trained / "out").exists()
+
+
+def test_layouts_count_for_a_conversion_alone(tmp_path: Path) -> None:
+    """As a training goes on at any layout; files of `torch` are of one."""
+
+    def digest(**more: Any) -> str:
+        return digest_document(
+            digest_relevant(from_dict(PretrainConfig, options(tmp_path, **more)))
+        )
+
+    wide = {"tensor_model_parallel_size": 2}
+    no_conversion = {"ckpt_convert_format": None, "ckpt_convert_save": None}
+    assert digest(**no_conversion) == digest(**no_conversion, **wide)
+    assert digest() != digest(**wide)
+    assert digest() != digest(ckpt_convert_format="torch")
+
+
+@pytest.mark.slow
+def test_the_command_says_what_it_did_and_then_has_nothing_to_do(trained: Path) -> None:
+    given = options(trained, train_iters=4)
+    words = [word for key, value in given.items() for word in _flag(key, value)]
+    words += ["--ckpt-convert-update-legacy-dist-opt-format", "--nproc-per-node", "8"]
+    first, second = (run_program("stages.pretrain", *words) for _ in range(2))
+    assert first.status == 0, first.err
+    assert "converted checkpoint: trainyard -> torch_dist step=100" in first.err
+    assert "--ckpt-convert-update-legacy-dist-opt-format: taken, without effect" in first.err
+    assert (second.status, "nothing to do" in second.err) == (0, True), second.err
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    return [flag] if value is True else [flag, str(value)]

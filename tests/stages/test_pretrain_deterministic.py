@@ -1,0 +1,83 @@
+"""--deterministic-mode: two runs of the same command leave the same bits, and what could not
+promise that is refused before any work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stages.pretrain_runs import arguments, manifest
+from trainyard.testing.kill import Zygote
+
+OPTIONS: dict[str, Any] = {"deterministic_mode": True, "train_iters": 4, "save_interval": 2}
+"""With dropout and clipping, as by default."""
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    """Ledger and all that a step holds: weights, moments, states."""
+    assert (one / "ledger.jsonl").read_bytes() == (other / "ledger.jsonl").read_bytes()
+    first, second = manifest(one), manifest(other)
+    kept = [{f.path: f.digest for f in m.files if not f.volatile} for m in (first, second)]
+    assert kept[0] == kept[1]
+    assert any(path.endswith(".safetensors") for path in kept[0]), "weights are compared too"
+    assert first.output_digest == second.output_digest
+
+
+def test_two_runs_leave_the_same_bits(zygote: Zygote, tokens: str, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        words = arguments(tokens, tmp_path / name, **OPTIONS)
+        status, _, log = zygote.run("stages.pretrain", words)
+        assert status == 0, log
+    assert_same_bits(tmp_path / "one", tmp_path / "other")
+
+
+CUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"nproc_per_node": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "dp2": {"nproc_per_node": 2, "use_distributed_optimizer": True, "overlap_grad_reduce": True},
+    "tp2 dp2 bf16": {
+        "nproc_per_node": 4,
+        "tensor_model_parallel_size": 2,
+        "use_distributed_optimizer": True,
+        "bf16": True,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("cut", CUTS)
+def test_two_runs_over_several_ranks_leave_the_same_bits(
+    cut: str, tokens: str, tmp_path: Path
+) -> None:
+    for name in ("one", "other"):
+        done = pretrain(arguments(tokens, tmp_path / name, **OPTIONS, **CUTS[cut]))
+        assert done.returncode == 0, done.stderr
+    assert_same_bits(tmp_path / "one", tmp_path / "other")
+
+
+def pretrain(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the launcher starts ranks from it."""
+    return subprocess.run(
+        [sys.executable, "-m", "stages.pretrain", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_sums_of_nccl_without_an_order_are_refused(
+    zygote: Zygote, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring,NVLS")
+    words = arguments(tokens, tmp_path / "run", **OPTIONS)
+    status, _, log = zygote.run("stages.pretrain", words)
+    assert status == 2, log
+    assert "--deterministic-mode with NCCL_ALGO=Ring,NVLS: sums may differ" in log
+    assert "leave it unset for ^NVLS" in log
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()

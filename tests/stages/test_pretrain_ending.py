@@ -1,0 +1,263 @@
+"""How a run ends before its last step, what it leaves of its speed and memory, and that the same
+command makes it whole."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.pretrain.config import PretrainConfig
+from stages.pretrain.run import run
+from tests.stages.directly import run_directly
+from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.config import from_dict
+from trainyard.errors import DataError, InfrastructureError, Stopped
+from trainyard.models.gpt import GPTModel
+from trainyard.training.ledger import parse_ledger
+from trainyard.training.pretrain import pretrain
+from trainyard.training.pretrain_config import PretrainConfig as LibraryConfig
+
+SPEED = "performance.json"
+
+BASE: dict[str, Any] = {
+    "split": "90,10,0",
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 1000,
+    "num_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 1,
+    "seq_length": 8,
+    "micro_batch_size": 1,
+    "global_batch_size": 2,
+    "train_iters": 6,
+    "eval_iters": 1,
+    "eval_interval": 4,
+    "lr": 0.01,
+    "num_threads": 1,
+    "save_performance_summary": True,
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
+    for ending in (".bin", ".idx"):
+        os.utime(prefix + ending, (1e9, 1e9))
+    return prefix
+
+
+@pytest.fixture
+def train(tokens: str) -> Callable[..., dict[str, Any]]:
+    def train(save: Path, **options: Any) -> dict[str, Any]:
+        paths = {"data_path": [tokens], "save": str(save)}
+        return run_directly(PretrainConfig, run, **{**BASE, **paths, **options})
+
+    return train
+
+
+def ledger(save: Path) -> list[dict[str, Any]]:
+    return parse_ledger((save / "ledger.jsonl").read_bytes())
+
+
+def summary(save: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((save / SPEED).read_text())
+    assert document["memory_bytes"]["peak"] > 0
+    return document
+
+
+def losing(step: int, error: BaseException | None = None) -> Callable[..., Tensor]:
+    """A model whose loss of a step is NaN, or whose step fails so."""
+    forward, calls = GPTModel.forward_stage, [0]
+
+    def broken(self: GPTModel, hidden: Tensor | None, batch: Any) -> Tensor:
+        calls[0] += 1
+        output = forward(self, hidden, batch)
+        if calls[0] <= 2 * (step - 1):  # of two micro-batches each
+            return output
+        if error is not None:
+            raise error
+        return output * math.nan
+
+    return broken
+
+
+# --- stopped by an option -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "by", "steps"),
+    [
+        ({"exit_duration_in_mins": 1e-7}, "--exit-duration-in-mins", [1, 2]),
+        ({"exit_interval": 3}, "--exit-interval", [3]),
+    ],
+    ids=["duration", "interval"],
+)
+def test_a_run_that_an_option_stops_is_saved_and_goes_on_to_the_same_end(
+    train: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    option: dict[str, Any],
+    by: str,
+    steps: list[int],
+) -> None:
+    train(tmp_path / "whole")
+    save = tmp_path / "run"
+    for step in steps:  # each time one step further, or to the next that the interval divides
+        with pytest.raises(Stopped, match=f"stopped by {by}") as stopped:
+            train(save, **option)
+        assert stopped.value.exit_status == 143
+        assert (save / f"iter_{step:07d}" / "manifest.json").exists()
+        told = summary(save)
+        assert (told["finished"], told["ended"]) == (False, f"stopped: {by}")
+        assert (told["last_step"], told["steps"]) == (step, 6)
+        assert told["step_ms"]["max"] > 0
+        assert len(told["memory_bytes"]["peak_of_ranks"]) == 1
+    assert train(save)["steps"] == 6
+    assert (summary(save)["finished"], summary(save)["ended"]) == (True, "finished")
+    assert ledger(save) == ledger(tmp_path / "whole")
+
+
+def test_a_last_step_is_no_stop(train: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    assert train(tmp_path, exit_interval=6)["steps"] == 6
+    assert summary(tmp_path)["ended"] == "finished"
+
+
+# --- failed -------------------------------------------------------------------------------------
+
+
+def test_a_diverged_run_leaves_its_figures_and_its_own_error(
+    train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    with pytest.raises(DataError, match="step 3: loss nan") as error:
+        train(tmp_path, rerun_mode="disabled")
+    told = summary(tmp_path)
+    assert told["finished"] is False
+    assert told["ended"].startswith("failed: DataError: step 3: loss nan")
+    assert told["ended"].removeprefix("failed: DataError: ") in str(error.value)
+    assert (told["last_step"], told["steps_measured"]) == (2, 1)
+    assert told["memory_bytes"]["of_rank"] == 0
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_run_out_of_memory_tells_what_it_held_from_the_first_step_on(
+    train: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+) -> None:
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    monkeypatch.setattr(GPTModel, "forward_stage", losing(step, full))
+    with pytest.raises(InfrastructureError, match="rank 0 ran out of memory"):
+        train(tmp_path)
+    told = summary(tmp_path)
+    assert told["ended"].startswith("failed: InfrastructureError: rank 0 ran out of memory")
+    assert told["last_step"] == (None if step == 1 else 2)
+    assert told["memory_bytes"]["planned"] > 0
+
+
+def test_what_cannot_be_written_does_not_hide_the_error(
+    train: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / SPEED).mkdir()  # in the way
+    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    with pytest.raises(DataError, match="step 3: loss nan"):
+        train(tmp_path, rerun_mode="disabled")
+    assert f"no {SPEED} of the failed run" in caplog.text
+
+
+def test_unasked_nothing_is_written(
+    train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    with pytest.raises(DataError):
+        train(tmp_path, rerun_mode="disabled", save_performance_summary=False)
+    assert not (tmp_path / SPEED).exists()
+
+
+def test_a_call_of_the_library_leaves_the_same_and_nothing_over_a_finished_run(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = tmp_path / "run"
+
+    def call(**options: Any) -> str:
+        document = {**BASE, "data_path": [tokens], "save": str(save), **options}
+        return pretrain(None, None, from_dict(LibraryConfig, document)).outcome
+
+    assert call(exit_interval=4) == "paused"
+    assert summary(save)["ended"] == "stopped: --exit-interval"
+    assert call(save_performance_summary=False) == "finished"
+    assert not (save / SPEED).exists()  # it would say that the run is not finished
+    assert call(lr=0.02) == "finished"
+    kept = (save / SPEED).read_bytes()
+    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    with pytest.raises(DataError, match="step 3"):
+        call(lr=0.03, rerun_mode="disabled")
+    assert (save / SPEED).read_bytes() == kept
+    manifest = read_manifest(str(save / "manifest.json"))
+    assert manifest is not None
+    assert SPEED in [file.path for file in manifest[0].files]
+
+
+# --- other rhythms --------------------------------------------------------------------------------
+
+
+def test_steps_to_skip_pass_their_samples_over_and_update_nothing(
+    train: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    train(tmp_path / "all")
+    train(tmp_path / "run", iterations_to_skip=[2, 5])
+    plain, skipping = ledger(tmp_path / "all"), ledger(tmp_path / "run")
+    assert [line["step"] for line in skipping if line.get("passed_over")] == [2, 5]
+    assert skipping[0] == plain[0]
+    for one, other in zip(skipping, plain, strict=True):  # the samples are gone all the same
+        assert one["samples"] == other["samples"]
+        assert one["consumed_train_samples"] == other["consumed_train_samples"]
+    for step in (2, 5):
+        assert "lm_loss" not in skipping[step - 1]
+    # The rates go on where they were.
+    assert skipping[2]["learning_rate"] == plain[1]["learning_rate"]
+    state = json.loads((tmp_path / "run/iter_0000006/state.json").read_text())
+    assert (state["num_updates"], state["step"]) == (4, 6)
+
+
+def test_garbage_is_collected_at_its_own_steps_and_changes_nothing(
+    train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "plain")
+    collected: list[int] = []
+
+    def heard(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collected.append(info["generation"])
+
+    forward, enabled = GPTModel.forward_stage, set()
+
+    def looking(self: GPTModel, hidden: Tensor | None, batch: Any) -> Tensor:
+        enabled.add(gc.isenabled())
+        return forward(self, hidden, batch)
+
+    monkeypatch.setattr(GPTModel, "forward_stage", looking)
+    gc.callbacks.append(heard)
+    try:
+        train(tmp_path / "run", manual_gc=True, manual_gc_interval=2)
+    finally:
+        gc.callbacks.remove(heard)
+    assert enabled == {False}
+    assert gc.isenabled()
+    # At the beginning, and after steps 2, 4 (a measurement as well) and 6.
+    assert collected.count(2) >= 4
+    assert ledger(tmp_path / "run") == ledger(tmp_path / "plain")

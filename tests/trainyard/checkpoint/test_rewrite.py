@@ -1,0 +1,113 @@
+"""A step in other files holds the same tensors, however it was cut; torch is not needed for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainyard.checkpoint.samples import save
+from trainyard.artifacts import store
+from trainyard.artifacts.store import OutputFile
+from trainyard.checkpoint import rewrite
+from trainyard.checkpoint.atrest import open_step
+from trainyard.checkpoint.layout import Held, ShardedTensor
+from trainyard.checkpoint.tensorfile import DTYPES
+from trainyard.errors import ArtifactError
+
+ROOT = Path(__file__).parents[3]
+
+
+def cut(name: str, tensor: torch.Tensor, parts: list[int]) -> Held:
+    """A tensor as so many slices along each of its first dims."""
+    pieces = [ShardedTensor.whole(name, tensor)]
+    for dim, count in enumerate(parts[: tensor.dim()]):
+        finer = []
+        for piece in pieces:
+            begin = piece.offset[dim]
+            for part in piece.tensor.tensor_split(count, dim):
+                offset = (*piece.offset[:dim], begin, *piece.offset[dim + 1 :])
+                finer.append(ShardedTensor(name, part, piece.global_shape, offset))
+                begin += part.shape[dim]
+        pieces = finer
+    return pieces
+
+
+def rewritten(url: str, target: str, num_shards: int) -> dict[str, bytes]:
+    def open_file(name: str) -> AbstractContextManager[OutputFile]:
+        return store.open_output(store.join(target, name))
+
+    told = [0]
+    with open_step(url, "--load-dir") as step:
+        rewrite.rewrite_step(step, num_shards, open_file, told.append)
+        size = sum(step.spec(name).size_bytes for name in step.names("model."))
+    assert sum(told) == size
+    return {name: store.read_bytes(store.join(target, name)) for name in store.list_files(target)}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=3),
+    parts=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    num_shards=st.integers(1, 3),
+    block_bytes=st.sampled_from([1, 16, 4096]),
+)
+def test_cut_in_any_way_it_becomes_what_a_save_of_whole_tensors_is(
+    shapes: list[list[int]],
+    parts: list[int],
+    dtype: str,
+    num_shards: int,
+    block_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("rewrite")
+    whole = {
+        f"model.{k}": torch.randint(0, 2, shape).to(DTYPES[dtype]) for k, shape in enumerate(shapes)
+    }
+    held: dict[str, Held] = {name: cut(name, tensor, parts) for name, tensor in whole.items()}
+    save(str(folder / "cut"), held)
+    save(str(folder / "whole"), whole)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in ("BLOCK_BYTES", "LOCAL_BLOCK_BYTES"):
+            monkeypatch.setattr(rewrite, name, block_bytes)
+        found, expected = (
+            rewritten(str(folder / name), str(folder / f"{name}-again"), num_shards)
+            for name in ("cut", "whole")
+        )
+    assert found == expected
+
+
+def test_from_a_store_of_objects_it_is_the_same(store_url: str, tmp_path: Path) -> None:
+    tensor = torch.randn(64, 96)
+    save(store_url, {"model.a": cut("model.a", tensor, [2, 3]), "model.b": torch.arange(7)})
+    save(str(tmp_path / "whole"), {"model.a": tensor, "model.b": torch.arange(7)})
+    found = rewritten(store_url, str(tmp_path / "one"), 1)
+    assert found == rewritten(str(tmp_path / "whole"), str(tmp_path / "two"), 1)
+
+
+def test_a_file_that_changes_meanwhile_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(str(tmp_path / "run"), {"model.a": torch.zeros(8)})
+    (path,) = (tmp_path / "run").rglob("model-*.safetensors")
+    with open_step(str(tmp_path / "run"), "--load-dir") as step:
+        files = step.files.open(step.files.names)
+        monkeypatch.setattr(step.files, "open", lambda names: files)
+        path.write_bytes(path.read_bytes() + b"0")
+        with pytest.raises(ArtifactError, match=r"safetensors: changed while it was being read"):
+            rewrite.rewrite_step(step, 1, lambda name: store.open_output(str(tmp_path / name)))
+
+
+def test_torch_is_not_imported_to_move_bytes() -> None:
+    program = "import sys, stages.cli, stages.execute, stages.reshard.run; print(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "trainyard.checkpoint.rewrite" in done.stdout.split()
+    assert "torch" not in done.stdout.split()

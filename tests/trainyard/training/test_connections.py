@@ -1,0 +1,82 @@
+"""CUDA_DEVICE_MAX_CONNECTIONS: set where communication is hidden behind products, and told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainyard.training.test_pretrain_api import TRAINING, options
+from trainyard.errors import ConfigError
+from trainyard.parallel.config import ParallelConfig
+from trainyard.training.connections import VARIABLE, arrange_connections
+from trainyard.training.prepare import prepared
+
+TENSOR = {"tensor_model_parallel_size": 2}
+RING = {"context_parallel_size": 2, "cp_comm_type": "p2p"}
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"pipeline_model_parallel_size": 4},
+        {"context_parallel_size": 2, "cp_comm_type": "a2a"},
+        {"context_parallel_size": 2, "cp_comm_type": "allgather"},
+    ],
+)
+@pytest.mark.parametrize("environ", [{}, {VARIABLE: "8"}])
+def test_nothing_is_done_where_nothing_is_hidden(
+    parallel: dict[str, Any], environ: dict[str, str]
+) -> None:
+    before = dict(environ)
+    assert arrange_connections(ParallelConfig(**parallel), environ, cuda_started=False) is None
+    assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("parallel", "option"),
+    [(TENSOR, "--tensor-model-parallel-size 2"), (RING, "--context-parallel-size 2 --cp-comm")],
+)
+def test_one_queue_is_set_where_nobody_has(parallel: dict[str, Any], option: str) -> None:
+    environ: dict[str, str] = {}
+    done = arrange_connections(ParallelConfig(**parallel), environ, cuda_started=False)
+    assert done is not None
+    assert environ == {VARIABLE: "1"}
+    assert not done.is_warning
+    assert done.message.startswith(f"{VARIABLE}=1, set here")
+    assert option in done.message
+
+
+@pytest.mark.parametrize(("value", "is_warning"), [("1", False), ("8", True), ("", True)])
+@pytest.mark.parametrize("cuda_started", [False, True])
+def test_what_was_given_stays_and_is_told(value: str, is_warning: bool, cuda_started: bool) -> None:
+    environ = {VARIABLE: value}
+    done = arrange_connections(ParallelConfig(**TENSOR), environ, cuda_started=cuda_started)
+    assert done is not None
+    assert environ == {VARIABLE: value}
+    assert done.is_warning == is_warning
+    assert done.message.startswith(f"{VARIABLE}={value}, as it was given")
+
+
+def test_too_late_is_told() -> None:
+    environ: dict[str, str] = {}
+    done = arrange_connections(ParallelConfig(**TENSOR), environ, cuda_started=True)
+    assert done is not None
+    assert environ == {}
+    assert done.is_warning
+    assert "set it to 1 when the program is started" in done.message
+
+
+def test_a_cpu_run_leaves_the_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    on_cpu = replace(TRAINING, device="cpu")
+    config = options(tmp_path, training=on_cpu, parallel=ParallelConfig(**TENSOR))
+    with pytest.raises(ConfigError, match="cannot be shared out"), prepared(config):
+        raise AssertionError
+    assert VARIABLE not in os.environ

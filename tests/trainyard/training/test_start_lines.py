@@ -1,0 +1,104 @@
+"""What a run says of kernels and of figures of speed at its start, and what it refuses there."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.trainyard.training.test_pretrain_api import MODEL, TRAINING, counting, options
+from trainyard.errors import ConfigError
+from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER
+from trainyard.optim.config import OptimizerConfig
+from trainyard.parallel.model import ALONE
+from trainyard.training.facts import RunFacts
+from trainyard.training.kernels import report_kernels
+from trainyard.training.parts import Parts
+from trainyard.training.pretrain import pretrain
+
+CPU = torch.device("cpu")
+ON_CPU = replace(TRAINING, device="cpu")
+KERNELS = [
+    "attention backend=sdpa kernel=cpu: the one for cpu",
+    "norm backend=torch kernel=layer_norm: the one for cpu",
+    "optimizer=adam backend=torch kernel=fused_adamw: the one for cpu",
+]
+
+
+@pytest.mark.parametrize(
+    ("is_gpt", "say", "lines"),
+    [(True, True, KERNELS), (False, True, KERNELS[2:]), (True, False, [])],
+)
+def test_one_rank_says_whose_kernels_are_taken(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_gpt: bool,
+    say: bool,
+    lines: list[str],
+) -> None:
+    with caplog.at_level(logging.INFO):
+        report_kernels(options(tmp_path), ALONE, CPU, is_gpt=is_gpt, say=say)
+    assert caplog.messages == lines
+
+
+def test_a_run_says_it_before_its_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        pretrain(None, counting, options(tmp_path, training=ON_CPU))
+    begin = next(i for i, line in enumerate(caplog.messages) if line.startswith("training param"))
+    assert [line for line in caplog.messages if "backend=" in line] == KERNELS
+    assert set(KERNELS) <= set(caplog.messages[:begin])
+    (speed,) = (line for line in caplog.messages if line.startswith("TFLOP/s count by"))
+    assert speed.startswith("TFLOP/s count by 6N+causal (6 for each matrix weight and token")
+    assert speed.endswith("no MFU, as the peak of cpu is not known")
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"model": replace(MODEL, norm_backend="apex")}, "--norm-backend apex cannot"),
+        (
+            {"model": replace(MODEL, norm_backend="transformer_engine")},
+            "--norm-backend transformer_engine cannot",
+        ),
+        (
+            {"optimizer": OptimizerConfig(lr=1e-2, optimizer_backend="apex")},
+            "--optimizer-backend apex cannot",
+        ),
+    ],
+)
+def test_what_cannot_be_had_ends_the_run_before_any_work(
+    tmp_path: Path, others: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{words} be had here: .* needs a CUDA device, not cpu"):
+        pretrain(None, counting, options(tmp_path, training=ON_CPU, **others))
+    assert not list(tmp_path.glob("iter_*"))
+
+
+def test_the_convention_is_that_of_whoever_counts() -> None:
+    def model(parallel: Any, stage: Any) -> nn.Module:
+        raise AssertionError
+
+    assert Parts().flop_convention is MODEL_FLOPS
+    assert Parts(flops_per_token=7.0).flop_convention is MODEL_FLOPS  # a GPT counts its own
+    assert Parts(model_provider=model).flop_convention is PER_PARAMETER
+    assert Parts(model_provider=model, flops_per_token=7.0).flop_convention is GIVEN
+
+
+def test_the_peak_is_told_with_the_convention() -> None:
+    facts = RunFacts(1, device_name="NVIDIA H200", flops=PER_PARAMETER)
+    assert facts.conventions() == (
+        "6N (6 for each parameter and token, attention and recompute not); "
+        "MFU is the share of the dense bf16 peak of the datasheet, 989.4 TFLOP/s"
+    )
+
+
+def test_arguments_in_another_order_are_told() -> None:
+    with pytest.raises(ConfigError, match="takes a PretrainConfig last, not function"):
+        pretrain(None, None, counting)  # type: ignore[arg-type]

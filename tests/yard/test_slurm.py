@@ -1,0 +1,266 @@
+"""The Slurm block on a real cluster of two nodes: submitted, followed, cancelled, found again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.blocks.slurm import SUBMITTED, SlurmJob, SlurmJobRun
+from flows.launch.outcome import Kind, Outcome
+from flows.launch.slurm import job_name
+from flows.launch.slurm_options import SlurmOptions
+from flows.launch.spec import Resources, Shares
+from tests.yard.cluster import TORCHRUN, Cluster, ask, follow, job
+from tests.yard.yard import ROOT
+from trainyard.errors import ConfigError
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(180)]
+
+SECONDS = 60
+TWO_NODES = Resources(nodes=2, processes_per_node=2)
+
+ALL_REDUCE = """
+import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([2.0 ** dist.get_rank()])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} on {socket.gethostname()}: {total.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+TRAINING = """
+import json, os, signal, time
+run = os.environ["TRAINYARD_RUN_DIR"]
+def save(number, frame):
+    said = {"class": "Stopped", "exit_status": 128 + number, "step": step, "message": "saved"}
+    json.dump(said, open(run + "/failure.json", "w"))
+    print("saved step", step, flush=True)
+    raise SystemExit(128 + number)
+signal.signal(signal.SIGUSR1, save)
+for step in range(STEPS):
+    print("step", step, flush=True)
+    time.sleep(0.25)
+"""
+
+
+def training(steps: int = 10_000) -> str:
+    """Counts steps, four a second; saves when it is told to stop."""
+    return TRAINING.replace("STEPS", str(steps))
+
+
+@pytest.fixture
+def folder(cluster: Cluster, tmp_path: Path) -> Path:
+    """For the runs of a test; seen by every node."""
+    return tmp_path
+
+
+def log_of(block: SlurmJob) -> Path:
+    return Path(block.spec.run_directory, "log.txt")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+def says(block: SlurmJob, text: str) -> Callable[[], bool]:
+    return lambda: log_of(block).exists() and text in log_of(block).read_text()
+
+
+# --- to their end -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "kind"), [(0, Kind.DONE), (2, Kind.CONFIG), (70, Kind.DEFECT)])
+def test_the_exit_status_of_a_command_comes_back(folder: Path, status: int, kind: Kind) -> None:
+    block = job(folder, f"status-{status}", f"print('here'); raise SystemExit({status})")
+    _, outcome = follow(block)
+    assert (outcome.kind, outcome.exit_status) == (kind, status)
+    assert "here" in log_of(block).read_text()
+
+
+def test_four_ranks_on_two_nodes_find_each_other(folder: Path) -> None:
+    block = job(
+        folder,
+        "ranks-1",
+        ALL_REDUCE,
+        rank_launcher=TORCHRUN,
+        resources=TWO_NODES,
+        environment={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"},
+    )
+    _, outcome = follow(block)
+    assert outcome.kind is Kind.DONE, log_of(block).read_text()
+    said = log_of(block).read_text()
+    assert said.count(": 15.0") == 4
+    assert said.count("on node1") == said.count("on node2") == 2
+
+
+def test_shares_are_made_side_by_side_and_a_failed_one_is_named_and_made_again(
+    folder: Path,
+) -> None:
+    code = "import sys; sys.exit(3 * (sys.argv[2] == '1' and sys.argv[4] == '3'))"
+    outcome = follow(job(folder, "shares-1", code, shares=Shares(count=3, at_once=2)))[1]
+    assert (outcome.kind, outcome.failed_shares) == (Kind.INFRASTRUCTURE, (1,))
+    again = Shares(count=3, only=outcome.failed_shares)
+    block = job(folder, "shares-2", "import sys; print(sys.argv[1:])", shares=again)
+    assert follow(block)[1].kind is Kind.DONE
+    (log,) = Path(block.spec.run_directory).glob("log-*.txt")
+    assert "['--rank', '1', '--world-size', '3']" in log.read_text()
+
+
+def test_what_slurm_refuses_is_told_in_its_words(folder: Path) -> None:
+    block = job(folder, "refused-1", "pass", options=SlurmOptions(partition="nowhere"))
+    with pytest.raises(ConfigError, match=r"Invalid partition name.*Correct the Slurm options"):
+        follow(block)
+
+
+# --- ended by others ----------------------------------------------------------------------------
+
+
+def end_now(run: SlurmJobRun) -> None:
+    ask("scontrol", "update", f"JobId={run.job_id}", "EndTime=now")
+
+
+def test_a_job_out_of_time_is_told_so(folder: Path) -> None:
+    block = job(folder, "time-1", "import time; print('begun', flush=True); time.sleep(600)")
+
+    async def meanwhile(run: SlurmJobRun) -> None:
+        await asyncio.to_thread(wait_until, says(block, "begun"))
+        await asyncio.to_thread(end_now, run)
+
+    outcome = follow(block, meanwhile)[1]
+    assert (outcome.kind, outcome.exit_status) == (Kind.TIME_LIMIT, 3)
+
+
+def test_scancel_by_a_person_is_no_failure_to_retry(folder: Path) -> None:
+    block = job(folder, "scancel-1", training())
+
+    async def meanwhile(run: SlurmJobRun) -> None:
+        await asyncio.to_thread(wait_until, says(block, "step 1"))
+        await asyncio.to_thread(ask, "scancel", run.job_id)
+
+    outcome = follow(block, meanwhile)[1]
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.STOPPED, False)
+
+
+def test_a_job_that_falls_silent_is_ended(folder: Path) -> None:
+    code = "import time; print('last words', flush=True); time.sleep(600)"
+    _, outcome = follow(job(folder, "hang-1", code, hang_seconds=3.0))
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.HANG, True)
+
+
+def cancel(block: SlurmJob, ready: Callable[[], bool]) -> tuple[SlurmJobRun, Outcome]:
+    """Cancel the waiting when the job is ready."""
+
+    async def whole() -> tuple[SlurmJobRun, Outcome]:
+        run = await block.trigger()
+        waiting = asyncio.create_task(run.wait_for_completion())
+        await asyncio.to_thread(wait_until, ready)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return run, await run.fetch_result()
+
+    return asyncio.run(whole())
+
+
+def test_cancelling_lets_training_save_and_leaves_no_job(folder: Path) -> None:
+    block = job(folder, "cancel-1", training())
+    run, outcome = cancel(block, says(block, "step 2"))
+    assert outcome.kind is Kind.STOPPED
+    assert "saved step" in log_of(block).read_text()
+    assert ask("squeue", "--noheader", f"--jobs={run.job_id}", "--states=R,PD,CG").strip() == ""
+
+
+def test_a_job_that_waits_is_cancelled_in_the_queue(folder: Path) -> None:
+    block = job(folder, "queue-1", "pass", options=SlurmOptions(extra=("--hold",)))
+    run, outcome = cancel(block, lambda: Path(block.spec.run_directory, SUBMITTED).exists())
+    assert outcome.kind is Kind.STOPPED
+    assert "CANCELLED" in ask("scontrol", "show", "job", run.job_id)
+
+
+# --- found again --------------------------------------------------------------------------------
+
+SUBMITTER = """
+import asyncio, json, sys
+from flows.launch.spec import LaunchSpec
+from flows.blocks.slurm import SlurmJob
+
+async def main():
+    given = json.loads(sys.argv[1])
+    spec = LaunchSpec(**given | {"command": tuple(given["command"])})
+    await (await SlurmJob(spec=spec, poll_seconds=1.0).trigger()).wait_for_completion()
+
+asyncio.run(main())
+"""
+
+
+def submit_and_be_killed(block: SlurmJob, when: Callable[[], bool]) -> None:
+    spec = block.spec
+    names = ("name", "command", "run_directory", "key", "working_directory")
+    given = json.dumps({name: getattr(spec, name) for name in names})
+    command = [sys.executable, "-c", SUBMITTER, given]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as flow:
+        wait_until(when)
+        flow.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "killed before it was noted"])
+def test_a_killed_flow_finds_its_job_again(folder: Path, is_noted: bool) -> None:
+    key = f"again-{int(is_noted)}"
+    block = job(folder, key, training(steps=24))
+    submit_and_be_killed(block, says(block, "step 3"))
+    if not is_noted:
+        Path(block.spec.run_directory, SUBMITTED).unlink()
+    run, outcome = follow(block)
+    assert outcome.kind is Kind.DONE
+    jobs = ask("squeue", "--noheader", "--states=all", f"--name={job_name(block.spec)}", "-o%i")
+    assert jobs.split() == [run.job_id]
+    steps = [line for line in log_of(block).read_text().splitlines() if line.startswith("step ")]
+    assert steps == [f"step {number}" for number in range(24)]
+
+
+def test_a_finished_job_is_not_submitted_again(folder: Path) -> None:
+    block = job(folder, "finished-1", "print('once')")
+    first, _ = follow(block)
+    second, outcome = follow(block)
+    assert (second.job_id, outcome.kind) == (first.job_id, Kind.DONE)
+    assert log_of(block).read_text().count("once") == 1
+
+
+# --- a power failure ----------------------------------------------------------------------------
+
+
+def node2_is_down() -> bool:
+    return "down" in ask("sinfo", "--noheader", "--nodes=node2", "--format=%T")
+
+
+@pytest.mark.full
+def test_a_node_that_loses_power_costs_a_restart_and_no_second_job(
+    cluster: Cluster, folder: Path
+) -> None:
+    code = f"import os; print('run', os.environ.get('SLURM_RESTART_COUNT', '0'))\n{training(60)}"
+    block = job(folder, "power-1", code, options=SlurmOptions(nodelist="node2"))
+
+    async def meanwhile(run: SlurmJobRun) -> None:
+        await asyncio.to_thread(wait_until, says(block, "step 3"))
+        await asyncio.to_thread(cluster.power_off, "node2")
+        await asyncio.to_thread(wait_until, node2_is_down)
+        await asyncio.to_thread(cluster.up, False)
+
+    run, outcome = follow(block, meanwhile)
+    assert outcome.kind is Kind.DONE, log_of(block).read_text()
+    said = log_of(block).read_text()
+    assert "run 0" in said
+    assert "run 1" in said
+    exit_file = json.loads(Path(block.spec.run_directory, "exit.json").read_text())
+    assert (exit_file["job_id"], exit_file["restarts"]) == (run.job_id, 1)

@@ -1,0 +1,166 @@
+"""Stages as jobs of a real Slurm, started by the task of a flow that may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from flows.job import stage_job
+from flows.launch.key import job_key
+from flows.launch.outcome import Kind, StageError
+from flows.launch.slurm import job_name
+from flows.launch.slurm_options import SlurmOptions
+from flows.launch.spec import LaunchSpec
+from flows.stage_task import Place, Summary, run_stage_task
+from tests.yard.cluster import Cluster, ask
+from tests.yard.yard import ROOT
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(300), pytest.mark.usefixtures("cluster")]
+
+FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 32}
+
+
+@pytest.fixture(autouse=True)
+def at_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # a checkout need not be installed
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
+
+
+def plan(folder: Path, block: str, **options: Any) -> Summary:
+    document = {**MODEL, "vocab_size": 300, "output_dir": str(folder / "plan"), **options}
+    job = stage_job("plan", document, "test")
+    with disable_run_logger():
+        return asyncio.run(run_stage_task.fn(job, Place(run_folder=str(folder), block=block)))
+
+
+def test_a_stage_makes_on_slurm_what_it_makes_here_and_is_reused(tmp_path: Path) -> None:
+    first = plan(tmp_path / "slurm", "slurm")
+    assert not first.reused
+    assert first.output_digest == plan(tmp_path / "here", "process").output_digest
+    again = plan(tmp_path / "slurm", "slurm")
+    assert again.reused
+    runs = tmp_path / "slurm" / "plan"
+    keys = {job_key(FLOW_RUN, str(runs), count) for count in (1, 2)}
+    assert keys <= {path.name for path in runs.iterdir()}
+
+
+def test_a_wrong_option_comes_back_as_the_stage_said_it(tmp_path: Path) -> None:
+    document = {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan")}
+    passed = stage_job("plan", document, "test")
+    wrong = replace(passed, document={**document, "hidden_size": 31})  # past the first validation
+    with disable_run_logger(), pytest.raises(StageError, match="hidden-size") as caught:
+        asyncio.run(run_stage_task.fn(wrong, Place(run_folder=str(tmp_path), block="slurm")))
+    assert caught.value.outcome.kind is Kind.CONFIG
+
+
+def test_what_slurm_refuses_is_a_wrong_option_too(tmp_path: Path) -> None:
+    job = stage_job("plan", {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path)}, "test")
+    nowhere = SlurmOptions(partition="nowhere")
+    place = Place(run_folder=str(tmp_path), block="slurm", slurm=nowhere)
+    with disable_run_logger(), pytest.raises(StageError, match="Invalid partition") as caught:
+        asyncio.run(run_stage_task.fn(job, place))
+    assert caught.value.exit_status == 2
+
+
+# --- training on two nodes ------------------------------------------------------------------------
+
+TRAINING = {
+    **MODEL,
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 255,
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "train_iters": 400,
+    "save_interval": 50,
+    "eval_interval": 1000,
+    "eval_iters": 1,
+    "log_interval": 10,
+    "lr": 0.01,
+    "split": "90,10,0",
+    "num_threads": 1,
+}
+
+FLOW = """
+import asyncio, json, sys
+from prefect.logging import disable_run_logger
+from flows.job import stage_job
+from flows.launch.spec import Resources
+from flows.stage_task import Place, run_stage_task
+
+given = json.loads(sys.argv[1])
+two = {"pretrain": Resources(nodes=2, processes_per_node=1, cpus_per_node=1)}
+network = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+place = Place(
+    run_folder=given["runs"], block="slurm", resources_by_stage=two, environment=network
+)
+with disable_run_logger():
+    job = stage_job("pretrain", given["document"], "test")
+    print(asyncio.run(run_stage_task.fn(job, place)).output_digest)
+"""
+
+
+def write_tokens(folder: Path) -> str:
+    """A corpus that counts."""
+    import numpy as np
+
+    from trainyard.corpus.indexed import IndexedWriter
+
+    prefix = folder / "tokens"
+    draw = np.random.default_rng(0)
+    with Path(f"{prefix}.bin").open("wb") as tokens, Path(f"{prefix}.idx").open("wb") as index:
+        writer = IndexedWriter(tokens, np.uint16)
+        for start in draw.integers(0, 200, 200):
+            writer.add_document([((int(start) + np.arange(300)) % 250).astype(np.uint16)])
+        writer.write_index(index)
+    return str(prefix)
+
+
+def begin(folder: Path, document: dict[str, Any]) -> subprocess.Popen[str]:
+    given = json.dumps({"runs": str(folder / "runs"), "document": document})
+    return subprocess.Popen(
+        [sys.executable, "-c", FLOW, given], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.full
+def test_a_training_whose_flow_is_killed_loses_no_step_and_is_one_job(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    document = {**TRAINING, "data_path": [write_tokens(tmp_path)]}
+    killed = {**document, "save": str(tmp_path / "killed")}
+    runs = tmp_path / "runs" / "pretrain"
+    key = job_key(FLOW_RUN, str(runs), 1)
+    run = runs / key
+    with begin(tmp_path, killed) as flow:
+        deadline = time.monotonic() + 120
+        while not (run / "log.txt").exists() or "iteration " not in (run / "log.txt").read_text():
+            assert flow.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        flow.send_signal(signal.SIGKILL)
+    with begin(tmp_path, killed) as flow:
+        out, _ = flow.communicate(timeout=200)
+    assert flow.returncode == 0, (run / "log.txt").read_text()
+    spec = LaunchSpec(name="pretrain", command=("x",), run_directory=str(run), key=key)
+    shown = ask("squeue", "--noheader", "--states=all", f"--name={job_name(spec)}", "--format=%i")
+    assert len(shown.split()) == 1
+    assert [path.name for path in run.parent.iterdir()] == [key]
+    lines = (tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()
+    steps = [json.loads(line).get("step") for line in lines]
+    steps = [step for step in steps if step]
+    assert steps == sorted(set(steps))
+    assert max(steps) == TRAINING["train_iters"]
+    assert out.strip()
+    assert os.path.exists(tmp_path / "killed" / "manifest.json")

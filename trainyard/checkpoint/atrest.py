@@ -1,0 +1,193 @@
+"""A step at rest: its manifest, its documents, its index, and the files of its tensors as bytes.
+
+Nothing that a step holds is trusted: what is damaged or hostile is an ArtifactError that names the
+file, and nothing outside the step folder is read. Tensors: `load`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.urls import basename, join
+from trainyard.checkpoint.header import TensorSpec
+from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
+from trainyard.checkpoint.shardfile import ShardFile
+from trainyard.checkpoint.shardfiles import ShardFiles, Verify, check_digest
+from trainyard.checkpoint.steps import (
+    CONFIG,
+    INDEX,
+    STATE,
+    TOKENIZER,
+    check_inside,
+    locate_step,
+    step_of,
+)
+from trainyard.checkpoint.strict import check_depth, parse_json, shown
+from trainyard.errors import ArtifactError
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=ShardFiles[Any])
+S = TypeVar("S", bound="StepAtRest[Any]")
+
+
+class StepAtRest(Generic[F]):
+    """A step that was published. Use as a context manager, or `close` when it is read."""
+
+    def __init__(
+        self,
+        url: str,
+        manifest: Manifest,
+        verify: Verify,
+        files: Callable[[str, Mapping[str, FileRecord], Mapping[str, Entry], Verify], F],
+    ) -> None:
+        """files: makes of the records and the index what the tensor files are read with."""
+        self.url = url
+        self.manifest = manifest
+        self.verify = verify
+        self._records = {record.path: record for record in manifest.files}
+        check_inside(url, self._records)
+        self.index: dict[str, Entry] = parse_index(self._parsed(INDEX), join(url, INDEX))
+        self.files = files(url, self._records, self.index, verify)
+
+    def check(self) -> None:
+        """Everything that the step has, as `verify` says, whether it will be read or not.
+
+        Raises ArtifactError for the first file that is not as published."""
+        if self.verify == "none":
+            return
+        sizes = store.list_files(self.url)
+        for name, record in sorted(self._records.items()):
+            if sizes.get(name) != record.size_bytes:
+                found = f"{sizes[name]} bytes" if name in sizes else "missing"
+                raise ArtifactError(
+                    f"{join(self.url, name)}: {found}, manifest.json says {record.size_bytes} bytes"
+                )
+        if self.verify == "digests":
+            self.files.open(self.files.names)
+            for name in sorted(self._records.keys() - set(self.files.names)):
+                data = store.read_bytes(join(self.url, name))
+                check_digest(self.url, name, self._records[name], digest_bytes(data))
+
+    # --- documents ------------------------------------------------------------------------
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """What the run was at: step, consumed samples, schedule, as its trainer gave them."""
+        return self.document(STATE)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The model and the run that made it."""
+        return self.document(CONFIG)
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        step = self.state.get("step")
+        if type(step) is not int or step < 0:
+            raise ArtifactError(f"{join(self.url, STATE)}: step is {shown(step)}, not a count")
+        return step
+
+    @property
+    def digest(self) -> str:
+        """Of all that the step holds: equal for equal contents, wherever it lies."""
+        return self.manifest.output_digest
+
+    @property
+    def tokenizer_url(self) -> str:
+        """Folder of the tokenizer files that the step carries."""
+        return join(self.url, TOKENIZER)
+
+    def document(self, name: str) -> dict[str, Any]:
+        """A JSON document of the step; ArtifactError for a newer format."""
+        document: dict[str, Any] = self._parsed(name)
+        check_version(document, join(self.url, name))
+        check_depth(document, join(self.url, name))
+        return document
+
+    def _parsed(self, name: str) -> Any:
+        url = join(self.url, name)
+        data = store.read_bytes(url)
+        if self.verify == "digests":
+            check_digest(self.url, name, self._records.get(name), digest_bytes(data))
+        return parse_json(data, url)
+
+    # --- tensors ----------------------------------------------------------------------------
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Global names that begin with `prefix`, sorted."""
+        return sorted(name for name in self.index if name.startswith(prefix))
+
+    def spec(self, name: str) -> TensorSpec:
+        """Type and global shape."""
+        entry = self._entry(name)
+        return TensorSpec(entry.dtype, entry.shape)
+
+    def locate(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> list[Located]:
+        """Where the parts of a box of a tensor lie."""
+        return locate(self._entry(name), offset, shape)
+
+    def _entry(self, name: str) -> Entry:
+        try:
+            return self.index[name]
+        except KeyError:
+            raise ArtifactError(f"{self.url}: the checkpoint holds no tensor {name!r}") from None
+
+    def close(self) -> None:
+        """Let the files go; tensors that were read stay."""
+        self.files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_step_as(
+    opened: Callable[[str, Manifest, Verify], S], url: str, option: str, verify: Verify
+) -> S:
+    """The step at a step folder, or the latest of a run folder, as `opened` makes it of its
+    manifest.
+
+    Raises ConfigError, naming `option`, when there is none; ArtifactError when it is damaged."""
+    step_url, manifest = locate_step(url, option)
+    step = opened(step_url, manifest, verify)
+    named = step_of(basename(step_url))
+    if named is not None and step.step != named:
+        raise ArtifactError(f"{step_url}: {STATE} says step {step.step}; it was renamed")
+    num_tensors = len(step.index)
+    log.info("opened checkpoint step=%d tensors=%d url=%s", step.step, num_tensors, step_url)
+    return step
+
+
+def open_step(url: str, option: str, verify: Verify = "sizes") -> StepAtRest[ShardFiles[ShardFile]]:
+    """A step, opened for its bytes."""
+
+    def files(
+        step_url: str,
+        records: Mapping[str, FileRecord],
+        index: Mapping[str, Entry],
+        verify: Verify,
+    ) -> ShardFiles[ShardFile]:
+        return ShardFiles(step_url, records, index, verify, ShardFile)
+
+    def opened(
+        step_url: str, manifest: Manifest, verify: Verify
+    ) -> StepAtRest[ShardFiles[ShardFile]]:
+        return StepAtRest(step_url, manifest, verify, files)
+
+    return open_step_as(opened, url, option, verify)

@@ -1,0 +1,248 @@
+"""Reading a `torch_dist` checkpoint of Megatron core: written by any number of ranks of any layout,
+with the optimizer where its states lie as the model does.
+
+    latest_checkpointed_iteration.txt     a number, or `release`
+    iter_0000100/ or release/
+        metadata.json                     {"sharded_backend": "torch_dist", ...}, written last
+        common.pt                         args, iteration, schedules: a file of torch.save
+        .metadata                         which tensor lies where (torch_dist_index.py)
+        __0_0.distcp, __0_1.distcp, ...   tensors (torch_dist_tensors.py)
+
+What says where things are is all pickles: `pickles` reads them, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
+from trainyard.checkpoint.foreign.megatron_args import config_of
+from trainyard.checkpoint.foreign.megatron_folder import BACKEND, find_iteration
+from trainyard.checkpoint.foreign.megatron_names import EMBEDDING
+from trainyard.checkpoint.foreign.megatron_optimizer import HALF, MAIN, MOMENTS, Unknown
+from trainyard.checkpoint.foreign.megatron_optimizer import num_updates as updates_of
+from trainyard.checkpoint.foreign.megatron_rank import ALLOWED
+from trainyard.checkpoint.foreign.megatron_tokens import tokens_of
+from trainyard.checkpoint.foreign.torch_dist_index import METADATA, StoredTensor, read_index
+from trainyard.checkpoint.foreign.torch_dist_names import Named, Source, name_tensors
+from trainyard.checkpoint.foreign.torch_dist_tensors import StoredTensors
+from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES, TorchFile
+from trainyard.checkpoint.tensorfile import DTYPE_NAMES, TensorSpec
+from trainyard.errors import ArtifactError
+from trainyard.models.config import GPTConfig
+
+log = logging.getLogger(__name__)
+
+COMMON = "common.pt"
+
+REMEDY = {
+    "dp_reshardable": "there, save it with --dist-ckpt-optim-fully-reshardable",
+    "fully_sharded_bucket_space": "there, save it with --dist-ckpt-optim-fully-reshardable",
+    "dp_zero_gather_scatter": "there, save it with --dist-ckpt-optim-fully-reshardable, or with "
+    "--ckpt-fully-parallel-save before Megatron core 0.14",
+}
+"""What to do about kinds of `distrib_optim_sharding_type` that lie as in the buffers of ranks."""
+
+
+class TorchDistSource:
+    """A `Source`. Use as a context manager, or `close` when the tensors are read."""
+
+    def __init__(self, url: str, given: Mapping[str, Any]) -> None:
+        self.url, self.step = find_iteration(url)
+        _check_backend(self.url)
+        common_url = join(self.url, COMMON)
+        with TorchFile(common_url, ALLOWED) as common:
+            tree = common.tree
+            self.args = _args(tree, given, common_url)
+            self.config: GPTConfig = config_of(self.args, common_url)
+            self._updates = updates_of(_optimizer(tree), common.read, self.step)
+        self.consumed_train_samples = _count(self.args, "consumed_train_samples")
+        scheduler = tree.get("opt_param_scheduler")
+        self.scheduler = scheduler if isinstance(scheduler, Mapping) else None
+        """State of the schedules as the file has it, or None."""
+        index = read_index(join(self.url, METADATA))
+        self._stored = index.tensors
+        named = self._named()
+        self._sources: dict[str, Source] = {
+            name: source for name, source in named.sources.items() if name.startswith("model.")
+        }
+        self.specs: dict[str, TensorSpec] = {name: self._spec(name) for name in self._sources}
+        self.padded_vocab_size = self._vocabulary()
+        self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
+        self._check_model(named)
+        self.num_updates = 0
+        self._add_optimizer(named, tree)
+        used = {source.key for source in self._sources.values()}
+        self._tensors = StoredTensors(self.url, {key: self._stored[key] for key in sorted(used)})
+        log.info(
+            "opened torch_dist checkpoint step=%d tensors=%d objects=%d pickles read %s url=%s",
+            *(self.step, len(self.specs), len(index.objects), index.network, self.url),
+        )
+
+    # --- the model ------------------------------------------------------------------------
+
+    def _named(self) -> Named:
+        shapes = {key: tensor.logical_shape for key, tensor in self._stored.items()}
+        tied = not self.config.untie_embeddings_and_output_weights
+        try:
+            return name_tensors(shapes, tied=tied)
+        except ValueError as error:
+            raise ArtifactError(f"{self.url}: {error}") from error
+
+    def _spec(self, name: str, source: Source | None = None) -> TensorSpec:
+        source = source or self._sources[name]
+        stored = self._stored[source.key]
+        shape = stored.logical_shape if source.layer is None else stored.logical_shape[1:]
+        return TensorSpec(DTYPE_NAMES[TORCH_DTYPES[stored.dtype]], shape)
+
+    def _vocabulary(self) -> int:
+        found = self.specs.get(f"model.{EMBEDDING}")
+        if found is None or len(found.shape) != 2:
+            raise ArtifactError(f"{self.url}: holds no embedding ({EMBEDDING})")
+        return found.shape[0]
+
+    def _check_model(self, named: Named) -> None:
+        held = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
+        held |= dict.fromkeys(named.unknown, ())
+        wanted = model_shapes(self.config, self.padded_vocab_size)
+        refuse_differences(held, wanted, self.url, "the model of its args")
+
+    # --- the optimizer --------------------------------------------------------------------
+
+    def _add_optimizer(self, named: Named, tree: Mapping[str, Any]) -> None:
+        """Its states, where they lie as the model does; one line says why not."""
+        states = {n: s for n, s in named.sources.items() if n.startswith("optimizer.")}
+        if self.step == 0 or not (states or named.in_buffers):
+            return
+        try:
+            specs = self._states(states, named, tree)
+        except Unknown as reason:
+            log.warning("the optimizer of %s is left out: %s", self.url, reason)
+            return
+        self._sources |= {name: states[name] for name in specs}
+        self.specs |= specs
+        self.num_updates = self._updates
+
+    def _states(
+        self, states: Mapping[str, Source], named: Named, tree: Mapping[str, Any]
+    ) -> dict[str, TensorSpec]:
+        names = [name.removeprefix("model.") for name in self._sources]
+        is_half = any(_is_half(self._stored[s.key]) for s in self._sources.values())
+        # Copies of weights that are fp32 themselves are not kept.
+        kinds = (*MOMENTS, MAIN) if is_half else MOMENTS
+        if not states:
+            raise Unknown(_why_in_buffers(named, tree))
+        specs = {}
+        for kind in kinds:
+            for name in names:
+                full = f"optimizer.{kind}.{name}"
+                if full not in states:
+                    raise Unknown(f"it has no {kind} of {name}")
+                specs[full] = spec = self._spec(full, states[full])
+                if spec.shape != self.specs[f"model.{name}"].shape or spec.dtype != "F32":
+                    raise Unknown(f"its {kind} of {name} is {spec.dtype} {list(spec.shape)}")
+        strange = {n.split(".", 2)[2] for n in states} - set(names)
+        if strange:
+            raise Unknown(f"it has states of {min(strange)}, which is no weight")
+        return specs
+
+    # --- tensors --------------------------------------------------------------------------
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor, on the CPU, contiguous, in memory of its own."""
+        source = self._sources[name]
+        shape = self._stored[source.key].logical_shape
+        if source.layer is None:
+            return self._tensors.read(source.key, (0,) * len(shape), shape)
+        begin = (source.layer, *(0 for _ in shape[1:]))
+        return self._tensors.read(source.key, begin, (1, *shape[1:]))[0]
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """None: Megatron-LM keeps the tokenizer elsewhere."""
+        return {}
+
+    def close(self) -> None:
+        """Let the files go; tensors that were read stay."""
+        self._tensors.close()
+
+    def __enter__(self) -> TorchDistSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_torch_dist(url: str, **given: Any) -> TorchDistSource:
+    """The checkpoint at a root with latest_checkpointed_iteration.txt, or at iter_XXXXXXX/ or
+    release/ in it.
+
+    given: arguments of Megatron-LM, by their names with underscores, over those of the files.
+    Raises ArtifactError for what is damaged or hostile, ConfigError for a model that ours does not
+    compute."""
+    return TorchDistSource(url, given)
+
+
+def _check_backend(url: str) -> None:
+    """Refuse a folder of another kind, or one whose save did not end: metadata.json comes last."""
+    names = store.list_folder(url)
+    if BACKEND not in names:
+        raise ArtifactError(
+            f"{url}: has no {BACKEND}, which is written last, so the save did not end (or it is "
+            "of torch's own format, torch_dcp, which is not read)"
+        )
+    try:
+        told = json.loads(store.read_bytes(join(url, BACKEND)))
+    except ValueError as error:
+        raise ArtifactError(f"{url}: {BACKEND} is damaged: {error}") from error
+    backend = told.get("sharded_backend") if isinstance(told, dict) else None
+    if backend != "torch_dist":
+        raise ArtifactError(
+            f"{url}: {BACKEND} says sharded_backend {backend!r:.40}, wanted 'torch_dist'"
+        )
+    missing = [name for name in (METADATA, COMMON) if name not in names]
+    if missing:
+        raise ArtifactError(f"{url}: has no {' and no '.join(missing)}; the checkpoint is torn")
+
+
+def _args(tree: Any, given: Mapping[str, Any], url: str) -> dict[str, Any]:
+    found = tree.get("args") if isinstance(tree, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise ArtifactError(f"{url}: holds no args, so nothing says what the model is")
+    return {**found, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _optimizer(tree: Mapping[str, Any]) -> Any:
+    """What common.pt keeps of the optimizer; of several that are one, that."""
+    found = tree.get("optimizer")
+    return found[0] if isinstance(found, Mapping) and found.keys() == {0} else found
+
+
+def _why_in_buffers(named: Named, tree: Mapping[str, Any]) -> str:
+    content = tree.get("content_metadata")
+    kind = content.get("distrib_optim_sharding_type") if isinstance(content, Mapping) else None
+    told = f"of the kind {kind}" if kind else f"as in {named.in_buffers[0]}"
+    remedy = REMEDY.get(str(kind), REMEDY["dp_reshardable"])
+    return (
+        f"its states, {told}, lie as in the buffers of its ranks, not as the model does; {remedy}"
+    )
+
+
+def _is_half(stored: StoredTensor) -> bool:
+    return stored.dtype in HALF
+
+
+def _count(args: Mapping[str, Any], name: str) -> int:
+    value = args.get(name)
+    return value if type(value) is int and value >= 0 else 0

@@ -1,0 +1,241 @@
+"""Steps that lie in the folders of several nodes, a part of each in every folder.
+
+    FOLDER/iter_0000050/   as any step, but of the tensor files only those that ranks of this node
+                           wrote; documents and manifest.json, of the whole step, on every node
+
+A folder has its manifest once its own part is whole. A step is whole where each file that its
+manifest lists lies in one of the folders; on one node, it is a step like any other."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainyard.artifacts import conditional, store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.inputs import read_digest
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.places import Places
+from trainyard.checkpoint.save import Ranks
+from trainyard.checkpoint.stepfiles import Verify
+from trainyard.checkpoint.steps import remove_step, step_folder, step_of
+from trainyard.errors import ArtifactError
+
+log = logging.getLogger(__name__)
+
+TENSORS = ".safetensors"
+"""Ends the names of the files that lie on one node alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStep:
+    """What one folder has of a step."""
+
+    step: int
+    digest: str
+    """Of the whole step: parts of one save have the same."""
+    missing: tuple[str, ...]
+    """Files of the step that are not in this folder."""
+    faults: tuple[str, ...] = ()
+    """What is there and not as it was published, in words; it counts as missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """A step that is whole over all folders."""
+
+    step: int
+    digest: str
+    readers: Mapping[str, tuple[int, ...]]
+    """Of files that not every rank sees, the ranks that do."""
+
+
+def look(root_url: str, lineage: str) -> list[HeldStep]:
+    """The steps of a run with a manifest in one folder, ascending."""
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    for path, size in store.list_files(root_url).items():
+        folder, _, name = path.partition("/")
+        if step_of(folder) is not None:
+            sizes[folder][name] = size
+    found = (_held(join(root_url, folder), sizes[folder], lineage) for folder in sorted(sizes))
+    return [held for held in found if held is not None]
+
+
+def _held(url: str, sizes: Mapping[str, int], lineage: str) -> HeldStep | None:
+    step = step_of(store.basename(url))
+    assert step is not None, url
+    try:
+        found = read_manifest(join(url, MANIFEST))
+    except ArtifactError as error:
+        log.warning("passing over %s: %s", url, error)
+        return None
+    if found is None or found[0].lineage != lineage:
+        return None
+    missing, faults = [], []
+    for record in found[0].files:
+        size = sizes.get(record.path)
+        if size != record.size_bytes:
+            missing.append(record.path)
+        if size not in (None, record.size_bytes):
+            said = f"{size} bytes, manifest.json says {record.size_bytes}"
+            faults.append(f"{join(url, record.path)}: {said}")
+    return HeldStep(step, found[0].output_digest, tuple(missing), tuple(faults))
+
+
+def candidates(found: Sequence[Sequence[HeldStep]]) -> list[tuple[int, str]]:
+    """(step, digest) of every save of which some folder has a part, the highest step first; of two
+    saves of one step, the one that more folders know."""
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    for steps in found:
+        for held in steps:
+            counts[held.step, held.digest] += 1
+    return sorted(counts, key=lambda save: (-save[0], -counts[save], save[1]))
+
+
+class LocalSteps:
+    """The folders of a run, seen from all ranks together: every method is called by each."""
+
+    def __init__(self, root_url: str, lineage: str, places: Places, ranks: Ranks) -> None:
+        """root_url: of this rank's folder."""
+        self.root_url, self.lineage = root_url, lineage
+        self.places, self._ranks = places, ranks
+
+    def find(
+        self, least: int, verify: Verify, refused: Callable[[str], str | None]
+    ) -> LocalStep | None:
+        """The highest step from `least` on that is whole; each above it is told of, with a reason.
+
+        refused: why the step at a URL cannot be gone on from, or None; asked of one rank."""
+        first = self.places.is_first
+        found = self._ranks.gather(lambda: look(self.root_url, self.lineage) if first else [])
+        for step, digest in candidates(found):
+            if step < least:
+                break
+            parts = {
+                rank: held
+                for rank, steps in enumerate(found)
+                for held in steps
+                if (held.step, held.digest) == (step, digest)
+            }
+            reason = next(self._reasons(step, parts, verify, refused), None)
+            if reason is None:
+                return self._whole(step, digest, parts)
+            if self._ranks.rank == 0:
+                log.warning(
+                    "passing over step %d in %s (%s): %s",
+                    *(step, self.root_url, self.places.words, reason),
+                )
+        return None
+
+    def _reasons(
+        self,
+        step: int,
+        parts: Mapping[int, HeldStep],
+        verify: Verify,
+        refused: Callable[[str], str | None],
+    ) -> Iterator[str]:
+        faults = [fault for rank in sorted(parts) for fault in parts[rank].faults]
+        gone = sorted(set.intersection(*(set(held.missing) for held in parts.values())))
+        lost = [
+            f"{name} is missing"
+            for rank in sorted(parts)
+            for name in parts[rank].missing
+            if not name.endswith(TENSORS)
+        ]
+        if faults and (gone or lost):
+            yield f"damaged: {faults[0]}" + _more(len(faults))
+        if gone:
+            folders = len(self.places.firsts)
+            yield (
+                f"{gone[0]}{_more(len(gone))} is in none of the {folders} folders: a node is gone, "
+                f"or its folder was emptied ({len(parts)} of them know the step)"
+            )
+        if lost:
+            yield f"damaged: {lost[0]}" + _more(len(lost))
+        url = join(self.root_url, step_folder(step))
+        asked = min(parts)
+        reasons = self._ranks.gather(lambda: refused(url) if self._ranks.rank == asked else None)
+        reason = reasons[asked]
+        if reason is not None:
+            yield reason
+        if verify == "digests":
+            wrong = self._ranks.gather(lambda: self._wrong_digests(url, parts))
+            yield from (f"damaged: {text}" for texts in wrong for text in texts)
+
+    def _wrong_digests(self, url: str, parts: Mapping[int, HeldStep]) -> list[str]:
+        """Of this rank's share of what is in its folder."""
+        place = self.places.of_rank[self.places.rank]
+        found = read_manifest(join(url, MANIFEST)) if place in parts else None
+        if found is None:
+            return []
+        mates = self.places.ranks(place)
+        missing = set(parts[place].missing)
+        here = [record for record in found[0].files if record.path not in missing]
+        wrong = []
+        for record in here[mates.index(self.places.rank) :: len(mates)]:
+            digest = read_digest(join(url, record.path))
+            if digest != record.digest:
+                said = f"digest {digest}, manifest.json says {record.digest}"
+                wrong.append(f"{join(url, record.path)}: {said}")
+        return wrong
+
+    def _whole(self, step: int, digest: str, parts: Mapping[int, HeldStep]) -> LocalStep:
+        """Every folder gets the documents that it lacks, as that of a new node."""
+        url = join(self.root_url, step_folder(step))
+        if set(parts) != set(self.places.firsts):
+            source = min(parts)
+            told = self._ranks.gather(
+                lambda: read_documents(url) if self._ranks.rank == source else {}
+            )
+            lacks = self.places.is_first and self._ranks.rank not in parts
+            self._ranks.gather(lambda: write_documents(url, told[source]) if lacks else None)
+        gone = {name for held in parts.values() for name in held.missing}
+        readers: dict[str, tuple[int, ...]] = {}
+        for name in sorted(gone):
+            firsts = [first for first, held in parts.items() if name not in held.missing]
+            readers[name] = tuple(r for first in sorted(firsts) for r in self.places.ranks(first))
+        # A folder that knew nothing of the step misses all tensor files.
+        if set(parts) != set(self.places.firsts):
+            everywhere = [r for first in sorted(parts) for r in self.places.ranks(first)]
+            found = read_manifest(join(url, MANIFEST))
+            assert found is not None, url
+            for record in found[0].files:
+                if record.path.endswith(TENSORS):
+                    readers.setdefault(record.path, tuple(everywhere))
+        return LocalStep(step, digest, readers)
+
+    def remove(self) -> None:
+        """All of it: the run is finished."""
+        if self.places.is_first:
+            store.delete_tree(self.root_url)
+
+
+def _more(count: int) -> str:
+    return f" and {count - 1} more" if count > 1 else ""
+
+
+# --- what every folder has ----------------------------------------------------------------------
+
+
+def read_documents(step_url: str) -> dict[str, bytes]:
+    """All but the tensor files of a step, with its manifest last."""
+    manifest = read_manifest(join(step_url, MANIFEST))
+    assert manifest is not None, step_url
+    names = [r.path for r in manifest[0].files if not r.path.endswith(TENSORS)]
+    return {name: store.read_bytes(join(step_url, name)) for name in [*sorted(names), MANIFEST]}
+
+
+def write_documents(step_url: str, documents: Mapping[str, bytes]) -> None:
+    """Publish what this folder has of a step: its documents, and behind them its manifest."""
+    if store.exists(join(step_url, MANIFEST)):  # of another save of that step, and not the one
+        remove_step(store.parent(step_url), step_of(store.basename(step_url)) or 0)
+    for name, data in documents.items():
+        if name != MANIFEST:
+            store.write_bytes(join(step_url, name), data)
+    written = conditional.put_if_absent(join(step_url, MANIFEST), documents[MANIFEST])
+    if written != digest_bytes(documents[MANIFEST]):
+        raise ArtifactError(f"{step_url}: somebody else writes there; give the run its own folder")

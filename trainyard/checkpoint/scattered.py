@@ -1,0 +1,88 @@
+"""Reading a step whose tensor files lie in the folders of several nodes.
+
+A file is read by ranks of the nodes that have it, and what others need of it is handed on (see
+`share`). They learn from these what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch.distributed import ProcessGroup
+
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.header import Extent
+from trainyard.checkpoint.load import Checkpoint, open_checkpoint
+from trainyard.checkpoint.share import agree
+from trainyard.checkpoint.stepfiles import StepFiles, Verify
+from trainyard.checkpoint.tensorfile import TensorFile
+from trainyard.errors import ArtifactError
+
+
+class DistantFile(TensorFile):
+    """A file that ranks elsewhere read: here it is only known what is in it."""
+
+    def __init__(self, url: str, extents: Mapping[str, Extent]) -> None:
+        """Nothing is opened."""
+        self.url = url
+        self.extents, self.metadata = dict(extents), {}
+
+    @property
+    def is_local(self) -> bool:
+        """For those that read it."""
+        return True
+
+    def read_into(self, begin: int, memory: memoryview) -> None:
+        """Never: the plan gives it to others."""
+        raise ArtifactError(f"{self.url}: lies on another node and cannot be read from here")
+
+    def check_unchanged(self) -> None:
+        """Its readers see to that."""
+
+
+class ScatteredFiles(StepFiles):
+    """The tensor files of a step that were held against its manifest where they are."""
+
+    def bind(self, readers: Mapping[str, Sequence[int]], rank: int, group: ProcessGroup) -> None:
+        """readers: of each file that not every rank sees, the ranks that do. group: of all ranks,
+        of which this one is `rank`."""
+        self.readers = readers
+        self._rank, self._group = rank, group
+
+    def open_unchecked(self, names: Iterable[str]) -> dict[str, TensorFile]:
+        """On all ranks together."""
+        asked = sorted(set(names))
+        near = [n for n in asked if n not in self.readers or self._rank in self.readers[n]]
+        tells = [n for n in near if self._rank == min(self.readers.get(n, (-1,)))]
+
+        def open_near() -> dict[str, TensorFile]:
+            return super(ScatteredFiles, self).open_unchecked(near)
+
+        opened = agree(open_near, self._group, give=False)[self._rank]
+        told = agree(lambda: {name: opened[name].extents for name in tells}, self._group)
+        extents = {name: found for of_rank in told for name, found in of_rank.items()}
+        distant = {n: DistantFile(join(self._url, n), extents[n]) for n in asked if n not in opened}
+        return {name: opened[name] if name in opened else distant[name] for name in asked}
+
+    def unchecked(self, names: Iterable[str]) -> list[str]:
+        """None: digests were compared where the files are, before the step was chosen."""
+        return []
+
+
+def open_scattered(
+    url: str,
+    readers: Mapping[str, Sequence[int]],
+    verify: Verify,
+    rank: int,
+    group: ProcessGroup | None,
+) -> Checkpoint:
+    """The checkpoint at a step folder that has the documents, and of the tensor files those that
+    are on this node. All ranks open it, and load from it together."""
+    checkpoint = open_checkpoint(url, "--save", verify)
+    if readers:
+        assert group is not None, f"{join(url, MANIFEST)}: one rank, and files that it does not see"
+        records = {record.path: record for record in checkpoint.manifest.files}
+        files = ScatteredFiles(url, records, checkpoint.index, verify)
+        files.bind(readers, rank, group)
+        checkpoint.files = files
+    return checkpoint

@@ -1,0 +1,113 @@
+"""Saves between those of the run folder: in folders of nodes, or in another one for all.
+
+What fails here is warned of, and training goes on: the run folder has what there is to fall back
+to. With --async-save training waits for a copy to host memory only, which is memory of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainyard.artifacts.store import FileRecord
+from trainyard.checkpoint.background import BackgroundSave, Kind, SaveReport
+from trainyard.checkpoint.layout import Held
+from trainyard.checkpoint.local_save import LocalSave
+from trainyard.checkpoint.save import Ranks, StepContents
+from trainyard.checkpoint.upload import LazyUpload
+from trainyard.errors import TrainyardError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """When and how steps are saved between the durable ones."""
+
+    interval: int
+    saving: LocalSave
+    kind: Kind
+    claim: Callable[[], None]
+    """Called on every rank before the first of them."""
+    background: BackgroundSave | None = None
+    """Writes them; None: training waits."""
+    upload: LazyUpload | None = None
+    """Copies them to the run folder; None: they stay where they are."""
+
+
+class NonPersistentSaves:
+    """Saves on all ranks together."""
+
+    def __init__(
+        self, between: Between, ranks: Ranks, report: Callable[[SaveReport, str], object]
+    ) -> None:
+        """ranks: of training. report: told on the first rank of each save, and in which folder."""
+        self._between, self._ranks, self._report = between, ranks, report
+        self._claim: Callable[[], None] | None = between.claim
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is saved here, if it is not saved for good."""
+        return step % self._between.interval == 0
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether steps of the run folder come of it."""
+        return self._between.upload is not None
+
+    def check(self) -> None:
+        """Tell of what could not be written since."""
+        background = self._between.background
+        if background is not None:
+            self._try(background.check)
+
+    def save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
+        """Now, or begin to."""
+        self._try(lambda: self._save(step, tensors, contents))
+
+    def _save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
+        began = time.monotonic()
+        background, saving = self._between.background, self._between.saving
+        if background is not None:
+            self._try(background.finish)
+        if self._claim is not None:
+            self._claim()
+            self._claim = None
+        prepared = saving.prepare(step, tensors, contents.lineage, self._ranks)
+        if background is not None:
+            background.start(prepared, contents, began, self._done)
+            return
+        records = saving.write(prepared, contents, self._ranks)
+        seconds = time.monotonic() - began
+        size = sum(record.size_bytes for record in records)
+        self._done(records, SaveReport(step, size, seconds, seconds, self._between.kind))
+
+    def _done(self, records: list[FileRecord], report: SaveReport) -> None:
+        if self._ranks.rank == 0:
+            self._report(report, self._between.saving.root_url)
+
+    def overtake(self, step: int) -> None:
+        """The run folder has this step: copies of older ones are not needed."""
+        if self._between.upload is not None:
+            self._between.upload.overtake(step)
+
+    def finish(self) -> None:
+        """The run ends here, with a step of its own: what is being written becomes whole, what is
+        being copied is left."""
+        if self._between.background is not None:
+            self._try(self._between.background.finish)
+        if self._between.upload is not None:
+            self._between.upload.close()
+
+    def give_up(self, seconds: float) -> None:
+        """Training has failed: let what is being written become whole within so long."""
+        if self._between.background is not None:
+            self._between.background.give_up(seconds)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except TrainyardError as error:
+            log.warning(
+                "a save between those in the run folder failed, training goes on: %s", error
+            )

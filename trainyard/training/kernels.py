@@ -1,0 +1,39 @@
+"""Whose kernels a run computes with: chosen and refused before anything is built, and told."""
+
+from __future__ import annotations
+
+import torch
+
+from trainyard.models.backends.norm_select import report_norm
+from trainyard.models.backends.select import choose_attention, report_attention
+from trainyard.optim.build import params_dtype
+from trainyard.optim.choice import report_optimizer
+from trainyard.parallel.model import ModelParallel
+from trainyard.training.compiled import should_compile
+from trainyard.training.pretrain_config import PretrainConfig
+
+
+def report_kernels(
+    config: PretrainConfig,
+    parallel: ModelParallel,
+    device: torch.device,
+    *,
+    is_gpt: bool,
+    say: bool,
+) -> None:
+    """Attention, norms and optimizer; ConfigError for what cannot be had here. say: one line for
+    each in the log, with why; on one rank. A model of another kind chooses its own but for the
+    optimizer."""
+    if is_gpt:
+        dtype, data = params_dtype(config.precision), config.data
+        attention = report_attention if say else choose_attention
+        attention(
+            config.model,
+            parallel,
+            device,
+            dtype,
+            documents=data.reset_attention_mask or data.dataloader_inter_document_masking,
+        )
+        compiled = should_compile(config.training.compile_layers, device)
+        report_norm(config.model, device, dtype, compiled=compiled, say=say)
+    report_optimizer(config.optimizer, device, say=say)

@@ -1,0 +1,196 @@
+"""The steps of a run that lie outside its folder: where they are, and which of them to go on from.
+
+A run that has such steps is marked in its folder, by a token that names their folders, so that a
+run that is begun anew never goes on from what another left on a node:
+
+    SAVE/non_persistent.json   {"format_version": 1, "lineage": "...", "token": "..."}
+    PLACE/TOKEN/run.json       {"format_version": 1, "save": "SAVE"}, and the steps"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import canonical, join
+from trainyard.checkpoint.local_steps import LocalStep, LocalSteps
+from trainyard.checkpoint.places import find_places, one_place
+from trainyard.checkpoint.save import Ranks
+from trainyard.checkpoint.stepfiles import Verify
+from trainyard.checkpoint.steps import STATE, step_folder
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.parallel.groups import ProcessGroups
+from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.ledger import parse_ledger
+from trainyard.training.non_persistent_config import NonPersistentConfig
+from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.resume import FoundSteps
+
+log = logging.getLogger(__name__)
+
+MARK = "non_persistent.json"
+RUN = "run.json"
+FORMAT_VERSION = 1
+
+VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A step outside the run folder that is gone on from."""
+
+    root_url: str
+    """Of this rank's folder."""
+    found: LocalStep
+    last_staying: int
+    """Of the run folder: 0 without one. Lines of the ledger up to it are there."""
+    words: str
+
+    @property
+    def url(self) -> str:
+        """Its folder."""
+        return join(self.root_url, step_folder(self.found.step))
+
+
+class NonPersistentSteps:
+    """Of one run; made and asked on all ranks together."""
+
+    def __init__(self, config: NonPersistentConfig, save: str, lineage: str, ranks: Ranks) -> None:
+        place = config.place(save)
+        assert place is not None
+        self._save, self._lineage, self._ranks = save, lineage, ranks
+        self.is_local = config.non_persistent_ckpt_type == "local"
+        self._mark_url = join(save, MARK)
+        told = ranks.gather(self._token if ranks.rank == 0 else lambda: None)[0]
+        assert told is not None
+        token, self._is_new = told
+        self._place = expanded(place) if self.is_local else place
+        self.root_url = join(self._place, token)
+        places = find_places(self.root_url, ranks) if self.is_local else one_place(ranks)
+        self.steps = LocalSteps(self.root_url, lineage, places, ranks)
+
+    def _token(self) -> tuple[str, bool]:
+        """(token, whether it is new)."""
+        if store.exists(self._mark_url):
+            found = store.read_json(self._mark_url)
+            if isinstance(found, dict) and found.get("lineage") == self._lineage:
+                return _plain(found.get("token"), self._mark_url), False
+        return uuid.uuid4().hex[:16], True
+
+    def find(self, found: FoundSteps, verify: Verify) -> Elsewhere | None:
+        """The step to go on from, where it is not below those of the run folder."""
+        if self._is_new:
+            return None
+        step = self.steps.find(
+            found.latest or 1, verify, lambda url: _refusal(url, found, self._save)
+        )
+        if step is None:
+            return None
+        kind = "node-local" if self.is_local else "global non-persistent"
+        last = "has none" if found.latest is None else f"has step {found.latest}"
+        words = (
+            f"{kind} step {step.step} ({self.steps.places.words}: {self.root_url}; whole, "
+            f"{VERIFIED[verify]}); {self._save} {last}"
+        )
+        return Elsewhere(self.root_url, step, max(found.staying, default=0), words)
+
+    def claim(self) -> None:
+        """Before the first save: the run is marked, and what earlier runs of this folder left in
+        the same places goes."""
+
+        def mark() -> None:
+            if self._ranks.rank == 0 and self._is_new:
+                token = store.basename(self.root_url)
+                _write(self._mark_url, {"lineage": self._lineage, "token": token})
+            if self.steps.places.is_first:
+                _write(join(self.root_url, RUN), {"save": canonical(self._save)})
+                self._remove_older()
+
+        self._ranks.gather(mark)
+        self._is_new = False
+
+    def _remove_older(self) -> None:
+        ours = store.basename(self.root_url)
+        folders = {path.split("/")[0] for path in store.list_files(self._place) if "/" in path}
+        for folder in sorted(folders - {ours}):
+            url = join(self._place, folder, RUN)
+            try:
+                document = store.read_json(url) if store.exists(url) else None
+            except ArtifactError:
+                continue
+            if isinstance(document, dict) and document.get("save") == canonical(self._save):
+                log.info("removing %s, of an earlier run in %s", store.parent(url), self._save)
+                store.delete_tree(store.parent(url))
+
+    def remove(self) -> None:
+        """The run is finished: its own steps are all that is needed."""
+        if self._is_new:
+            return
+        self.steps.remove()
+        if self._ranks.rank == 0:
+            store.delete(self._mark_url)
+
+
+def find_elsewhere(
+    config: PretrainConfig, lineage: str, groups: ProcessGroups, found: FoundSteps
+) -> tuple[NonPersistentSteps | None, Elsewhere | None]:
+    """Where steps of a run are saved outside its folder, if they are to be, and the one there that
+    it goes on from, if that is newer than what the folder has."""
+    if config.non_persistent.non_persistent_save_interval is None:
+        return None, None
+    ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
+    there = NonPersistentSteps(config.non_persistent, config.save, lineage, ranks)
+    return there, there.find(found, config.verify_checkpoint)
+
+
+VERIFIED: dict[Verify, str] = {
+    "none": "sizes compared",
+    "sizes": "sizes compared",
+    "digests": "digests compared",
+}
+
+
+def expanded(folder: str) -> str:
+    """A folder of this node: variables stand for what they are here."""
+    path = os.path.expanduser(os.path.expandvars(folder))
+    unset = VARIABLE.search(path)
+    if unset is not None:
+        raise ConfigError(
+            f"--non-persistent-local-ckpt-dir {folder}: {unset[0]} is not set where rank "
+            f"{os.environ.get('RANK', '0')} runs"
+        )
+    if store.local_path(path) is None:
+        raise ConfigError(
+            f"--non-persistent-local-ckpt-dir {folder}: this is no folder of a node; a store is "
+            "what --non-persistent-ckpt-type global takes"
+        )
+    return path
+
+
+def _refusal(url: str, found: FoundSteps, save: str) -> str | None:
+    """Why a run with these steps of its own cannot go on from the step at a URL."""
+    lines = parse_ledger(store.read_bytes(join(url, LEDGER)))
+    begins = int(lines[0]["step"]) if lines else int(store.read_json(join(url, STATE))["step"]) + 1
+    last = max(found.staying, default=0)
+    is_known = bool(found.staying or found.damaged)
+    if is_known and begins > last + 1:
+        return (
+            f"its ledger begins at step {begins}, and the steps up to {begins - 1} are not in "
+            f"{save} any more, where step {last} is the last"
+        )
+    return None
+
+
+def _plain(token: Any, url: str) -> str:
+    if not isinstance(token, str) or not re.fullmatch("[0-9a-f]{16}", token):
+        raise ArtifactError(f"{url}: not a mark of a run; remove it to go on without such steps")
+    return token
+
+
+def _write(url: str, document: dict[str, str]) -> None:
+    store.write_bytes(url, json.dumps({"format_version": FORMAT_VERSION, **document}).encode())

@@ -1,0 +1,73 @@
+"""Saves between the durable ones, under Megatron-LM's names. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainyard.config import execution, location
+from trainyard.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonPersistentConfig:
+    """Steps that only serve to go on from, saved oftener than --save-interval, to another place."""
+
+    non_persistent_save_interval: int | None = execution(None)
+    """Steps between two saves to the place of --non-persistent-ckpt-type; a step that is saved in
+    --save anyway is not saved there."""
+    non_persistent_ckpt_type: Literal["global", "local", "in_memory"] | None = execution(None)
+    """global: in one folder that all ranks see; local: each node keeps what its ranks write, on a
+    disk or in a memory file system of its own. in_memory is refused."""
+    non_persistent_global_ckpt_dir: str | None = location(None)
+    """Folder or URL of global saves; unset: non_persistent/ in --save."""
+    non_persistent_local_ckpt_dir: str | None = location(None)
+    """Folder of local saves, on every node; variables such as $TMPDIR stand for what they are on
+    the node, where the shell has left them."""
+    non_persistent_keep_last: int = execution(1)
+    """Saves to keep there; while one is written it takes room for one more."""
+    non_persistent_upload: bool = execution(False)
+    """Copy local saves to --save while training goes on. One that a newer save overtakes before its
+    copy begins is left out; a copy is a step of --save once it is whole."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        interval, kind = self.non_persistent_save_interval, self.non_persistent_ckpt_type
+        if kind == "in_memory":
+            raise ConfigError(
+                "--non-persistent-ckpt-type in_memory: such a copy goes with the process that it "
+                "should replace; give local, and a memory file system for "
+                "--non-persistent-local-ckpt-dir, as /dev/shm/NAME"
+            )
+        if interval is not None and interval < 1:
+            raise ConfigError(f"--non-persistent-save-interval must be at least 1, got {interval}")
+        if (interval is None) != (kind is None):
+            given, other = "--non-persistent-save-interval", "--non-persistent-ckpt-type"
+            given, other = (given, other) if kind is None else (other, given)
+            raise ConfigError(f"{given} needs {other} as well: one says where, the other when")
+        if (kind == "local") != (self.non_persistent_local_ckpt_dir is not None):
+            raise ConfigError(
+                "--non-persistent-ckpt-type local and --non-persistent-local-ckpt-dir go together: "
+                "give both, or neither"
+            )
+        if self.non_persistent_global_ckpt_dir is not None and kind != "global":
+            raise ConfigError(
+                "--non-persistent-global-ckpt-dir is that of --non-persistent-ckpt-type global"
+            )
+        if self.non_persistent_keep_last < 1:
+            raise ConfigError(
+                f"--non-persistent-keep-last must be at least 1, got "
+                f"{self.non_persistent_keep_last}"
+            )
+        if self.non_persistent_upload and kind != "local":
+            raise ConfigError(
+                "--non-persistent-upload copies the saves of --non-persistent-ckpt-type local"
+            )
+
+    def place(self, save: str) -> str | None:
+        """Folder of these saves as it was given; None without them."""
+        if self.non_persistent_ckpt_type == "local":
+            return self.non_persistent_local_ckpt_dir
+        if self.non_persistent_ckpt_type == "global":
+            return self.non_persistent_global_ckpt_dir or f"{save.rstrip('/')}/non_persistent"
+        return None

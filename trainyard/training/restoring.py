@@ -1,0 +1,125 @@
+"""A checkpoint into a model and its optimizer: all of it, or its weights alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from trainyard.checkpoint.fit import listed
+from trainyard.checkpoint.load import Checkpoint
+from trainyard.errors import ConfigError
+from trainyard.training.repadding import Repadding
+from trainyard.training.state import TrainState
+from trainyard.training.step import Trainee
+from trainyard.training.tensors import (
+    Restoring,
+    model_tensors,
+    names_over,
+    optimizer_tensors,
+    renamed,
+)
+
+log = logging.getLogger(__name__)
+
+MODEL = "model."
+"""Begins the names of weights."""
+
+MAIN = "optimizer.param."
+"""Begins the names of fp32 main parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Weights that may be missing in a checkpoint, or left there: patterns of their names, with or
+    without the `model.` that these begin with."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+    @staticmethod
+    def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+        """Those of the names that a pattern fits, sorted."""
+        return sorted(
+            name
+            for name in names
+            if any(
+                fnmatchcase(name, p) or fnmatchcase(name.removeprefix(MODEL), p) for p in patterns
+            )
+        )
+
+
+def restore_weights(
+    checkpoint: Checkpoint,
+    trainee: Trainee,
+    repadding: Repadding | None = None,
+    allowed: Allowed | None = None,
+) -> None:
+    """The weights of a checkpoint, and nothing else of it. repadding: where its vocabulary is
+    padded otherwise. allowed: what may be missing, and is left as it is, or unexpected."""
+    restoring = Restoring(checkpoint, trainee.groups.world, repadding)
+    tensors = model_tensors(trainee.chunks)
+    if allowed is None:
+        restoring.fill(tensors, MODEL)
+        return
+    wanted = names_over(trainee.groups.world, tensors)
+    there = set(checkpoint.names(MODEL))
+    missing = allowed.matching(wanted - there, allowed.missing)
+    unexpected = allowed.matching(there - wanted, allowed.unexpected)
+    if trainee.groups.rank == 0:
+        _tell("--load-allow-missing: drawn as a new model's are", missing)
+        _tell("--load-allow-unexpected: left in the checkpoint", unexpected)
+    for name in missing:
+        tensors.pop(name, None)
+    restoring.fill(tensors, MODEL, (wanted - set(missing)) | set(unexpected))
+
+
+def _tell(what: str, names: Sequence[str]) -> None:
+    if names:
+        log.warning("%s: %d weights%s", what, len(names), listed("these", names))
+
+
+def restore_training(
+    checkpoint: Checkpoint, trainee: Trainee, repadding: Repadding | None = None
+) -> TrainState:
+    """Weights, optimizer and position of a checkpoint."""
+    if not checkpoint.names("optimizer."):
+        raise ConfigError(
+            f"{checkpoint.url} holds weights alone (--no-save-optim, or converted so), and no run "
+            "can go on from it; take its weights with --load and --finetune into another --save"
+        )
+    restore_weights(checkpoint, trainee, repadding)
+    _restore_optimizer(Restoring(checkpoint, trainee.groups.world, repadding), trainee)
+    state = TrainState()
+    state.load_state_dict(checkpoint.state)
+    trainee.optimizer.load_state_dict(
+        {"num_updates": state.num_updates, "loss_scaler": state.loss_scaler}
+    )
+    return state
+
+
+def _restore_optimizer(restoring: Restoring, trainee: Trainee) -> None:
+    """Between runs in fp32 and in 16 bits, the weights of the one are the main parameters of the
+    other: nothing is rounded."""
+    checkpoint, tensors = restoring.checkpoint, optimizer_tensors(trainee)
+    names = names_over(restoring.group, tensors)
+    stored = set(checkpoint.names(MAIN))
+    keeps_main = any(name.startswith(MAIN) for name in names)
+    if keeps_main == bool(stored):
+        restoring.fill(tensors, "optimizer.", names)
+        return
+    moments = {name: held for name, held in tensors.items() if not name.startswith(MAIN)}
+    restoring.fill(moments, "optimizer.", names | stored)
+    weights = {}
+    if keeps_main:
+        for name in tensors.keys() - moments.keys():
+            source = f"model.{name.removeprefix(MAIN)}"
+            weights[source] = renamed(tensors[name], source)
+        restoring.fill(weights, "model.", checkpoint.names("model."))
+        return
+    for name, held in model_tensors(trainee.chunks).items():
+        source = f"{MAIN}{name.removeprefix('model.')}"
+        if source in stored:
+            weights[source] = renamed(held, source)
+    restoring.fill(weights, MAIN, stored)
