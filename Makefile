@@ -76,10 +76,11 @@ test-distributed: install ## Training cut over up to eight ranks against one pro
 	@$(PYTEST) -q -m 'not full' --durations=10 $(LAYOUTS)
 
 test-slow: install ## Kill-anywhere and whole-yard suites, minutes
-	@$(PYTEST) -q -m 'slow or kill or yard' --ignore=$(LAYOUTS)
+	@$(PYTEST) -q -m '(slow or kill or yard) and not full' --ignore=$(LAYOUTS)
 
 test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
-	@$(PYTEST) -q -n $(JOBS) -m full --ignore=$(LAYOUTS)
+	@$(PYTEST) -q -n $(JOBS) -m 'full and not yard' --ignore=$(LAYOUTS)
+	@$(PYTEST) -q -m 'full and yard' tests/yard
 	@$(PYTEST) -q -m full $(LAYOUTS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
 

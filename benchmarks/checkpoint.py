@@ -51,6 +51,15 @@ WIDTH = 2048
 ROWS = 8192
 STEP = 100
 VOCAB = 16384
+ADAM = {
+    "lr": 1e-4,
+    "min_lr": 1e-5,
+    "weight_decay": 0.1,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_eps": 1e-8,
+}
+"""What Megatron-LM keeps with the states of its optimizer."""
 
 
 @dataclass(slots=True)
@@ -225,7 +234,8 @@ def row_torch(scratch: Path, runs: int) -> None:
     kinds = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
     state = {f"{kind}.{name}": tensor for kind in kinds for name, tensor in weights.items()}
     document = {"model": to_dict(config), "vocab_size": VOCAB, "padded_vocab_size": VOCAB}
-    step = replace(contents(), documents={"config.json": {**document, "run": {}}})
+    documents = {"config.json": {**document, "run": ADAM}}
+    step = replace(contents(), state={"num_updates": STEP}, documents=documents)
     save_step(str(scratch / "run"), STEP, state, step)
     reshard = [sys.executable, "-m", "stages.reshard", "--load-dir"]
     sizes = ["--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2"]

@@ -11,16 +11,16 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from prefect.blocks.abstract import JobBlock, JobRun
 
 from flows.blocks.lines import Followed, parse_line
 from flows.blocks.live import live, see_through
 from flows.blocks.slurm_client import SlurmClient
+from flows.blocks.slurm_evidence import gather
 from flows.console import JOB, Log
-from flows.launch.ending import Evidence, join_shares, judge
-from flows.launch.outcome import Kind, Outcome, read_failure
+from flows.launch.ending import join_shares, judge
+from flows.launch.outcome import Kind, Outcome
 from flows.launch.slurm import EXIT, SCRIPT, job_name, log_name, render_slurm, share_folder
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.slurm_state import NEVER, JobRecord
@@ -38,7 +38,6 @@ LATE_SECONDS = 5.0
 """So long the last lines and the exit file may take to be seen, over a network file system."""
 KILL_SECONDS = 180.0
 """By then a cancelled job is gone: KillWait, and epilogues."""
-TAIL_BYTES = 2**16
 
 
 class SlurmJob(JobBlock[Outcome]):
@@ -292,40 +291,10 @@ class SlurmJobRun(JobRun[Outcome]):
         return join_shares(self.spec.name, shares)
 
     def _judge(self, index: int | None) -> Outcome:
-        folder = Path(self.spec.run_directory, share_folder(index))
-        record = self._record(index)
-        code = _read_exit_code(folder / EXIT)
-        if code is None and record is not None and record.state in ("FAILED", "COMPLETED"):
-            code = record.exit_code
-        seen = Evidence(
-            failure=read_failure(str(folder)),
-            verdict=None if record is None else record.verdict,
-            words=f"job {self.job_id}: {record.words if record else 'Slurm has forgotten it'}",
-            exit_code=code,
-            is_of_launcher=self.spec.has_ranks,
-            ended_by_us=self._ended_by_us,
-            log_tail=_tail(Path(self.spec.run_directory, log_name(index))),
-        )
+        seen = gather(self.spec, index, self.job_id, self._record(index), self._ended_by_us)
         return judge(self.spec.name, seen)
 
     def _record(self, index: int | None) -> JobRecord | None:
         if index is None:
             return self._records[0] if self._records else None
         return next((record for record in self._records if index in record.shares), None)
-
-
-def _read_exit_code(path: Path) -> int | None:
-    try:
-        document: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    return int(document["exit_status"])
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""

@@ -74,7 +74,8 @@ class Evidence:
 
 def judge(name: str, seen: Evidence) -> Outcome:
     """The outcome that the evidence means."""
-    if seen.exit_code == 0 or seen.verdict is Kind.DONE:
+    # A step that is cancelled may end with 0: srun gave up waiting for it.
+    if seen.verdict is Kind.DONE or (seen.verdict is None and seen.exit_code == 0):
         return Outcome(name=name, kind=Kind.DONE, exit_status=0)
     report = None if seen.failure is None else reported(name, seen.failure, _status(seen))
     if report is not None and _outweighs(report, seen):

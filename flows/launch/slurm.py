@@ -29,11 +29,21 @@ OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTE
 
 INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
 
-KEEP_LAUNCHER = 'trap "" USR1; exec "$@"'
+HEED = 'trap "" USR1; exec "$@"'
 """torchrun dies of SIGUSR1, though the ranks have saved and left; ignored, it is so by it and by
 its ranks until these install their own handler."""
 
-ENDING = f"""
+LEAVE_SECONDS = 10
+HEED_OTHERS = f"""
+trap "" USR1
+trap : TERM
+"$@" || {{ status=$?; sleep {LEAVE_SECONDS}; exit "$status"; }}
+"""
+"""srun ends the tasks of all nodes as soon as one has failed, and a training that was told to save
+and stop fails: a node that is ready leaves the others their time."""
+
+ENDING = f"""[ "$status" != 0 ] || status=$stopped
+
 # Whole or not there: it tells the end also when Slurm has forgotten the job.
 printf '{{"exit_status": %d, "job_id": "%s", "restarts": %d, "seconds": %d}}\\n' \\
   "$status" "$SLURM_JOB_ID" "${{SLURM_RESTART_COUNT:-0}}" "$SECONDS" \\
@@ -212,9 +222,10 @@ def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     ranks = '"${launcher[@]}" "${rendezvous[@]}" ' if spec.has_ranks else ""
     yield ""
     yield "# Cancelled or out of time, bash waits for the step and says how it ended."
-    yield "trap : TERM"
-    yield "status=0"
-    yield f'"${{step[@]}}" sh -c {shlex.quote(KEEP_LAUNCHER)} trainyard \\'
+    yield "status=0 stopped=0"
+    yield "trap 'stopped=143' TERM"
+    heed = HEED_OTHERS if wanted.nodes > 1 else HEED
+    yield f'"${{step[@]}}" sh -c {shlex.quote(heed)} trainyard \\'
     yield f'  {ranks}"${{command[@]}}" || status=$?'
 
 

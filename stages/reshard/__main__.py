@@ -1,4 +1,9 @@
+import os
+
 from stages.cli import stage_main
 from stages.reshard.config import ReshardConfig
+
+# numpy moves bytes here; threads for products of matrices would only be started and spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 raise SystemExit(stage_main("reshard", ReshardConfig, "stages.reshard.run"))

@@ -5,8 +5,10 @@ Nothing here needs torch, whose import takes longer than to copy a gigabyte."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from stages.context import StageRun
@@ -14,11 +16,12 @@ from stages.reshard.config import ReshardConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.atrest import open_step
 from trainyard.checkpoint.plan import kind_of
 from trainyard.checkpoint.publishing import clear_step, publish_step
-from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, rewrite_step
+from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, files_written, rewrite_step
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 
@@ -38,19 +41,32 @@ def copy_step(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
         def write(open_file: OpenFile, advance: Callable[[int], object]) -> None:
             rewrite_step(step, config.shards, open_file, advance)
 
-        save_files(config, stage, step.step, total, write)
+        names = files_written(step, config.shards)
+        save_files(config, stage, step.step, total, write, names)
         return {"step": step.step, "tensors": len(step.index)}
 
 
-def save_files(config: ReshardConfig, stage: StageRun, step: int, total: int, write: Write) -> None:
-    """A step folder with a manifest of its own."""
+def save_files(
+    config: ReshardConfig,
+    stage: StageRun,
+    step: int,
+    total: int,
+    write: Write,
+    names: Sequence[str] = (),
+) -> None:
+    """A step folder with a manifest of its own.
+
+    names: of all files that `write` writes, where it is known and threads open several at once."""
     folder = step_folder(step)
     step_url = join(config.save_dir, folder)
     refuse_strangers(config, stage, OF_MEGATRON.fullmatch)
     stage.begin_replacing()
     slot = clear_step(step_url, stage.lineage)
+    open_one = partial(_open_noted, stage) if names else stage.open
+    if names:
+        stage.work.note_final(f"{folder}/{name}" for name in (*names, MANIFEST))
     with stage.progress(total, "bytes", "reshard") as progress:
-        write(lambda name: stage.open(f"{folder}/{name}"), progress.update)
+        write(lambda name: open_one(f"{folder}/{name}"), progress.update)
     files = tuple(
         replace(record, path=path.removeprefix(f"{folder}/"))
         for path, record in sorted(stage.records.items())
@@ -59,6 +75,16 @@ def save_files(config: ReshardConfig, stage: StageRun, step: int, total: int, wr
     manifest = Manifest(stage=stage.name, lineage=stage.lineage, files=files)
     for record in publish_step(step_url, manifest, slot):
         stage.record(record)
+
+
+@contextmanager
+def _open_noted(stage: StageRun, path: str) -> Iterator[OutputFile]:
+    """Begin a final file whose name was noted before, in any thread."""
+    assert stage.output is not None
+    with store.open_output(stage.output.file_url(path), path) as out:
+        yield out
+        stage.check_claim()
+    stage.record(out.record)
 
 
 def refuse_strangers(

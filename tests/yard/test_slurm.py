@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,10 @@ def says(block: SlurmJob, text: str) -> Callable[[], bool]:
     return lambda: log_of(block).exists() and text in log_of(block).read_text()
 
 
+def counts(block: SlurmJob, text: str, number: int) -> Callable[[], bool]:
+    return lambda: log_of(block).exists() and log_of(block).read_text().count(text) == number
+
+
 # --- to their end -------------------------------------------------------------------------------
 
 
@@ -88,20 +93,20 @@ def test_the_exit_status_of_a_command_comes_back(folder: Path, status: int, kind
     assert "here" in log_of(block).read_text()
 
 
-def test_four_ranks_on_two_nodes_find_each_other(folder: Path) -> None:
+def test_ranks_on_two_nodes_find_each_other(folder: Path) -> None:
     block = job(
         folder,
         "ranks-1",
         ALL_REDUCE,
         rank_launcher=TORCHRUN,
-        resources=TWO_NODES,
+        resources=Resources(nodes=2),
         environment={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"},
     )
     _, outcome = follow(block)
     assert outcome.kind is Kind.DONE, log_of(block).read_text()
     said = log_of(block).read_text()
-    assert said.count(": 15.0") == 4
-    assert said.count("on node1") == said.count("on node2") == 2
+    assert said.count(": 3.0") == 2
+    assert said.count("on node1") == said.count("on node2") == 1
 
 
 def test_shares_are_made_side_by_side_and_a_failed_one_is_named_and_made_again(
@@ -152,6 +157,20 @@ def test_scancel_by_a_person_is_no_failure_to_retry(folder: Path) -> None:
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.STOPPED, False)
 
 
+@pytest.mark.full
+def test_scancel_of_ranks_on_two_nodes_is_no_good_end_although_srun_says_so(folder: Path) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(15, print); print('on', flush=True); time.sleep(99)"
+    )
+    block = job(folder, "scancel-2", stubborn, rank_launcher=TORCHRUN, resources=TWO_NODES)
+
+    async def meanwhile(run: SlurmJobRun) -> None:
+        await asyncio.to_thread(wait_until, counts(block, "on\n", 4))
+        await asyncio.to_thread(ask, "scancel", run.job_id)
+
+    assert follow(block, meanwhile)[1].kind is Kind.STOPPED
+
+
 def test_a_job_that_falls_silent_is_ended(folder: Path) -> None:
     code = "import time; print('last words', flush=True); time.sleep(600)"
     _, outcome = follow(job(folder, "hang-1", code, hang_seconds=3.0))
@@ -179,6 +198,14 @@ def test_cancelling_lets_training_save_and_leaves_no_job(folder: Path) -> None:
     assert outcome.kind is Kind.STOPPED
     assert "saved step" in log_of(block).read_text()
     assert ask("squeue", "--noheader", f"--jobs={run.job_id}", "--states=R,PD,CG").strip() == ""
+
+
+@pytest.mark.full
+def test_cancelling_lets_every_rank_of_two_nodes_save(folder: Path) -> None:
+    block = job(folder, "cancel-2", training(), rank_launcher=TORCHRUN, resources=TWO_NODES)
+    _, outcome = cancel(block, counts(block, "step 2\n", 4))
+    assert outcome.kind is Kind.STOPPED
+    assert len(re.findall(r"saved step \d", log_of(block).read_text())) == 4
 
 
 def test_a_job_that_waits_is_cancelled_in_the_queue(folder: Path) -> None:
@@ -214,10 +241,16 @@ def submit_and_be_killed(block: SlurmJob, when: Callable[[], bool]) -> None:
         flow.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "killed before it was noted"])
+@pytest.mark.parametrize(
+    "is_noted",
+    [
+        pytest.param(False, id="killed before it was noted"),
+        pytest.param(True, id="noted", marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_flow_finds_its_job_again(folder: Path, is_noted: bool) -> None:
     key = f"again-{int(is_noted)}"
-    block = job(folder, key, training(steps=24))
+    block = job(folder, key, training(steps=16))
     submit_and_be_killed(block, says(block, "step 3"))
     if not is_noted:
         Path(block.spec.run_directory, SUBMITTED).unlink()
@@ -226,7 +259,7 @@ def test_a_killed_flow_finds_its_job_again(folder: Path, is_noted: bool) -> None
     jobs = ask("squeue", "--noheader", "--states=all", f"--name={job_name(block.spec)}", "-o%i")
     assert jobs.split() == [run.job_id]
     steps = [line for line in log_of(block).read_text().splitlines() if line.startswith("step ")]
-    assert steps == [f"step {number}" for number in range(24)]
+    assert steps == [f"step {number}" for number in range(16)]
 
 
 def test_a_finished_job_is_not_submitted_again(folder: Path) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
+from threading import Event, Lock
 
 import numpy as np
 
@@ -45,6 +47,9 @@ BLOCK_BYTES = READ_BYTES
 LOCAL_BLOCK_BYTES = 4 << 20
 """Of rows put together of local files: they are still in the cache when they are hashed."""
 
+FILES_AT_ONCE = 3
+"""Files that are being written, each with some blocks in memory."""
+
 RESHARDED = ("model", "optimizer")
 """Kinds whose files are planned anew; those of a rank (rng) are kept as they are."""
 
@@ -65,29 +70,78 @@ def plan_shards(kind: str, slices: Iterable[Slice], num_shards: int) -> list[Pla
     return plan_files(kind, [list(slices)] * num_shards, sys.maxsize)
 
 
+def files_written(step: Step, num_shards: int) -> list[str]:
+    """Names of all files that `rewrite_step` writes."""
+    tensors = [file.name for file in _planned(step, num_shards)]
+    return [*tensors, *_files_to_copy(step, _kept(step)), INDEX]
+
+
 def rewrite_step(
     step: Step,
     num_shards: int,
     open_file: OpenFile,
     advance: Callable[[int], object] = lambda size_bytes: None,
 ) -> None:
-    """Write every file of a step but its manifest; tensors in `num_shards` files of each kind."""
-    planned: list[PlannedFile] = []
-    for kind in RESHARDED:
-        planned += plan_shards(kind, whole_slices(step.index, kind), num_shards)
+    """Write every file of a step but its manifest; tensors in `num_shards` files of each kind.
+
+    open_file: may be called by a few threads at once."""
+    planned, kept = _planned(step, num_shards), _kept(step)
     files = step.files.open(step.files.names)
-    for file in planned:
-        with open_file(file.name) as out:
-            _write(step.index, files, file, out, advance)
+    _write_tensors(step, files, planned, open_file, advance)
     for opened in files.values():
         opened.check_unchanged()
-    entries = entries_of(planned)
-    kept = {n: entry for n, entry in step.index.items() if kind_of(n) not in RESHARDED}
     for name in _files_to_copy(step, kept):
         with open_file(name) as out:
             out.write(store.read_bytes(join(step.url, name)))
     with open_file(INDEX) as out:
-        out.write(encode_index({**entries, **kept}))
+        out.write(encode_index({**entries_of(planned), **kept}))
+
+
+def _planned(step: Step, num_shards: int) -> list[PlannedFile]:
+    plans = (plan_shards(kind, whole_slices(step.index, kind), num_shards) for kind in RESHARDED)
+    return [file for plan in plans for file in plan]
+
+
+def _kept(step: Step) -> dict[str, Entry]:
+    """Tensors that stay in the files that they are in."""
+    return {name: entry for name, entry in step.index.items() if kind_of(name) not in RESHARDED}
+
+
+class _AbandonedError(Exception):
+    """The run ends; what this thread writes is of no use."""
+
+
+def _write_tensors(
+    step: Step,
+    files: Mapping[str, ShardFile],
+    planned: Sequence[PlannedFile],
+    open_file: OpenFile,
+    advance: Callable[[int], object],
+) -> None:
+    """Several files at once: one is read while another is hashed or brought to the disk."""
+    over, turn = Event(), Lock()
+
+    def tell(size: int) -> None:
+        if over.is_set():
+            raise _AbandonedError
+        with turn:
+            advance(size)
+
+    def write(file: PlannedFile) -> None:
+        with open_file(file.name) as out:
+            _write(step.index, files, file, out, tell)
+
+    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="rewrite") as threads:
+        futures = [threads.submit(write, file) for file in planned]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except BaseException:  # a signal too: no thread goes on for the rest of a large file
+            over.set()
+            for future in futures:
+                future.cancel()
+            raise
 
 
 def _files_to_copy(step: Step, kept: Mapping[str, Entry]) -> list[str]:

@@ -104,13 +104,14 @@ class Windows:
         lattice = {p.text for p in model.pieces if p.kind in (NORMAL, USER_DEFINED)}
         self._known = set("".join(lattice))
         free = (c for c in map(chr, range(0x10FFFD, 0xF0000, -1)) if c not in self._known)
-        self._powers = {power: next(free) for power in POWERS}
+        powers = [math.ldexp(1, power) for power in POWERS]
+        self._powers = {score: next(free) for power in powers for score in (-power, power)}
         self._stranger = next(free)
         # A character that is in pieces and none by itself is unknown where it is left over.
         unknown = [self._stranger, *sorted(self._known - lattice)]
         normal = [np.float32(p.score) for p in model.pieces if p.kind == NORMAL]
         lowest = min(normal) - UNKNOWN_PENALTY
-        added = [Piece(c, -math.ldexp(1, power), NORMAL) for power, c in self._powers.items()]
+        added = [Piece(c, score, NORMAL) for score, c in self._powers.items()]
         self._first_unknown = len(model.pieces) + len(added)
         added += [Piece(c, float(lowest), NORMAL) for c in unknown]
         pieces = [*model.pieces, *added]
@@ -187,10 +188,10 @@ class Windows:
 
     def _spelt(self, state: np.float32) -> str | None:
         """Characters whose scores add up to a number, from the largest on."""
-        left, found = -float(state), ""
-        for power, character in self._powers.items():
-            if left >= math.ldexp(1, power):
-                left -= math.ldexp(1, power)
+        left, found = float(state), ""
+        for score, character in self._powers.items():
+            if left * score > 0 and abs(left) >= abs(score):
+                left -= score
                 found += character
         return found if left == 0 else None
 

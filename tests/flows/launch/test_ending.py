@@ -85,8 +85,10 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"ended_by_us": Kind.HANG, "verdict": Kind.STOPPED}, Kind.HANG),
         ({"ended_by_us": Kind.HANG, "failure": DATA}, Kind.DATA),
         ({"ended_by_us": Kind.STOPPED, "exit_code": 0}, Kind.DONE),
-        # --- the script came to its end although its node or its time did too
-        ({"exit_code": 0, "verdict": Kind.NODE_FAILURE}, Kind.DONE),
+        # --- srun ends with 0 when it gives up waiting for a step that was cancelled
+        ({"exit_code": 0, "verdict": Kind.STOPPED}, Kind.STOPPED),
+        ({"exit_code": 0, "verdict": Kind.TIME_LIMIT, "failure": SAVED}, Kind.TIME_LIMIT),
+        ({"exit_code": 0, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
     ],
 )
 def test_who_is_believed(evidence: dict[str, Any], kind: Kind) -> None:

@@ -174,6 +174,15 @@ def test_the_exit_file_tells_how_the_step_ended(tmp_path: Path, code: int) -> No
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["exit.json"]
 
 
+STEP_THAT_ENDS_WELL_WHEN_CANCELLED = "#!/bin/sh\nkill -TERM $PPID\nsleep 0.2\n"
+
+
+def test_a_script_that_was_told_to_stop_does_not_say_that_all_is_well(tmp_path: Path) -> None:
+    job = spec(run_directory=str(tmp_path / "run"))
+    assert execute(tmp_path, job, STEP_THAT_ENDS_WELL_WHEN_CANCELLED) == 143
+    assert json.loads((tmp_path / "run/exit.json").read_text())["exit_status"] == 143
+
+
 def test_a_share_gets_its_rank_and_a_folder_of_its_own(tmp_path: Path) -> None:
     job = spec(run_directory=str(tmp_path / "run"), shares=Shares(count=64))
     assert execute(tmp_path, job, SHOW_ARGUMENTS, SLURM_ARRAY_TASK_ID="7") == 0

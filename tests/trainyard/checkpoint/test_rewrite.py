@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from trainyard.checkpoint import rewrite
 from trainyard.checkpoint.atrest import open_step
 from trainyard.checkpoint.layout import Held, ShardedTensor
 from trainyard.checkpoint.tensorfile import DTYPES
-from trainyard.errors import ArtifactError
+from trainyard.errors import ArtifactError, ConfigError
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,9 +47,11 @@ def rewritten(url: str, target: str, num_shards: int) -> dict[str, bytes]:
 
     told = [0]
     with open_step(url, "--load-dir") as step:
+        names = rewrite.files_written(step, num_shards)
         rewrite.rewrite_step(step, num_shards, open_file, told.append)
         size = sum(step.spec(name).size_bytes for name in step.names("model."))
     assert sum(told) == size
+    assert sorted(names) == sorted(store.list_files(target))
     return {name: store.read_bytes(store.join(target, name)) for name in store.list_files(target)}
 
 
@@ -103,6 +107,33 @@ def test_a_file_that_changes_meanwhile_is_named(
         path.write_bytes(path.read_bytes() + b"0")
         with pytest.raises(ArtifactError, match=r"safetensors: changed while it was being read"):
             rewrite.rewrite_step(step, 1, lambda name: store.open_output(str(tmp_path / name)))
+
+
+def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(str(tmp_path / "run"), {f"model.{k}": torch.zeros(8) for k in range(6)})
+    (tmp_path / "out").mkdir()
+    began = threading.Event()
+
+    def open_file(name: str) -> OutputFile:
+        if name.startswith("model-00002"):
+            began.wait(10)
+            raise ConfigError("no room for the second")
+        return store.open_output(str(tmp_path / "out" / name))
+
+    def fill(self: OutputFile, size: int, fill: object, on_bytes: Callable[[int], object]) -> None:
+        began.set()
+        while True:  # a file without end
+            on_bytes(1)
+
+    monkeypatch.setattr(OutputFile, "append_filled", fill)
+    with (
+        open_step(str(tmp_path / "run"), "--load-dir") as step,
+        pytest.raises(ConfigError, match="no room"),
+    ):
+        rewrite.rewrite_step(step, 6, open_file)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_torch_is_not_imported_to_move_bytes() -> None:

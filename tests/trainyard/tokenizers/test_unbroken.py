@@ -182,7 +182,7 @@ def test_runs_of_every_kind_in_windows(name: str, runs: Any, seed: int, window: 
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=3000)
+@settings(deadline=None, max_examples=1000)
 @given(runs=RUNS, seed=st.integers(0, 30), window=st.integers(130, 400))
 @pytest.mark.parametrize("name", SHAPES)
 def test_many_runs_of_every_kind_in_windows(name: str, runs: Any, seed: int, window: int) -> None:

@@ -122,6 +122,7 @@ def test_the_console_line_has_megatrons_fields_in_order() -> None:
         "elapsed time per iteration (ms)",
         "tokens per GPU (tokens/s/GPU)",
         "throughput per GPU (TFLOP/s/GPU)",
+        "FLOP convention",
         "learning rate",
         "global batch size",
         "lm loss",

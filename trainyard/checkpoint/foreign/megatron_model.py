@@ -118,12 +118,18 @@ def _box(whole: Tensor, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
 def _of_checkpoint(source: CheckpointSource) -> WholeModel:
     checkpoint = source.checkpoint
     state = checkpoint.state
+
+    def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
+        if has_rows(name):  # of which the source makes padding that others may score
+            return _box(source.read(name), offset, extent)
+        return checkpoint.read_slice(name, offset, extent)
+
     return replace(
         _of_source(source),
         options=checkpoint.config.get("run") or {},
         scheduler=_scheduler(state),
         scaler=state.get("loss_scaler") or {},
-        read_slice=checkpoint.read_slice,
+        read_slice=read_slice,
     )
 
 

@@ -1,0 +1,154 @@
+"""The Slurm block where Slurm itself is at fault: away, forgetful, or set up anew.
+
+All that a healthy Slurm does is in tests/yard/test_slurm.py, on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.blocks import slurm
+from flows.blocks.slurm import SUBMITTED, SlurmJob
+from flows.blocks.slurm_client import Said, SlurmClient
+from flows.launch.outcome import Kind, Outcome
+from flows.launch.slurm import EXIT, SCRIPT
+from flows.launch.spec import LaunchSpec, Shares
+from trainyard.errors import ConfigError, InfrastructureError
+
+AWAY = Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+UNKNOWN = Said(1, "", "slurm_load_jobs error: Invalid job id specified")
+NO_ACCOUNTING = Said(1, "", "Slurm accounting storage is disabled")
+
+
+@dataclass
+class Played:
+    """Answers of Slurm's programs; the last of a list is given for ever."""
+
+    scontrol: list[Said]
+    squeue: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        self.asked.append(command[0])
+        if command[0] == "scontrol":
+            return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
+        told = {"sbatch": Said(0, "17\n", ""), "squeue": Said(0, self.squeue, "")}
+        return {"sacct": NO_ACCOUNTING, "scancel": Said(0, "", ""), **told}[command[0]]
+
+
+def state(name: str, **fields: str) -> Said:
+    told = {"JobId": "17", "JobName": "merge-k-1", "JobState": name, **fields}
+    return Said(0, " ".join(f"{key}={value}" for key, value in told.items()), "")
+
+
+class PlayedJob(SlurmJob):
+    """Asks the answers that are played back."""
+
+    _block_type_name = "Played Slurm Job"
+    _block_type_slug = "played-slurm-job"
+
+    played: Any
+
+    def client(self) -> SlurmClient:
+        return SlurmClient(self.played, patience_seconds=1.0, sleep=lambda seconds: None)
+
+
+def block(folder: Path, played: Played, **values: Any) -> PlayedJob:
+    given = {"name": "merge", "command": ("true",), "key": "k-1", **values}
+    return PlayedJob(
+        spec=LaunchSpec(run_directory=str(folder), **given), played=played, poll_seconds=0
+    )
+
+
+def follow(block: PlayedJob) -> Outcome:
+    async def whole() -> Outcome:
+        run = await block.trigger()
+        await run.wait_for_completion()
+        return await run.fetch_result()
+
+    return asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TICK_SECONDS", "FORGOTTEN_SECONDS", "LATE_SECONDS"):
+        monkeypatch.setattr(slurm, name, 0.01)
+
+
+def write_exit(folder: Path, status: int) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / EXIT).write_text(json.dumps({"exit_status": status, "job_id": "17"}))
+
+
+def test_the_exit_file_tells_the_end_of_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
+    write_exit(tmp_path, 2)
+    outcome = follow(block(tmp_path, Played([UNKNOWN], squeue="17")))
+    assert (outcome.kind, outcome.exit_status) == (Kind.CONFIG, 2)
+
+
+def test_a_job_of_which_nothing_is_left_is_unknown_and_not_submitted_again(tmp_path: Path) -> None:
+    played = Played([UNKNOWN])
+    first = follow(block(tmp_path, played))
+    assert (first.kind, first.may_succeed_later) == (Kind.UNKNOWN, False)
+    assert "forgotten" in first.message
+    follow(block(tmp_path, played))
+    assert played.asked.count("sbatch") == 1
+
+
+def test_another_clusters_job_of_the_same_number_is_not_ours(tmp_path: Path) -> None:
+    played = Played([state("COMPLETED", JobName="somebody-elses")])
+    assert follow(block(tmp_path, played)).kind is Kind.UNKNOWN
+
+
+def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
+    played = Played([state("RUNNING"), AWAY])
+    with pytest.raises(InfrastructureError, match="Unable to contact"):
+        follow(block(tmp_path, played))
+    assert "scancel" not in played.asked
+    played.scontrol = [state("COMPLETED", ExitCode="0:0")]
+    assert follow(block(tmp_path, played)).kind is Kind.DONE
+    assert played.asked.count("sbatch") == 1
+
+
+def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
+    held = state("PENDING", Reason="launch_failed_requeued_held")
+    played = Played([held, held, state("CANCELLED")])
+    assert follow(block(tmp_path, played)).kind is Kind.NODE_FAILURE
+    assert "scancel" in played.asked
+
+
+def test_shares_that_slurm_has_not_listed_yet_are_waited_for(tmp_path: Path) -> None:
+    first = state("COMPLETED", ArrayJobId="17", ArrayTaskId="0")
+    both = Said(0, f"{first.out}\n{first.out.replace('TaskId=0', 'TaskId=1')}", "")
+    for share in ("share-00000", "share-00001"):
+        write_exit(tmp_path / share, 0)
+    played = Played([first, first, both])
+    assert follow(block(tmp_path, played, shares=Shares(count=2))).kind is Kind.DONE
+    assert played.asked.count("scontrol") == 3
+
+
+def test_the_script_is_kept_and_the_job_is_noted(tmp_path: Path) -> None:
+    follow(block(tmp_path, Played([state("COMPLETED")])))
+    assert "#SBATCH --job-name=merge-k-1" in (tmp_path / SCRIPT).read_text()
+    assert json.loads((tmp_path / SUBMITTED).read_text()) == {"name": "merge-k-1", "job_id": "17"}
+
+
+def test_a_run_folder_is_for_one_submission(tmp_path: Path) -> None:
+    follow(block(tmp_path, Played([state("COMPLETED")])))
+    with pytest.raises(ConfigError, match="is of job merge-k-1, not of merge-k-2"):
+        follow(block(tmp_path, Played([state("COMPLETED")]), key="k-2"))
+
+
+def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    async def ask() -> None:
+        run = await block(tmp_path, Played([state("RUNNING")])).trigger()
+        with pytest.raises(ValueError, match="call wait_for_completion"):
+            await run.fetch_result()
+
+    asyncio.run(ask())
