@@ -96,7 +96,7 @@ class TorchFile:
         data = self._record("data.pkl", LIMITS["input_bytes"])
         return unpickle(data, self.url, allow=allow)
 
-    def _record(self, name: str, limit: int) -> memoryview:
+    def _record(self, name: str, limit: int) -> bytearray:
         assert self._archive is not None
         record = self._archive.records[name]
         if record.size_bytes > limit:
