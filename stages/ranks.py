@@ -186,9 +186,12 @@ def _raise_for(rank: int, code: int) -> None:
             "gone or hung (--distributed-timeout-minutes), and the lines above say for which"
         )
     if code < 0:
+        memory = (
+            "; the machine may have run out of memory: lower --micro-batch-size or --nproc-per-node"
+        )
         raise InfrastructureError(
-            f"rank {rank} was killed by {signal.Signals(-code).name}; if it was SIGKILL the "
-            f"machine may have run out of memory: lower --micro-batch-size or --nproc-per-node"
+            f"rank {rank} was killed by {signal.Signals(-code).name}"
+            f"{memory if -code == signal.SIGKILL else ''}"
         )
     if code in BY_STATUS:
         raise BY_STATUS[code](f"rank {rank} ended with exit status {code}; its message is above")

@@ -113,7 +113,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "a measurement takes the training's batches: --micro-batch-size and --global-batch-size, "
         "--eval-iters of them",
-        "eval-global-batch-size eval-micro-batch-size phase-transition-iterations",
+        "eval-global-batch-size eval-micro-batch-size",
     ),
     (
         "the vocabulary is padded to a multiple of --make-vocab-size-divisible-by x "
@@ -136,7 +136,20 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ),
     (
         "faults are not made up here; tests do so",
-        "error-injection-rate error-injection-type gpu-sniff-test-interval",
+        "error-injection-rate error-injection-type",
+    ),
+    (
+        "slow devices are found in the steps themselves: --log-straggler",
+        "gpu-sniff-test-interval",
+    ),
+    (
+        "--exit-interval saves and ends after so many steps; train on with other data by --load of "
+        "that step and --finetune",
+        "phase-transition-iterations",
+    ),
+    (
+        ".bin and .idx files are always mapped, and never read through first; leave it out",
+        "data-impl mmap-warmup",
     ),
     (
         "the floor of the learning rate is --min-lr, the length of its decay --lr-decay-iters or "

@@ -15,7 +15,7 @@ from trainyard.datasets.loader import Batch
 from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.optim.schedule import Rates, Schedule
 from trainyard.training.batch_size import BatchSize
-from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.callbacks.base import Callback, Following, StepEvent
 from trainyard.training.config import TrainingConfig
 from trainyard.training.data import Measurement, RunData
 from trainyard.training.data_wait import DataWait
@@ -245,11 +245,20 @@ class TrainLoop:
     def _announce(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
         is_last = record.step == self._length.steps
         is_measured = not self.state.unmeasured
+        following = self._following()
         event = StepEvent(
-            record, timing, self.state, self.ledger, is_last, is_stopping, is_measured
+            record, timing, following, self.state, self.ledger, is_last, is_stopping, is_measured
         )
         for callback in self._callbacks:
             callback.after_step(event)
+
+    def _following(self) -> Following:
+        rates = self._schedule.at(self.state.scheduled_samples)
+        return Following(
+            rates.learning_rate,
+            None if self._schedule.decoupled is None else rates.decoupled_learning_rate,
+            self._trainee.optimizer.loss_scale,
+        )
 
 
 def _finite(value: float) -> float | None:

@@ -34,11 +34,15 @@ def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunFacts) -> li
     record, timing = event.record, event.timing
     if timing is None:
         return []
+    following, rate_wanted = event.following, config.log_learning_rate_to_tensorboard
+    rate = None if record.learning_rate is None else following.learning_rate
+    decoupled = None if rate is None else following.decoupled_learning_rate
     found = [
-        ("learning-rate", record.learning_rate, config.log_learning_rate_to_tensorboard),
+        ("learning-rate", rate, rate_wanted),
+        ("decoupled-learning-rate", decoupled, rate_wanted),
         ("batch-size", record.global_batch_size, config.log_batch_size_to_tensorboard),
         ("lm loss", record.lm_loss, True),
-        ("loss-scale", record.loss_scale or 1.0, config.log_loss_scale_to_tensorboard),
+        ("loss-scale", following.loss_scale, config.log_loss_scale_to_tensorboard),
         ("world-size", facts.world_size, config.log_world_size_to_tensorboard),
         ("grad-norm", record.grad_norm, True),
         ("num-zeros", record.num_zeros, True),
@@ -47,8 +51,8 @@ def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunFacts) -> li
     scalars = [Scalar(tag, float(v), True) for tag, v, wanted in found if wanted and v is not None]
     scalars.append(Scalar("samples vs steps", float(record.consumed_train_samples)))
     scalars.append(Scalar("iteration-time", timing.ms / 1000.0))
-    rate = facts.tokens_per_second_per_gpu(timing)
-    scalars.append(Scalar("tokens-per-second-per-gpu", rate))
+    tokens = facts.tokens_per_second_per_gpu(timing)
+    scalars.append(Scalar("tokens-per-second-per-gpu", tokens))
     scalars.append(Scalar("throughput", timing.tflops_per_gpu))
     scalars.append(Scalar("data-wait-share", timing.data_wait_ms / timing.ms))
     mfu = facts.mfu(timing.tflops_per_gpu)

@@ -14,7 +14,7 @@ import torch
 from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.callbacks.base import Callback, Following, StepEvent
 from trainyard.training.callbacks.console import training_line
 from trainyard.training.callbacks.jsonl import JsonLines
 from trainyard.training.callbacks.sinks import Guarded, build_sinks
@@ -24,6 +24,7 @@ from trainyard.training.ledger import Ledger, StepRecord
 from trainyard.training.logging_config import LoggingConfig
 from trainyard.training.metrics import StepTiming
 from trainyard.training.peaks import peak_tflops
+from trainyard.training.scalars import step_scalars
 from trainyard.training.state import TrainState
 
 FACTS = RunFacts(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", save="runs/tiny")
@@ -32,7 +33,8 @@ FACTS = RunFacts(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", s
 def event(step: int, **fields: Any) -> StepEvent:
     record = StepRecord(step, 8 * step, 96 * step, 8, **fields)
     timing = StepTiming(step, 500.0, 4000.0, 494.7, 25.0, 2**30)
-    return StepEvent(record, timing, TrainState(step), Ledger(), step == 6, False)
+    following = Following(9e-4, loss_scale=fields.get("loss_scale", 1.0) / 2)
+    return StepEvent(record, timing, following, TrainState(step), Ledger(), step == 6, False)
 
 
 def taken(step: int, **fields: Any) -> StepEvent:
@@ -50,11 +52,19 @@ def test_the_line_has_megatrons_fields_and_the_figures_of_a_gpu() -> None:
         "elapsed time per iteration (ms): 500.0 | tokens per GPU (tokens/s/GPU): 2000.0 | "
         "throughput per GPU (TFLOP/s/GPU): 494.7 | MFU (% of dense bf16 peak): 50.0 | "
         "FLOP convention: 6N+causal | "
-        "learning rate: 1.000000E-03 | global batch size:     8 | lm loss: 2.000000E+00 | "
-        "loss scale: 1024.0 | grad norm: 0.500 | num zeros: 3 | params norm: 7.000 | "
+        "learning rate: 9.000000E-04 | global batch size:     8 | lm loss: 2.000000E+00 | "
+        "loss scale: 512.0 | grad norm: 0.500 | num zeros: 3 | params norm: 7.000 | "
         "number of skipped iterations:   0 | number of nan iterations:   0 | data wait (%): 5.0 | "
         "time left: 0:00:02 |"
     )
+
+
+def test_a_decoupled_rate_stands_behind_the_other() -> None:
+    made = replace(taken(1), following=Following(9e-4, 1e-4))
+    line = training_line([made], FACTS, False, "2026-01-01 00:00:00")
+    assert " learning rate: 9.000000E-04 | decoupled learning rate: 1.000000E-04 | " in line
+    found = {scalar.tag: scalar.value for scalar in step_scalars(made, LoggingConfig(), FACTS)}
+    assert (found["learning-rate"], found["decoupled-learning-rate"]) == (9e-4, 1e-4)
 
 
 def test_steps_that_were_not_taken_are_counted_and_not_averaged() -> None:

@@ -10,12 +10,24 @@ from trainyard.training.state import TrainState
 
 
 @dataclass(frozen=True, slots=True)
+class Following:
+    """What a step leaves to the next one, which is what Megatron-LM logs for it. What the step was
+    taken with is in its record."""
+
+    learning_rate: float
+    decoupled_learning_rate: float | None = None
+    """None without --decoupled-lr."""
+    loss_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class StepEvent:
     """A step that is over, or, with step 0, the measurement before the first."""
 
     record: StepRecord
     timing: StepTiming | None
     """None for step 0, where a step is heard of again, and where it was passed over."""
+    following: Following
     state: TrainState
     ledger: Ledger
     is_last: bool

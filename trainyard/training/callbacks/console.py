@@ -75,8 +75,11 @@ def training_line(
     ]
     if show_throughput:
         fields += _throughput(timings, facts)
+    following = events[-1].following
     if last.learning_rate is not None:
-        fields.append(f"learning rate: {last.learning_rate:.6E}")
+        fields.append(f"learning rate: {following.learning_rate:.6E}")
+        if following.decoupled_learning_rate is not None:
+            fields.append(f"decoupled learning rate: {following.decoupled_learning_rate:.6E}")
     fields.append(f"global batch size: {last.global_batch_size or 0:5d}")
     fields += _results(events)
     if show_throughput:
@@ -91,7 +94,7 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     skipped = [record for record in ran if record.skipped]
     losses = [r.lm_loss for r in ran if r.lm_loss is not None and not r.skipped]
     fields = [f"lm loss: {_mean(losses):.6E}"] if losses else []
-    fields.append(f"loss scale: {last.loss_scale or 1.0:.1f}")
+    fields.append(f"loss scale: {events[-1].following.loss_scale:.1f}")
     if last.grad_norm is not None:
         fields.append(f"grad norm: {last.grad_norm:.3f}")
     if last.num_zeros is not None:
