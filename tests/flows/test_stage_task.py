@@ -43,6 +43,7 @@ def attempts(place: Place, job: str) -> list[Path]:
     return sorted(Path(place.run_folder, job).iterdir())
 
 
+@pytest.mark.slow
 def test_a_stage_runs_is_reused_and_says_why_it_runs_again(tmp_path: Path, place: Place) -> None:
     first = run(plan(tmp_path / "plan"), place)
     assert (first.reused, first.reason) == (False, "there is no manifest yet")

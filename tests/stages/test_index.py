@@ -108,6 +108,7 @@ def test_training_with_indices_built_ahead_is_training_without(
     assert kept == {name: ahead[name] for name in ahead if name != "manifest.json"}
 
 
+@pytest.mark.slow
 def test_where_the_cache_lies_does_not_make_a_finished_run_another(
     zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_every_number_that_decides_is_asked_for_by_pretrains_name() -> None:
     assert shared | {"split"} <= set(SHARED)
 
 
+@pytest.mark.slow
 def test_run_again_it_has_nothing_to_do_and_other_numbers_are_other_indices(
     zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
 ) -> None:

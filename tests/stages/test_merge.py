@@ -83,6 +83,7 @@ def test_pairs_without_a_token_are_refused(store_url: str) -> None:
     assert not store.exists(whole + ".bin")
 
 
+@pytest.mark.slow
 def test_provenance_is_kept(store_url: str) -> None:
     for name, docs in (("a", FIRST), ("b", SECOND)):
         prefix = store.join(store_url, "parts", name)

@@ -106,6 +106,7 @@ def test_forced_it_is_trained_anew_to_the_same_result(
     assert [len(name) for name in aside] == [8, 10]  # LINEAGE, then LINEAGE-2: neither is lost
 
 
+@pytest.mark.slow
 def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_load_that_names_save_does_not_begin_anew_over_other_options(
     assert find_steps(str(folder)) == [3]
 
 
+@pytest.mark.slow
 def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
     zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
 ) -> None:

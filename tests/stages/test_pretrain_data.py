@@ -59,6 +59,7 @@ def test_each_validation_set_is_measured_whole_and_by_itself(
     assert lines[-1]["validation_loss"] == pytest.approx(losses["u"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_indices_of_these_options_are_built_ahead_too(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_pad_that_is_the_bos_too_masks_nothing(zygote: Zygote, tmp_path: Path)
     assert losses == [losses[0]] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [True, False])
 def test_a_tokenizer_without_an_end_of_document_is_told_and_one_without_a_pad_trains(
     zygote: Zygote, tmp_path: Path, end: bool

@@ -28,6 +28,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
     assert first.output_digest == second.output_digest
 
 
+@pytest.mark.slow
 def test_two_runs_leave_the_same_bits(zygote: Zygote, tokens: str, tmp_path: Path) -> None:
     for name in ("one", "other"):
         words = arguments(tokens, tmp_path / name, **OPTIONS)

@@ -234,6 +234,7 @@ def test_steps_to_skip_pass_their_samples_over_and_update_nothing(
     assert (state["num_updates"], state["step"]) == (4, 6)
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_at_its_own_steps_and_changes_nothing(
     train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,6 +250,7 @@ def test_summary_holds_what_the_run_came_to(yard: dict[str, str], tmp_path: Path
     assert len(summary["samples"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_run_in_an_object_store_has_the_same_lineage(
     yard: dict[str, str], s3_url: str, tmp_path: Path

@@ -45,6 +45,7 @@ def manifest(prefix: str) -> Any:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "unit_bytes"), [(1, 200), (3, 200), (4, 4000)])
 def test_joined_shares_are_the_bytes_of_one_run(
     corpus: Path, tmp_path: Path, world_size: int, unit_bytes: int, monkeypatch: pytest.MonkeyPatch

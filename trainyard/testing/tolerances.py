@@ -46,8 +46,9 @@ class RunTolerance(NamedTuple):
 FP32_LAYOUT: Final = RunTolerance(loss=1e-6, grad_norm=1e-5, gradient=1e-5, state=1e-5)
 """The same run in fp32, cut over ranks in another way: the same sums in another order."""
 
-BF16_LAYOUT: Final = RunTolerance(loss=1e-3, grad_norm=2e-2, gradient=5e-2, state=1e-1)
-"""The same in bf16, where ranks add up what was rounded to 8 bits."""
+BF16_LAYOUT: Final = RunTolerance(loss=2e-3, grad_norm=4e-2, gradient=5e-2, state=2e-1)
+"""The same in bf16, where ranks add up what was rounded to 8 bits: about twice what bf16 itself is
+off from fp32 in these runs, in one process (at worst 1.3e-3, 2.3e-2, 1.8e-2 and 9.9e-2)."""
 
 LEARNING: Final = 1e-3
 """Losses of tens of steps in fp32, cut in any way: relative."""

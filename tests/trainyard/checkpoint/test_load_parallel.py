@@ -157,6 +157,7 @@ def load_together(url: str, small: bool) -> int:
     return size
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("world", "small"), [(2, True), (4, True), (4, False)])
 def test_ranks_that_load_together_read_each_byte_once(
@@ -202,6 +203,7 @@ def large() -> torch.Tensor:
     return torch.arange(float(WIDE * WIDE)).view(WIDE, WIDE)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_fetch_a_remote_checkpoint_once_in_all(
     ranks: RankPool, s3_url: str, s3_settings: dict[str, str]

@@ -81,6 +81,7 @@ def save_with_a_full_disk(folder: str) -> None:
     assert ("rank 1 failed to save" in str(caught.value)) == (rank == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_failure_of_one_rank_fails_both_and_publishes_nothing(tmp_path: Path) -> None:
     run_distributed(save_with_a_full_disk, 2, "gloo", str(tmp_path))
@@ -104,6 +105,7 @@ def save_and_lose_a_rank(folder: str) -> str:
     return "saved"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_rank_that_leaves_in_the_middle_is_noticed_by_the_other(tmp_path: Path) -> None:
     outcomes = run_distributed(save_and_lose_a_rank, 2, "gloo", str(tmp_path))

@@ -100,6 +100,7 @@ def test_a_second_run_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert same(make(IndexCache(f"file://{tmp_path}/moved")), built)
 
 
+@pytest.mark.slow
 def test_it_is_found_in_an_object_store_and_fetched_once(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,6 +198,7 @@ def test_tokens_that_are_not_there_and_rates_that_are_none_are_refused() -> None
         FimConfig(fim_no_prefix="")
 
 
+@pytest.mark.slow
 def test_real_text_of_many_languages_survives_gpt2(shared: Path) -> None:
     vocabulary = shared / "data" / "vocab" / "gpt2"
     tokenizer = build_tokenizer(

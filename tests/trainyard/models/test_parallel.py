@@ -161,6 +161,7 @@ def test_cut_models_equal_one_process(
     ranks.run(check_cut_model, tp * cp, kind, tp, cp, sp, [0, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("sp", [False, True])
 @every_kind

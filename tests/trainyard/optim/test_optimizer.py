@@ -85,6 +85,7 @@ def test_ranks_take_the_step_of_one_process(ranks: RankPool, precision: Precisio
         check_close(run(ranks, case), alone, **FP32_UPDATE)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_ranks_take_the_same_bits_whatever_the_buckets(ranks: RankPool) -> None:
     first = run(ranks, Case(2, 1, ZERO, BF16))

@@ -98,6 +98,7 @@ def run_stages(case: Case, pp: int) -> Result:
     return result_of(optimizer, held, outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("precision", [PrecisionConfig(), PrecisionConfig(bf16=True)])
 @pytest.mark.parametrize(("dp", "tp", "data"), [(1, 1, None), (1, 2, None), (2, 2, ZERO)])

@@ -109,6 +109,7 @@ def test_windows_of_the_plain_kernel_are_aligned_at_the_last_key() -> None:
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.slow
 def test_a_compiler_takes_it_whole() -> None:
     q, k, v, sink = inputs()
     plan = [int(number) for block in PIECES for number in block]

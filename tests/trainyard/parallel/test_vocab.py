@@ -149,6 +149,7 @@ def test_nothing_of_the_size_of_fp32_logits_is_kept(vocab_size: int | None) -> N
         losses.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [None, 13])
 def test_a_compiler_takes_the_loss_whole(vocab_size: int | None) -> None:
     logits, labels, grad = draw(S, B, V, seed=1).bfloat16(), token_ids(2, 13), draw(S, B, seed=3)

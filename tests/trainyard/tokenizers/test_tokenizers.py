@@ -117,6 +117,7 @@ def test_a_tokenizer_comes_back_from_the_files_it_carries(folder: Path, store_ur
     assert all(str(folder).encode() not in data for data in tokenizer.files().values())
 
 
+@pytest.mark.slow
 def test_gpt2_comes_back_from_the_files_it_carries(shared: Path, tmp_path: Path) -> None:
     tokenizer = gpt2(shared)
     again = carried(tokenizer, str(tmp_path))

@@ -339,6 +339,7 @@ def test_words_of_tiktoken(tmp_path: Path) -> None:
     assert_rows_are_equal(config, 6000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "no prefix", "symbols"])
 def test_words_of_sentencepiece(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = " ".join(string.ascii_letters)
@@ -358,6 +359,7 @@ def test_words_of_sentencepiece(kind: str, tmp_path: Path, monkeypatch: pytest.M
             assert tokenizer.encode_flat([text])[0].tolist() == tokenizer.encode_reference(text)
 
 
+@pytest.mark.slow
 def test_words_of_llama2(shared: Path) -> None:
     model = str(shared / "data/vocab/llama2/tokenizer.model")
     assert_rows_are_equal(

@@ -146,6 +146,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("cut", LAYOUTS, ids=str)
 def test_every_layout_has_the_same_rows(cut: Cut, ranks: RankPool, tmp_path: Path) -> None:

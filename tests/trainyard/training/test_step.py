@@ -81,6 +81,7 @@ def on_two_ranks(
     return one_step(training, dropout, groups)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("per_token", [False, True])
 def test_two_ranks_take_the_step_of_one_dropout_included(ranks: RankPool, per_token: bool) -> None:

@@ -56,6 +56,7 @@ def test_no_1f1b_schedule_deadlocks_or_idles_more_than_the_formula(pp: int) -> N
     check_all(pp, range(1, 33), range(1, 2), every_group=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pp", range(2, 9))
 def test_no_interleaved_schedule_deadlocks_or_idles_more_than_the_formula(pp: int) -> None:
     check_all(pp, range(1, 33, 5), range(2, 4), every_group=False)

@@ -55,6 +55,7 @@ STAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("stages", quick(STAGES, "chunks spelt out, one empty"))
 def test_stages_are_one_process_bit_for_bit(stages: str, ranks: RankPool) -> None:
