@@ -327,13 +327,26 @@ def leading(config: Any) -> Iterator[Leader]:
 
 def follow(name: str, config: Any, run_module: str) -> int:
     """Wait for rank 0's decision and do this rank's share of it."""
-    decision = json.loads(_decision_store(config, is_master=False).get("decision"))
+    decision = json.loads(_heard(_decision_store(config, is_master=False)))
     if decision.get("failed"):
         raise InfrastructureError("rank 0 failed before any work was begun; its message says why")
     if decision["run"] is None:
         return 0
     _work(config, _decode(name, config, decision["run"], is_main=False), run_module, None)
     return 0
+
+
+def _heard(store: Any) -> bytes:
+    try:
+        said: bytes = store.get("decision")
+    except RuntimeError as error:  # torch's DistNetworkError and DistStoreError are such
+        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        raise InfrastructureError(
+            f"rank {os.environ['RANK']} heard nothing more from rank 0 at {address}:{port}: it "
+            "ended, and its own message says why, or another program listens on that port "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    return said
 
 
 def _decision_store(config: Any, is_master: bool) -> Any:

@@ -58,6 +58,7 @@ def test_pairs_become_one_in_the_order_of_their_names(store_url: str) -> None:
     assert not store.exists(prefix + ".docs")
 
 
+@pytest.mark.slow
 def test_patterns_prefixes_and_files_name_pairs(store_url: str) -> None:
     a, b, c = (store.join(store_url, "parts", name) for name in ("a", "b", "c"))
     for prefix, docs in ((a, FIRST), (b, SECOND), (c, FIRST)):

@@ -64,6 +64,7 @@ def test_a_step_carries_configuration_and_tokenizer_without_paths(whole: Path) -
         assert (whole / "iter_0000008/tokenizer/trainyard_tokenizer.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_stopped_and_continued_ends_as_the_whole_run(
     zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
     assert find_steps(str(tmp_path / "longer")) == [6]
 
 
+@pytest.mark.slow
 def test_load_that_names_save_does_not_begin_anew_over_other_options(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:

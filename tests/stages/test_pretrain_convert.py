@@ -60,6 +60,7 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_either_format_holds_the_checkpoint_and_nothing_is_trained(trained: Path) -> None:
     split = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     found = {kind: convert(trained, ckpt_convert_format=kind, **split) for kind in FORMATS}

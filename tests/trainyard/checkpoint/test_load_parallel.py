@@ -40,6 +40,7 @@ def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "READ_BYTES", 512)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_reads")
 @pytest.mark.parametrize("shard_size_bytes", [2**32, 500])
 def test_many_reads_by_threads_fill_what_one_would(store_url: str, shard_size_bytes: int) -> None:

@@ -75,6 +75,7 @@ def test_the_distributed_optimizer_takes_the_plain_step_bit_for_bit(
     check_equal(run(ranks, Case(dp, tp, OVERLAPPED, precision)), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("precision", [PrecisionConfig(), BF16, FP16], ids=["fp32", "bf16", "fp16"])
 def test_ranks_take_the_step_of_one_process(ranks: RankPool, precision: PrecisionConfig) -> None:

@@ -19,10 +19,11 @@ from trainyard.artifacts import store
 from trainyard.config import ROLE, digest_relevant, from_dict, leaves
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers import registry
+from trainyard.tokenizers import wordpiece as wordpiece_module
 from trainyard.tokenizers.base import DESCRIPTION, Tokenizer, as_lists, description
 from trainyard.tokenizers.config import NEEDS, TokenizerConfig
 from trainyard.tokenizers.registry import CARRIED_AS, TOKENIZERS, build_tokenizer, load_tokenizer
-from trainyard.tokenizers.wordpiece import WordPieceTokenizer
+from trainyard.tokenizers.wordpiece import KEPT_LETTERS, LONG_ROW, WordPieceTokenizer
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "a", "!", "\u4f60"]
 
@@ -35,6 +36,24 @@ def wordpiece(
     built = build_tokenizer(config)
     assert isinstance(built, WordPieceTokenizer)
     return built
+
+
+@pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
+def test_a_word_that_is_unknown_whatever_its_middle_is_one_unknown(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words far over a hundred letters lose their middle on the way; the library says the same of
+    them whole, whatever stands beside them."""
+    monkeypatch.setattr(wordpiece_module, "any_long", lambda texts: True)
+    tokenizer = wordpiece(tmp_path, kind)
+    beside = [("a ", " a"), ("a!", "!a"), ("\u4f60", "\u4f60"), ("[SEP]", "\u0301 unaffable")]
+    rows = ["7" * 4400, "un" * 2200, "\u00c9\u00e9" * 2200, "\U0001f600" * 4400, "aB3\u0142" * 1100]
+    for row in rows:
+        assert len(LONG_ROW.sub(lambda row: row[1] + row[2], row)) == 2 * KEPT_LETTERS
+        text = "".join(before + row + behind for before, behind in beside)
+        expected = tokenizer.library.encode(text, add_special_tokens=False).ids
+        assert list(tokenizer.reference_array(text)) == expected, row[:4]
+    assert list(tokenizer.reference_array(rows[0])) == [tokenizer.unk]
 
 
 def simple(kind: Any, **more: Any) -> Tokenizer:

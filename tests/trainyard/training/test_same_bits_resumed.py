@@ -62,7 +62,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "recomputed": {"recompute_granularity": "full"},
 }
-QUICK = ("sgd", "fp16", "cosine", "wsd exponential")
+QUICK = ("sgd", "fp16")
 
 
 @pytest.fixture(scope="module")
