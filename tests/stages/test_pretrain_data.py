@@ -53,7 +53,7 @@ def test_each_validation_set_is_measured_whole_and_by_itself(
     assert lines[-1]["validation_loss"] == pytest.approx(sum(losses.values()) / 2)
     assert "valid_samples=41+26" in log  # 660 and 420 tokens, 16 a sample and one more
     assert " validation-0 loss at iteration 2 on validation set | lm loss value: " in log
-    assert " validation-1 loss at iteration 2 | lm loss value: " in log
+    assert " validation-1 loss at iteration 2 on validation set | lm loss value: " in log
     alone = [*paths[:3], paths[3]]
     lines, _ = train(zygote, tmp_path / "one", alone, full_validation=True)
     assert lines[-1]["validation_loss"] == pytest.approx(losses["u"], rel=1e-6)
