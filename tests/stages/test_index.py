@@ -117,6 +117,7 @@ def test_where_the_cache_lies_does_not_make_a_finished_run_another(
     assert "nothing to do" in pretrain(zygote, tokens, tmp_path / "run", indices, **short)
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_a_warning(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_run_again_it_has_nothing_to_do_and_other_numbers_are_other_indices(
     assert after & before == blends  # the others are gone
 
 
+@pytest.mark.slow
 def test_threads_build_the_same(zygote: Zygote, tokens: str, indices: Path, tmp_path: Path) -> None:
     words = flags(tokens, tmp_path / "out", num_dataset_builder_threads=4)
     words[1:5] = [word for k in range(6) for word in ("1", f"{tokens}/{'ab'[k % 2]}")]

@@ -83,6 +83,7 @@ def test_skipped_lines_are_counted_listed_and_leave_the_rest(tmp_path: Path) -> 
     assert [origin.line for origin in origins(tmp_path / "out")][-16:] == [*range(30, 45), 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_one_bad_line_more_than_allowed_stops(tmp_path: Path, workers: int) -> None:
     path = write(tmp_path / "a.jsonl", *numbered(60))

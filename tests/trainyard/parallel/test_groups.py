@@ -67,6 +67,7 @@ def check_groups(sizes: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "sizes",

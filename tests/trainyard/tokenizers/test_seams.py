@@ -182,6 +182,7 @@ def test_every_follower_of_a_letter_is_a_seam() -> None:
     assert not list(seam.finditer("a'b_c1d\u0301e\u00e9f"))
 
 
+@pytest.mark.slow
 def test_what_stands_around_a_text_is_put_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,6 +250,7 @@ def test_pieces_of_one_score_are_left_to_the_library(folder: Path) -> None:
 # --- what the types are -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gpt_and_llama_end_documents_with_their_end_of_sentence(shared: Path) -> None:
     for kind in ("Llama2Tokenizer", "GPTSentencePieceTokenizer", "SentencePieceTokenizer"):
         tokenizer = build(str(shared / MODELS["llama2"]), kind, use_gigatoken=False)

@@ -47,6 +47,7 @@ def into(source: Source, folder: Path, num_shards: int = 1) -> None:
     publish_step(str(folder), Manifest(stage="test", lineage="abc", files=records), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_step_holds_what_the_source_holds(num_shards: int, tmp_path: Path) -> None:
     theirs = make("llama", tmp_path / "hf")

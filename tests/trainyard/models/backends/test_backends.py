@@ -117,6 +117,7 @@ def test_softmax_in_fp32_is_nearer_to_the_truth() -> None:
     ).abs().mean()
 
 
+@pytest.mark.slow
 @each_backend
 def test_dropout_keeps_the_mean(backend: Any) -> None:
     q, k, v, _ = (x.detach() for x in inputs(8))
