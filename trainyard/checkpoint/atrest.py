@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, join
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.header import TensorSpec
 from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
 from trainyard.checkpoint.shardfile import ShardFile
@@ -38,7 +38,7 @@ F = TypeVar("F", bound=ShardFiles[Any])
 S = TypeVar("S", bound="StepAtRest[Any]")
 
 
-class StepAtRest(Generic[F]):
+class StepAtRest(Closing, Generic[F]):
     """A step that was published. Use as a context manager, or `close` when it is read."""
 
     def __init__(
@@ -144,17 +144,6 @@ class StepAtRest(Generic[F]):
     def close(self) -> None:
         """Let the files go; tensors that were read stay."""
         self.files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_step_as(

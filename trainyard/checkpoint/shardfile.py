@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 from trainyard.artifacts import ahead, store
 from trainyard.artifacts.digest import hasher
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.header import PREFIX_BYTES, Extent, header_length, parse_header
 from trainyard.errors import ArtifactError
 
@@ -21,7 +20,7 @@ FIRST_BYTES = 64 << 10
 """What is fetched of a remote file in the hope that the header ends there."""
 
 
-class ShardFile:
+class ShardFile(Closing):
     """A safetensors file opened for reading by range, from any number of threads.
 
     Raises ArtifactError for a file that is torn or hostile, and for one that changes meanwhile."""
@@ -105,17 +104,6 @@ class ShardFile:
 
     def close(self) -> None:
         """Nothing is held between reads."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _stamp_of(found: os.stat_result) -> tuple[int, int, int]:

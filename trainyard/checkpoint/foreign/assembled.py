@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.foreign.carried import Carried
 from trainyard.checkpoint.tensorfile import TensorSpec
 from trainyard.errors import ArtifactError
@@ -65,7 +65,7 @@ class About:
     """How text is to be made with it, as `generation_config.json` has it; {} where nobody says."""
 
 
-class AssembledSource:
+class AssembledSource(Closing):
     """A model of weights alone, of no step: a source."""
 
     step = 0
@@ -117,17 +117,6 @@ class AssembledSource:
     def close(self) -> None:
         """Let the files go."""
         self._tensors.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def padded_alike(config: GPTConfig, vocab_size: int, rows: int) -> GPTConfig:

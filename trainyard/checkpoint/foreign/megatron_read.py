@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
 from trainyard.checkpoint.foreign.megatron_args import config_of
 from trainyard.checkpoint.foreign.megatron_bare import args_of_bare_file
@@ -56,7 +56,7 @@ Part = tuple[TorchFile, TensorRef]
 """A tensor of one rank."""
 
 
-class MegatronSource:
+class MegatronSource(Closing):
     """A `Source`. Use as a context manager, or `close` when the tensors are read."""
 
     def __init__(self, folder: MegatronFolder, given: Mapping[str, Any]) -> None:
@@ -234,17 +234,6 @@ class MegatronSource:
         for file in self._files:
             file.close()
         self._files.clear()
-
-    def __enter__(self) -> MegatronSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_megatron(url: str, **given: Any) -> MegatronSource:

@@ -9,13 +9,13 @@ p / (V + p) of the probability, whatever the hidden state."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.foreign.vocabulary import REPEATED, has_rows
 from trainyard.checkpoint.gpt import gpt_config
 from trainyard.checkpoint.load import Checkpoint
@@ -28,7 +28,7 @@ GENERATION = "generation"
 """Key of a checkpoint's config.json: how text is to be made, as a Hugging Face folder said it."""
 
 
-class CheckpointSource:
+class CheckpointSource(Closing):
     """One step of ours; closing it closes the checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -63,14 +63,3 @@ class CheckpointSource:
     def close(self) -> None:
         """Let the files go."""
         self.checkpoint.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
 from trainyard.checkpoint.foreign.megatron_args import config_of
 from trainyard.checkpoint.foreign.megatron_folder import BACKEND, find_iteration
@@ -51,7 +51,7 @@ REMEDY = {
 """What to do about kinds of `distrib_optim_sharding_type` that lie as in the buffers of ranks."""
 
 
-class TorchDistSource:
+class TorchDistSource(Closing):
     """A `Source`. Use as a context manager, or `close` when the tensors are read."""
 
     def __init__(self, url: str, given: Mapping[str, Any]) -> None:
@@ -171,17 +171,6 @@ class TorchDistSource:
     def close(self) -> None:
         """Let the files go; tensors that were read stay."""
         self._tensors.close()
-
-    def __enter__(self) -> TorchDistSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_torch_dist(url: str, **given: Any) -> TorchDistSource:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.foreign.pickles import (
     LIMITS,
     SIZES,
@@ -53,7 +53,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 
-class TorchFile:
+class TorchFile(Closing):
     """Opened for reading; use as a context manager. Raises ArtifactError for a file that is torn,
     hostile, or not of torch.save.
 
@@ -174,17 +174,6 @@ class TorchFile:
     def close(self) -> None:
         """Let the file go; tensors that were read stay."""
         self._file.close()
-
-    def __enter__(self) -> TorchFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def tensor_refs(tree: Any) -> list[TensorRef]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 import torch
 
+from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.foreign.assembled import padded_alike
 from trainyard.checkpoint.foreign.carried import Carried
 from trainyard.checkpoint.foreign.source import Source, generation_of
@@ -26,7 +25,7 @@ REPEATED = ("model.", "optimizer.param.")
 """Begins the names of weights; other tensors are states of the optimizer."""
 
 
-class Adjusted:
+class Adjusted(Closing):
     """A source with its vocabulary told anew; closing it closes the source."""
 
     def __init__(
@@ -88,17 +87,6 @@ class Adjusted:
     def close(self) -> None:
         """Let the files go."""
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def has_rows(name: str) -> bool:
