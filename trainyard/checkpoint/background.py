@@ -1,8 +1,9 @@
 """Saving a step while training goes on: a snapshot in host memory, and a thread that writes it.
 
-What a rank is to write is copied to the host, which is all that training waits for; the files are
-written, digested and published from there. One step is under way at a time. The threads of all
-ranks meet in a group of their own, so that they do not come between training's collectives."""
+What a rank is to write is copied to the host, which is all that an update of the parameters waits
+for; the files are written, digested and published from there. One step is under way at a time. The
+threads of all ranks meet in a group of their own, so that they do not come between training's
+collectives."""
 
 from __future__ import annotations
 
@@ -13,19 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.layout import Slice
 from trainyard.checkpoint.save import PreparedStep, Ranks, StepContents, write_step
+from trainyard.checkpoint.snapshot import HostMemory, Snapshot
 from trainyard.errors import InfrastructureError
 
 log = logging.getLogger(__name__)
-
-ALIGNMENT = 64
-"""Bytes at a multiple of which each tensor of a snapshot begins: any type may, and copies are
-fast."""
 
 
 Kind: TypeAlias = Literal["durable", "local", "global", "upload"]
@@ -44,7 +41,7 @@ class SaveReport:
     bytes: int
     """Of all files, over all ranks."""
     blocked_seconds: float
-    """That training waited."""
+    """That training waited: until it went on, and an update for the copy to host memory."""
     durable_seconds: float
     """From the beginning until the manifest stood."""
     kind: Kind = "durable"
@@ -63,57 +60,6 @@ class SaveReport:
         return {**figures, "gigabytes_per_second": round(self.gigabytes_per_second, 4)}
 
 
-class HostMemory:
-    """Host memory for snapshots, kept from one to the next; page-locked where it receives from a
-    GPU, which is then a plain transfer at the speed of the bus."""
-
-    def __init__(self) -> None:
-        self._memory: Tensor | None = None
-        self._is_locked = False
-
-    def copy(self, parts: Mapping[Slice, Tensor]) -> dict[Slice, Tensor]:
-        """The values as they are now; valid until the next call."""
-        places: dict[Slice, int] = {}
-        end = 0
-        for part in parts:
-            places[part] = end
-            end += -(-part.size_bytes // ALIGNMENT) * ALIGNMENT
-        devices = {tensor.device for tensor in parts.values() if tensor.is_cuda}
-        memory = self._of(end, locked=bool(devices))
-        copies = {
-            part: memory[start : start + part.size_bytes].view(parts[part].dtype).view(part.shape)
-            for part, start in places.items()
-        }
-        with torch.no_grad():
-            for part, target in copies.items():
-                target.copy_(parts[part], non_blocking=True)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
-        return copies
-
-    def _of(self, size_bytes: int, *, locked: bool) -> Tensor:
-        if self._memory is None or self._memory.numel() < size_bytes or locked > self._is_locked:
-            self.free()
-            self._memory = torch.empty(size_bytes, dtype=torch.uint8)
-            if locked and size_bytes:
-                self._lock(self._memory)
-        return self._memory
-
-    def _lock(self, memory: Tensor) -> None:
-        # Not pin_memory: its allocator rounds up to a power of two.
-        place, size = memory.data_ptr(), memory.numel()
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(place, size, 0)))
-        self._is_locked = True
-
-    def free(self) -> None:
-        """Give the memory back; nothing may be reading it."""
-        if self._is_locked and self._memory is not None:
-            torch.cuda.check_error(
-                int(torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))
-            )
-        self._memory, self._is_locked = None, False
-
-
 class BackgroundSave:
     """Writes one step at a time in a thread, on every rank alike."""
 
@@ -121,9 +67,15 @@ class BackgroundSave:
         """ranks: with a group that nobody else uses."""
         self._ranks, self._write, self._kind = ranks, write, kind
         self._memory = HostMemory()
+        self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._step = 0
         self._error: BaseException | None = None
+
+    def reserve(self, parts: Mapping[Slice, Tensor]) -> None:
+        """Make the host memory for what this rank will have to write now, so that the first save
+        blocks training for no longer than the others."""
+        self._memory.reserve(parts)
 
     def start(
         self,
@@ -132,27 +84,36 @@ class BackgroundSave:
         began: float,
         done: Callable[[list[FileRecord], SaveReport], object],
     ) -> None:
-        """Copy what this rank has to write, and write it later. The one before must be over.
+        """Begin to copy what this rank has to write, and write it later. The one before must be
+        over, and `hold_update` be called before anything of it changes.
 
         began: when training began to wait (time.monotonic). done: told in the thread, once the step
         is published."""
         assert self._thread is None, f"step {self._step} is still under way"
-        snapshot = replace(prepared, own=self._memory.copy(prepared.own))
+        snapshot = self._memory.copy(prepared.own)
         blocked = time.monotonic() - began
 
         def work() -> None:
             try:
-                records = self._write(snapshot, contents, self._ranks)
+                copied = replace(prepared, own=snapshot.parts())
+                records = self._write(copied, contents, self._ranks)
                 size = sum(record.size_bytes for record in records)
                 seconds = time.monotonic() - began
-                report = SaveReport(prepared.step, size, blocked, seconds, self._kind)
+                waited = blocked + snapshot.stalled_seconds()
+                report = SaveReport(prepared.step, size, waited, seconds, self._kind)
                 done(records, report)
             except BaseException as error:
                 self._error = error
 
-        self._step = prepared.step
+        self._step, self._snapshot = prepared.step, snapshot
         self._thread = threading.Thread(target=work, name="background save", daemon=True)
         self._thread.start()
+
+    def hold_update(self) -> None:
+        """The parameters are about to change: not before they are copied."""
+        if self._snapshot is not None:
+            self._snapshot.hold_update()
+            self._snapshot = None
 
     @property
     def is_under_way(self) -> bool:

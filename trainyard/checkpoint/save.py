@@ -186,6 +186,18 @@ def prepare_step(
     return PreparedStep(url, step, tuple(planned), own, prepared[0][1])
 
 
+def share_of_rank(
+    tensors: Mapping[str, Held],
+    ranks: Ranks = ALONE,
+    shard_size_bytes: int = SHARD_SIZE_BYTES,
+) -> dict[Slice, torch.Tensor]:
+    """What this rank would write of a step, as views of live memory; every one of `ranks` calls
+    it, and nothing is touched."""
+    parts = _cut(tensors, shard_size_bytes)
+    planned = plan_step(ranks.gather(lambda: list(parts)), shard_size_bytes)
+    return {part: parts[part] for f in planned if f.writer == ranks.rank for part in f.slices}
+
+
 def write_step(prepared: PreparedStep, contents: StepContents, ranks: Ranks) -> list[FileRecord]:
     """Write and publish what was prepared, on every one of `ranks`, in any thread; returns as
     `save_step`."""

@@ -23,7 +23,12 @@ from trainyard.megatron.yaml_text import Entry, read_entries
 TURNED_AROUND = {"add_bias_linear": "disable_bias_linear"}
 """Keys that say the opposite of an option of ours."""
 
-ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "quick_geglu": "quick_geglu"}
+ACTIVATIONS = {
+    "swiglu": "swiglu",
+    "squaredrelu": "squared_relu",
+    "quick_gelu": "quick_gelu",
+    "quick_geglu": "quick_geglu",
+}
 """Values of activation_func, besides gelu, and the option that each is."""
 
 ALWAYS_SAVED = "SIGTERM, SIGINT and SIGUSR1 always save and stop"

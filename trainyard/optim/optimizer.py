@@ -8,9 +8,9 @@ and the model receives it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,30 @@ class StepOutcome:
     """Numbers of the gradient that are zero, where they were asked for."""
 
 
+GradientFacts: TypeAlias = tuple[float, int | None]
+"""Their norm, and how many of their numbers are zero where that is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSums:
+    """What is to be known of reduced gradients as they are, on the device: nobody waits for it
+    until it is read."""
+
+    values: Tensor
+    """Norm or its square, and zeros where they are counted; fp64."""
+    is_square: bool
+
+    def read(self, scale: float, numbers: Sequence[float] | None = None) -> GradientFacts:
+        """For gradients divided by `scale`. numbers: the values, where they were read already."""
+        norm, *zeros = self.values.tolist() if numbers is None else numbers
+        norm = _root(norm) if self.is_square else norm
+        return norm / scale, int(zeros[0]) if zeros else None
+
+
+def _nothing() -> None:
+    pass
+
+
 class ModelOptimizer:
     """Updates the parameters of all chunks of this rank. A step is `zero`, the backward passes of
     losses multiplied by `loss_scale`, then `step` (or `reduce_gradients` and `update`)."""
@@ -82,6 +106,8 @@ class ModelOptimizer:
         self.scaler = scaler
         self.num_updates = 0
         self.timed: Timed = untimed
+        self.before_update: Callable[[], object] = _nothing
+        """Called when parameters and states are about to change."""
         self._config = config
         self._rule = rule
         self._groups = groups
@@ -112,7 +138,8 @@ class ModelOptimizer:
         """Reduce the gradients and update. divisor: what they are to be divided by beside the scale
         of the loss (the tokens of a step, where losses are weighed by token)."""
         self.reduce_gradients()
-        return self.update(rates, divisor=divisor, count_grad_zeros=count_grad_zeros)
+        found = self.measure(count_grad_zeros).read(self.scaler.scale * divisor)
+        return self.update(rates, divisor=divisor, found=found)
 
     def reduce_gradients(self) -> None:
         """Complete the gradients: over data-parallel ranks, parts of a sequence, tied ends."""
@@ -136,16 +163,12 @@ class ModelOptimizer:
         rates: Rates,
         *,
         divisor: float = 1.0,
-        count_grad_zeros: bool = False,
-        norm: float | None = None,
+        found: GradientFacts | None = None,
     ) -> StepOutcome:
-        """Update from reduced gradients, unless one of them is not finite. norm: what
-        `gradient_norm` found of them, where it was asked."""
-        scale, num_zeros = self.scaler.scale * divisor, None
-        if norm is None or count_grad_zeros:
-            with self.timed("optimizer-clip-main-grad"):
-                norm, num_zeros = self._measure(count_grad_zeros)
-            norm /= scale
+        """Update from reduced gradients, unless one of them is not finite. found: what is
+        known of them without any scale, where `measure` was asked."""
+        scale = self.scaler.scale * divisor
+        norm, num_zeros = found or self.measure().read(scale)
         skipped = not math.isfinite(norm)
         self.scaler.update(skipped)
         if not skipped:
@@ -154,6 +177,7 @@ class ModelOptimizer:
         return StepOutcome(skipped, norm, self.scaler.scale, num_zeros)
 
     def _update(self, rates: Rates, factor: float, scale: float) -> None:
+        self.before_update()
         if not self._has_main:
             self.adopt_model_parameters()
         self.num_updates += 1
@@ -175,39 +199,36 @@ class ModelOptimizer:
             if factor / scale != 1.0:
                 torch._foreach_mul_(grads, factor / scale)
             grad_scale = 1.0
-        for multipliers, members in unit.groups:
-            rate, decay = multipliers.rates_of(rates)
-            pieces = unit.pieces[members]
+        for group in unit.groups:
+            rate, decay = group.multipliers.rates_of(rates)
             self._rule.update(
-                [piece.main for piece in pieces],
-                grads[members],
-                [list(moment) for moment in zip(*(p.moments for p in pieces), strict=True)],
+                group.mains,
+                grads[group.members],
+                group.moments,
                 learning_rate=rate,
                 weight_decay=decay,
                 num_updates=self.num_updates,
                 grad_scale=grad_scale,
             )
 
-    def gradient_norm(self, divisor: float = 1.0) -> float:
-        """Of the reduced gradients, as `update` will find it."""
-        with self.timed("optimizer-clip-main-grad"):
-            return self._measure(False)[0] / (self.scaler.scale * divisor)
-
     # --- norms --------------------------------------------------------------------------------
 
-    def _measure(self, count_grad_zeros: bool) -> tuple[float, int | None]:
-        """Norm of the gradients as they are, and how many numbers of them are zero."""
-        grads = [grad for unit in self._units for grad in unit.raw_grads()]
-        if self._is_alone:
-            zeros = int(count_zeros(grads, self._device)) if count_grad_zeros else None
-            return float(global_norm(grads)), zeros
-        pieces = [piece for unit in self._units for piece in unit.pieces]
-        counted = [g for g, piece in zip(grads, pieces, strict=True) if piece.is_counted]
-        totals = [sum_of_squares(counted, self._device)]
-        if count_grad_zeros:
-            totals.append(count_zeros(counted, self._device))
-        square, *zeros_counted = self._over_model(torch.stack(totals)).tolist()
-        return _root(square), int(zeros_counted[0]) if zeros_counted else None
+    def measure(self, count_grad_zeros: bool = False) -> GradientSums:
+        """Norm and zeros of the reduced gradients, over the whole model."""
+        with self.timed("optimizer-clip-main-grad"):
+            grads = [grad for unit in self._units for grad in unit.raw_grads()]
+            if self._is_alone:
+                totals, counted = [global_norm(grads).double()], grads
+            else:
+                pieces = [piece for unit in self._units for piece in unit.pieces]
+                counted = [g for g, piece in zip(grads, pieces, strict=True) if piece.is_counted]
+                totals = [sum_of_squares(counted, self._device)]
+            if count_grad_zeros:
+                totals.append(count_zeros(counted, self._device))
+            values = torch.stack(totals)
+            return GradientSums(
+                values if self._is_alone else self._over_model(values), not self._is_alone
+            )
 
     @torch.no_grad()
     def params_norm(self) -> float:

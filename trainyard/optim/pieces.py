@@ -48,6 +48,17 @@ class Traits:
 TraitsOf = Callable[[Member], Traits]
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A run of pieces that are updated alike."""
+
+    multipliers: Multipliers
+    members: slice
+    mains: list[Tensor]
+    moments: list[list[Tensor]]
+    """Of all of them, one list for each kind."""
+
+
 class Unit:
     """Pieces that are updated together, in the order of their groups."""
 
@@ -58,11 +69,14 @@ class Unit:
         found = grouped([piece.multipliers for piece in pieces])
         self.order = [place for places in found.values() for place in places]
         self.pieces = [pieces[place] for place in self.order]
-        self.groups: list[tuple[Multipliers, slice]] = []
-        """Runs of pieces that are updated alike."""
+        self.groups: list[Group] = []
         begin = 0
         for multipliers, places in found.items():
-            self.groups.append((multipliers, slice(begin, begin + len(places))))
+            members = slice(begin, begin + len(places))
+            # Made once: the device waits while an update is put together.
+            mains = [piece.main for piece in self.pieces[members]]
+            moments = zip(*(piece.moments for piece in self.pieces[members]), strict=True)
+            self.groups.append(Group(multipliers, members, mains, [list(m) for m in moments]))
             begin += len(places)
 
     def raw_grads(self) -> list[Tensor]:
@@ -129,6 +143,7 @@ class BucketPiece(Unit):
         ]
         super().__init__(pieces)
         self._spans = [spans[place] for place in self.order]
+        self._grads = self._split(bucket.own_grads)
 
     def _piece(
         self, member: Member, start: int, begin: int, end: int, traits_of: TraitsOf
@@ -146,11 +161,14 @@ class BucketPiece(Unit):
 
     def raw_grads(self) -> list[Tensor]:
         """Flat."""
-        return self._split(self._bucket.own_grads)
+        return self._grads
 
     def grads(self) -> list[Tensor]:
         """Flat; a copy where gradients are added up in another type."""
-        return self._split(self._bucket.own_grads.to(self._main.dtype))
+        grads = self._bucket.own_grads
+        if grads.dtype == self._main.dtype:
+            return self._grads
+        return self._split(grads.to(self._main.dtype))
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         return [flat[begin:end] for begin, end in self._spans]

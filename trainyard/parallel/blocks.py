@@ -10,7 +10,7 @@ b batch, n query heads, g key and value heads, s queries, t keys, d head channel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -94,7 +94,10 @@ def _cudnn_backward(
     rng: Tensor,
     call: BlockCall,
 ) -> Parts:
-    # Called directly, the backward of torch 2.11 gives a wrong dq where heads share keys.
+    # Like its own forward gives them out: see `laid_out`.
+    strides = torch.empty_like(q, device="meta").stride()
+    dout, out = laid_out(dout, strides), laid_out(out, strides)
+    # Called directly, its backward gives a wrong dq where heads share keys, too.
     per_group = q.shape[1] // k.shape[1]
     dq, dk, dv = _ATEN._scaled_dot_product_cudnn_attention_backward(
         dout,
@@ -115,6 +118,17 @@ def _cudnn_backward(
         scale=call.scale,
     )
     return dq, _over_group(dk, per_group), _over_group(dv, per_group)
+
+
+def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """x with these strides.
+
+    torch keeps cuDNN's plans of backward passes by the strides of q, k and v alone, and hands dout
+    and out to a plan that was made for others as though they were laid out like those: dq is then
+    wrong without a word (torch 2.11). So for the same q, k and v they always have one layout."""
+    if tuple(x.stride()) == tuple(strides):
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _over_group(grad: Tensor, per_group: int) -> Tensor:

@@ -65,9 +65,11 @@ class Preparation:
         """On the device, cut to this rank's part of the sequence."""
         if BOUNDS in batch:
             batch = {**batch, BOUNDS: trim_bounds(batch[BOUNDS])}
-        moved = {key: t.to(self.device, non_blocking=True) for key, t in batch.items()}
-        if not self.own_positions:
-            moved.pop("position_ids", None)
+        moved = {
+            key: tensor.to(self.device, non_blocking=True)
+            for key, tensor in batch.items()
+            if self.own_positions or key != "position_ids"
+        }
         moved[NUM_TOKENS] = moved["loss_mask"].sum()
         if self.groups.cp is not None:
             size, rank = group_size(self.groups.cp), self.groups.cp_rank

@@ -51,18 +51,19 @@ class StepSums:
     """What the forward and backward pass of a step came to, equal on all ranks."""
 
     loss: float
-    grad_norm: float | None
-    """None where steps are not judged: the update measures it."""
+    grad_norm: float
     divisor: float
     """What the gradients are still to be divided by, beside the scale of the loss."""
     stop: bool
     """Some rank was asked to stop."""
     expects_overflow: bool = False
     """A gradient that is not finite is part of the method (fp16), or to be passed over."""
+    num_zeros: int | None = None
+    """Numbers of the gradient that are zero, where they are counted."""
 
     def result(self) -> tuple[float, float]:
         """What must come out again."""
-        return self.loss, 0.0 if self.grad_norm is None else self.grad_norm
+        return self.loss, self.grad_norm
 
 
 @dataclass(frozen=True, slots=True)

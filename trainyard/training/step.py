@@ -127,8 +127,7 @@ class Trainee:
             outcome = self.optimizer.update(
                 rates,
                 divisor=sums.divisor,
-                count_grad_zeros=self._options.count_zeros,
-                norm=sums.grad_norm,
+                found=(sums.grad_norm, sums.num_zeros),
             )
         if must_be_finite and outcome.skipped:
             raise diverged(number, sums.loss, outcome.grad_norm)
@@ -148,16 +147,20 @@ class Trainee:
             self._runner.train(_timed_batches(ready, timed), size.num_microbatches)
         with timed("all-grads-sync"):
             self.optimizer.reduce_gradients()
+        measured = self.optimizer.measure(self._options.count_zeros)
         all_reduce_sum(self._totals.values, self.groups.world)
-        loss_sum, num_tokens, stops = self._totals.values.tolist()
+        # The host waits here, once: for all that it has to know of the step.
+        numbers = torch.cat((self._totals.values, measured.values)).tolist()
+        loss_sum, num_tokens, stops, *gradient = numbers
         divisor = max(num_tokens, 1.0) if self._options.per_token else 1.0
-        norm = None if self._options.judge is None else self.optimizer.gradient_norm(divisor)
+        norm, num_zeros = measured.read(self.optimizer.loss_scale * divisor, gradient)
         return StepSums(
             loss_sum / max(num_tokens, 1.0),
             norm,
             divisor,
             stops > 0,
             self.optimizer.scaler.expects_overflow or not self._options.check_finite,
+            num_zeros,
         )
 
     def _begin_step(self, size: BatchSize, stop: bool) -> None:

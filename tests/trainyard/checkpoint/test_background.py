@@ -14,10 +14,11 @@ import torch.distributed as dist
 from tests.trainyard.checkpoint.samples import contents, save, some_tensors
 from trainyard.artifacts import store
 from trainyard.artifacts.store import FileRecord
-from trainyard.checkpoint.background import BackgroundSave, HostMemory, SaveReport
+from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.layout import ShardedTensor, Slice
 from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.checkpoint.save import ALONE, Ranks, prepare_step
+from trainyard.checkpoint.snapshot import HostMemory
 from trainyard.errors import InfrastructureError
 from trainyard.testing.pool import RankPool
 
@@ -75,9 +76,9 @@ def test_what_changes_afterwards_is_not_what_was_saved(
 def test_memory_is_used_again_and_grows_with_what_is_held() -> None:
     memory = HostMemory()
     small = {Slice.of(ShardedTensor.whole("model.a", t)): t for t in [torch.arange(5.0)]}
-    (first,) = memory.copy(small).values()
+    (first,) = memory.copy(small).parts().values()
     place = first.data_ptr()
-    (again,) = memory.copy(small).values()
+    (again,) = memory.copy(small).parts().values()
     assert again.data_ptr() == place
     large = torch.arange(1000, dtype=torch.float64).view(10, 100)
     strange = large.t()[3:7]
@@ -87,7 +88,7 @@ def test_memory_is_used_again_and_grows_with_what_is_held() -> None:
         Slice.of(ShardedTensor.whole("model.c", torch.tensor(3.0))): torch.tensor(3.0),
         Slice.of(ShardedTensor.whole("model.d", torch.empty(0, 4))): torch.empty(0, 4),
     }
-    for part, copy in memory.copy(parts).items():
+    for part, copy in memory.copy(parts).parts().items():
         assert torch.equal(copy, parts[part]), part.name
         assert copy.data_ptr() % 8 == 0
     memory.free()

@@ -62,6 +62,7 @@ def test_the_sequence_is_cut_where_flags_say_so() -> None:
         ("no_save_optim: true", {"save_optim": False}),
         ("layernorm_epsilon: 1.e-6", {"norm_epsilon": 1e-6}),
         ("activation_func: squaredrelu", {"squared_relu": True}),
+        ("activation_func: quick_gelu", {"quick_gelu": True}),
         ("activation_func: gelu\ngated_linear_unit: false", {}),
         ("activation_func: swiglu\ngated_linear_unit: true\nswiglu: true", {"swiglu": True}),
         ("num_moe_experts: null\nexpert_model_parallel_size: 1\nfp8: null", {}),

@@ -157,7 +157,7 @@ def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
     plain, watched = Collector([]), Collector([])
     build_loop(build_trainee(dropout=0.1), callbacks=[plain]).run()
     trainee = with_judge(StepJudge(RerunMachine(HERE)))
-    forward, measure = trainee.chunks[0].forward_stage, trainee.optimizer._measure
+    forward, measure = trainee.chunks[0].forward_stage, trainee.optimizer.measure
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: (order.append(name), call(*given))[1]
@@ -168,7 +168,7 @@ def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
             return super().__getitem__(index)
 
     trainee.chunks[0].forward_stage = noted("forward", forward)  # type: ignore[assignment]
-    trainee.optimizer._measure = noted("norm", measure)  # type: ignore[method-assign]
+    trainee.optimizer.measure = noted("norm", measure)  # type: ignore[method-assign]
     data = replace(run_data(trainee, TRAINING, [("valid", Counting())]), train=Watched())
     build_loop(trainee, callbacks=[watched], data=data).run()
     assert watched.events[-1].ledger.text() == plain.events[-1].ledger.text()

@@ -6,13 +6,16 @@ b batch, n query heads, g key and value heads, s queries, t keys, d head channel
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainyard.models.masks import AttentionMask, materialise, packed_lengths
 from trainyard.parallel.block_attention import Block, block_attention, causal_blocks
+from trainyard.parallel.blocks import laid_out
 from trainyard.parallel.varlen import varlen_attention
 
 CUDNN, FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
@@ -83,9 +86,10 @@ class SdpaBackend:
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
             grouped = False
         with sdpa_kernel(kernels, set_priority=True):
-            return functional.scaled_dot_product_attention(
+            out = functional.scaled_dot_product_attention(
                 q, k, v, dense, dropout_p, causal, scale=scale, enable_gqa=grouped
             )
+        return even_gradient(out) if CUDNN in kernels and q.is_cuda else out
 
     def _with_sink(
         self,
@@ -109,6 +113,25 @@ class SdpaBackend:
         return block_attention(
             q, k, v, blocks, kernel=kernel, scale=scale, dropout_p=dropout_p, sink=sink, mask=dense
         )
+
+
+class _EvenGradient(torch.autograd.Function):
+    """What cuDNN gave out, whose gradient then has the same layout."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        ctx.strides = out.stride()
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Tensor:
+        return laid_out(dout, ctx.strides)
+
+
+def even_gradient(out: Tensor) -> Tensor:
+    """`out`, whose gradient will have its layout."""
+    even: Tensor = _EvenGradient.apply(out)  # type: ignore[no-untyped-call]
+    return even
 
 
 def _flash(

@@ -5,9 +5,10 @@ where that is given. Another, or one saved because the run was asked to stop, is
 continue from: once newer ones are published it goes, so that a run that was stopped ends with the
 same files as one that was not. Its lines of the ledger are in the next that stays as well.
 
-With --async-save training waits for a copy to host memory only; a step that ends the run is always
-waited for. The next save, and the end of the run, wait for the one before. Steps between those, in
-other places (`non_persistent`), are as one that only serves to continue from."""
+With --async-save an update waits for a copy to host memory only, which runs beside the forward and
+backward passes before it; a step that ends the run is always waited for. The next save, and the end
+of the run, wait for the one before. Steps between those, in other places (`non_persistent`), are as
+one that only serves to continue from."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.layout import Held
-from trainyard.checkpoint.save import Ranks, StepContents, prepare_step, write_step
+from trainyard.checkpoint.save import Ranks, StepContents, prepare_step, share_of_rank, write_step
 from trainyard.checkpoint.steps import remove_step, step_folder
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.callbacks.non_persistent import Between, NonPersistentSaves
@@ -117,6 +118,12 @@ class Checkpointing(Callback):
         """Steps from here on are taken on the ranks of this process."""
         self._first_step = state.step + 1
         self._saved_step = None
+        self._trainee.optimizer.before_update = self._hold_update
+        if self._background is not None:
+            share = share_of_rank(self._tensors(), self._ranks)
+            self._background.reserve(share)
+            if self._between is not None:
+                self._between.reserve(share)
 
     def after_step(self, event: StepEvent) -> None:
         """Save if it is time to."""
@@ -176,6 +183,13 @@ class Checkpointing(Callback):
         seconds = time.monotonic() - began
         size = sum(record.size_bytes for record in records)
         done(records, SaveReport(event.state.step, size, seconds, seconds))
+
+    def _hold_update(self) -> None:
+        """Whatever is being copied is copied as it is."""
+        if self._background is not None:
+            self._background.hold_update()
+        if self._between is not None:
+            self._between.hold_update()
 
     def _save_between(self, event: StepEvent) -> None:
         if self._between is None or not self._between.is_due(event.record.step):

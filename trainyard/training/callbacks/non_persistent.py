@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import BackgroundSave, Kind, SaveReport
-from trainyard.checkpoint.layout import Held
+from trainyard.checkpoint.layout import Held, Slice
 from trainyard.checkpoint.local_save import LocalSave
 from trainyard.checkpoint.save import Ranks, StepContents
 from trainyard.checkpoint.upload import LazyUpload
@@ -54,6 +56,16 @@ class NonPersistentSaves:
     def needs_room(self) -> bool:
         """Whether steps of the run folder come of it."""
         return self._between.upload is not None
+
+    def reserve(self, share: Mapping[Slice, Tensor]) -> None:
+        """Make the host memory for what this rank will have to write now."""
+        if self._between.background is not None:
+            self._between.background.reserve(share)
+
+    def hold_update(self) -> None:
+        """The parameters are about to change."""
+        if self._between.background is not None:
+            self._between.background.hold_update()
 
     def check(self) -> None:
         """Tell of what could not be written since."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.trainyard.models.backends.cases import KINDS, LOCAL, attend, expected
 from trainyard.models.backends.base import Numerics
 from trainyard.models.backends.flash import FlashBackend
 from trainyard.models.backends.local import LocalBackend
-from trainyard.models.backends.sdpa import SdpaBackend
+from trainyard.models.backends.sdpa import SdpaBackend, even_gradient
 from trainyard.models.masks import CAUSAL, AttentionMask
 from trainyard.parallel import blocks, varlen
 from trainyard.parallel.blocks import BlockCall, block_backward, block_forward
@@ -274,3 +274,32 @@ def test_the_flash_package_is_called_right(
     )
     right = expected(given, mask, False)[0]
     torch.testing.assert_close(out, right.float(), **FP32_SUM_ORDER)
+
+
+class Seen(torch.autograd.Function):
+    """Notes how the gradient that comes back is laid out."""
+
+    strides: ClassVar[list[tuple[int, ...]]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Tensor:
+        Seen.strides.append(dout.stride())
+        return dout
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (0, 2, 1, 3)])
+def test_a_gradient_comes_back_laid_out_like_the_output(order: tuple[int, ...]) -> None:
+    """Whatever follows: torch's plans of cuDNN do not look at the layout of gradients."""
+    out = inputs(6)[0].detach().requires_grad_()
+    shape = [out.shape[place] for place in order]
+    places = [order.index(place) for place in range(4)]
+    weights = torch.randn(shape).permute(places)
+    given = Seen.apply(out)  # type: ignore[no-untyped-call]
+    (even_gradient(given) * weights).sum().backward()
+    assert out.grad is not None
+    assert torch.equal(out.grad, weights)
+    assert Seen.strides[-1] == given.stride()

@@ -15,6 +15,7 @@ from trainyard.models.backends.choice import Needs, choose_backend
 from trainyard.models.backends.select import probe_device
 from trainyard.models.masks import CAUSAL
 from trainyard.parallel.block_attention import block_attention, causal_blocks
+from trainyard.parallel.blocks import BlockCall, block_backward, block_forward
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -92,6 +93,25 @@ def test_blocks_make_up_attention(kernel: str, groups: int, with_sink: bool) -> 
             return block_attention(q, k, v, blocks, kernel=kernel, sink=sink, **options)
 
     compare(Pieces(), S, groups, torch.bfloat16, "causal", with_sink)
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash"])
+@pytest.mark.parametrize("groups", [4, 2])
+def test_a_layout_seen_before_is_not_taken_for_another(kernel: str, groups: int) -> None:
+    """The same queries and keys, their output and its gradient laid out in two ways."""
+    q, k, v, _ = inputs(S, groups=groups, d=D, dtype=torch.bfloat16, device="cuda")
+    dout = torch.randn(q.shape, device="cuda").to(q.dtype)
+    call = BlockCall(0.125, causal=True)
+    with torch.no_grad():
+        out, lse, rng = block_forward(kernel, q, k, v, call)
+        found = [
+            block_backward(kernel, dout_, q, k, v, out_, lse, rng, call)
+            for out_ in (out, out.contiguous(), out.transpose(0, 1).contiguous().transpose(0, 1))
+            for dout_ in (dout, torch.empty_like(q).copy_(dout))
+        ]
+    for other in found[1:]:
+        for got, right, name in zip(other, found[0], "qkv", strict=True):
+            assert_near(got, right, 1e-2, name)
 
 
 @pytest.mark.parametrize("kernel", ["cudnn", "flash", "math"])
