@@ -54,7 +54,7 @@ def test_a_stage_survives_a_kill_anywhere(
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("stage", ["tokenize", "merge", "index"])
+@pytest.mark.parametrize("stage", ["tokenize", "merge", "index", "pretrain", "reshard"])
 def test_a_stage_survives_a_kill_anywhere_on_s3(
     stage: str, zygote: Zygote, yard: Yard, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_stage_survives_a_kill_anywhere_on_s3(
 
 
 def test_training_survives_a_kill_while_a_step_is_saved_in_the_background(
-    zygote: Zygote, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zygote: Zygote, yard: Yard, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
-    kill_anywhere(zygote, yard, "pretrain", str(tmp_path), IN_BACKGROUND)
+    kill_anywhere(zygote, yard, "pretrain", store_url, IN_BACKGROUND)
