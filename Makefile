@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 YARD ?= yard
+RECIPE ?= recipes/quickstart.toml
+PROFILE ?= local
 TORCH_INDEX ?=
 JOBS ?= 2
 UI_PORT ?= 4200
@@ -16,6 +18,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Prefect's database of the runs; beside what they made, where that is on this machine.
 LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
 
+# One for every stage, and one for the flows.
+ALL_IMAGES = $(filter-out cuda/%,$(patsubst images/locks/%.txt,%,$(filter-out \
+  %/build.txt %/sbom.txt %/torch.txt,$(wildcard images/locks/*.txt))))
+
 # Tests run side by side, so one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -23,7 +29,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 LAYOUTS := tests/trainyard/training/layouts
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-distributed test-slow test-full fuzz bench check lint format ui clean clean-quickstart
+.PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard test-full fuzz bench check \
+  lint format ui env images locks up down clean clean-quickstart
 
 help: ## List the targets and variables
 	@echo "trainyard: make TARGET [VARIABLE=value]"
@@ -32,6 +39,8 @@ help: ## List the targets and variables
 	@echo
 	@echo "  PYTHON=$(PYTHON)  interpreter for .venv, 3.11 or newer"
 	@echo "  YARD=$(YARD)  folder for everything that a quick start makes"
+	@echo "  RECIPE=$(RECIPE)  what make pretrain-gpt runs"
+	@echo "  PROFILE=$(PROFILE)  where it runs: a file of deploy/yards, by its name or path"
 	@echo "  TORCH_INDEX=$(TORCH_INDEX)  where pip takes torch from, if not from your usual index:"
 	@echo "      CPU only, 200 MB:  https://download.pytorch.org/whl/cpu"
 	@echo "      CUDA 13:           https://download.pytorch.org/whl/cu130"
@@ -63,11 +72,33 @@ quickstart: export YARD := $(YARD)
 quickstart: install ## Text to a trained, evaluated GPT and its run card
 	@$(BIN)/python -m flows.pretrain_gpt recipes/quickstart.toml
 
+pretrain-gpt: install ## The same flow on RECIPE, in the place that PROFILE names
+	@$(BIN)/python -m flows.pretrain_gpt $(RECIPE) --profile $(PROFILE)
+
+register: install ## Tell the server of PREFECT_API_URL all that yard PROFILE needs
+	@$(BIN)/python -m flows.register --yard $(PROFILE)
+
 ui: install ## Prefect's pages for the runs under YARD, on localhost
 	@PREFECT_HOME="$(abspath $(LOCAL_YARD))/.prefect" PREFECT_SERVER_ANALYTICS_ENABLED=false \
 	  PREFECT_SERVER_UI_API_URL="http://127.0.0.1:$(UI_PORT)/api" \
 	  PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false \
 	  DO_NOT_TRACK=1 $(BIN)/prefect server start --host 127.0.0.1 --port $(UI_PORT)
+
+env: ## .env for docker compose: settings of this machine, new secrets; again: keeps them
+	@$(PYTHON) deploy/env.py
+
+images: env ## Images of stages and flows, on the engine of this machine; IMAGES="tokenize flow": some
+	@docker compose --profile '*' build $(or $(IMAGES),$(ALL_IMAGES))
+
+locks: ## images/locks, after a change of pyproject.toml or constraints.txt; needs uv
+	@$(PYTHON) images/lock.py
+
+up: env ## Database, Prefect, worker and object store on this machine (docs/operate.md)
+	@docker compose up --detach --wait
+	@docker compose run --rm flow python -m flows.register --yard compose
+
+down: ## End them; what they keep stays in volumes
+	@docker compose --profile '*' down
 
 test: install ## Unit tests, under two minutes
 	@$(PYTEST) -q -n $(JOBS) --dist loadfile
@@ -77,6 +108,9 @@ test-distributed: install ## Training cut over up to eight ranks against one pro
 
 test-slow: install ## Kill-anywhere and whole-yard suites, minutes
 	@$(PYTEST) -q -m '(slow or kill or yard) and not full' --ignore=$(LAYOUTS)
+
+test-yard: install ## Images, compose, Slurm and an object store, brought up and cleaned up by itself
+	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m 'yard and not full' tests/yard
 
 test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
 	@$(PYTEST) -q -n $(JOBS) -m 'full and not yard' --ignore=$(LAYOUTS)

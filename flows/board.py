@@ -1,75 +1,167 @@
-"""What Prefect's pages show of a flow run: progress, a table of its stages, a link to its card."""
+"""What Prefect's pages show of a flow run: progress, its stages, the loss, where the time of its
+training went, where everything came from, a link to its card."""
 
 from __future__ import annotations
 
-import re
+import asyncio
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.artifacts import (
+    acreate_image_artifact,
     acreate_link_artifact,
     acreate_markdown_artifact,
     acreate_progress_artifact,
     aupdate_progress_artifact,
 )
 
-from trainyard.artifacts.urls import local_path
+from flows.board_pictures import data_url, lineage_page, loss_curve, read_lineage
+from flows.board_stage import number, page_key, shown
+from flows.goodput_record import goodput_url, markdown, record_goodput
+from trainyard.artifacts import store
+from trainyard.artifacts.output import Output
+from trainyard.artifacts.urls import join, local_path, parent
 
 if TYPE_CHECKING:
+    from flows.job import StageJob
     from flows.stage_task import Summary
 
 SHOWN_METRICS = 4
 
+TRAINED = "pretrain"
+"""The stage that has a loss, and attempts whose time is accounted for."""
+LEDGER = "ledger.jsonl"
+
+BROWSE = "TRAINYARD_BROWSE"
+"""Variable `PREFIX=URL`: where a browser finds what lies under a prefix, such as
+`s3://yard=https://files.example.org/yard`; pages of http cannot link to files."""
+
 
 class Board:
-    """Grows as stages end; the table and the link are made at the end of the run."""
+    """Grows as stages end; what is about the whole run is made at its end."""
 
-    def __init__(self, flow: str, num_jobs: int, card: str = "") -> None:
+    def __init__(
+        self, flow: str, jobs: Sequence[StageJob], card: str = "", root: str = "", runs: str = ""
+    ) -> None:
+        """card: URL of the run card; root: of all artifacts; runs: the folder of run folders."""
         self.summaries: list[Summary] = []
-        self._flow = flow
-        self._num_jobs = num_jobs
-        self._card = card
+        self._flow, self._jobs, self._num_jobs = flow, jobs, len(jobs)
+        self._card, self._root, self._runs = card, root, runs
         self._progress: UUID | None = None
 
     async def open(self) -> None:
         """Begin, at 0 %."""
-        key = f"{self._flow}-progress"
-        created: Any = await acreate_progress_artifact(0.0, key=key, description="Stages done")
-        self._progress = created
+        key = page_key(self._flow, "progress")
+        making = acreate_progress_artifact(0.0, key=key, description="Stages done")
+        self._progress = await shown(making)
+
+    def expect(self, num_jobs: int) -> None:
+        """So many stages will run; of a flow that learns it when it has begun."""
+        self._num_jobs = num_jobs
 
     async def add(self, summary: Summary) -> None:
         """A stage ended well."""
         self.summaries.append(summary)
         if self._progress is not None:
             share = 100.0 * len(self.summaries) / max(self._num_jobs, 1)
-            await aupdate_progress_artifact(self._progress, progress=share)
+            await shown(aupdate_progress_artifact(self._progress, progress=share))
+        if summary.stage == TRAINED and summary.manifest_url:
+            await shown(self._show_loss(summary))
+            output = Output.directory(parent(summary.manifest_url))
+            await shown(self._show_goodput(summary.job, output))
 
     async def close(self, error: BaseException | None) -> None:
         """The run has ended."""
         table = stage_table(self.summaries)
         if error is not None:
             table += f"\n\n**Stopped:** {_cell(str(error))}\n"
-        await acreate_markdown_artifact(table, key=f"{self._flow}-stages", description="Stages")
+            for job in self._jobs:
+                is_done = any(summary.job == job.name for summary in self.summaries)
+                if job.stage == TRAINED and job.output is not None and not is_done:
+                    await shown(self._show_goodput(job.name, job.output))
+        await shown(self._markdown("stages", table, "Stages"))
+        await shown(self._show_lineage())
         if self._card and error is None:
-            await acreate_link_artifact(
-                link_to(self._card),
-                link_text="run card",
-                key=f"{self._flow}-card",
-                description=f"The run card: `{self._card}`",
+            link = link_to(self._card)
+            await shown(
+                acreate_link_artifact(
+                    link,
+                    link_text="run card",
+                    key=page_key(self._flow, "card"),
+                    description=f"The run card: `{self._card}`{_how_to_open(link)}",
+                )
             )
 
+    async def _markdown(self, name: str, text: str, description: str) -> None:
+        key = page_key(self._flow, name)
+        await acreate_markdown_artifact(text, key=key, description=description)
 
-async def show_script(job: str, script: str) -> None:
-    """What was submitted for a job, to be read and run again by hand."""
-    key = re.sub(r"[^a-z0-9]+", "-", job) + "-script"
-    await acreate_markdown_artifact(f"```bash\n{script}```\n", key=key, description="Submitted")
+    async def _show_loss(self, summary: Summary) -> None:
+        url = join(parent(summary.manifest_url), LEDGER)
+        if not await asyncio.to_thread(store.exists, url):
+            return
+        ledger = await asyncio.to_thread(store.read_bytes, url)
+        picture = loss_curve(ledger.splitlines(), f"{summary.job}: loss, nats per token")
+        if picture is not None:
+            key = page_key(self._flow, "loss")
+            description = f"Loss of `{summary.job}` by step"
+            shown_at = await asyncio.to_thread(self._picture_url, f"{summary.job}-loss", picture)
+            await acreate_image_artifact(shown_at, key=key, description=description)
+
+    def _picture_url(self, name: str, picture: str) -> str:
+        """In a file, where a browser finds those; else the picture itself."""
+        url = join(self._root, "pages", f"{name}.svg")
+        link = link_to(url)
+        if not link.startswith("http"):
+            return data_url(picture)
+        store.write_bytes(url, picture.encode())
+        return link
+
+    async def _show_goodput(self, name: str, output: Output) -> None:
+        """Where the time of a training went, over all attempts at it."""
+        found = await asyncio.to_thread(
+            record_goodput, Path(self._runs, name), output, goodput_url(self._root, name)
+        )
+        if found is not None:
+            await self._markdown("goodput", markdown(found), f"Where the time of `{name}` went")
+
+    async def _show_lineage(self) -> None:
+        made = {s.job: parent_of(s.manifest_url) for s in self.summaries if s.manifest_url}
+        if not made:
+            return
+        trained = [made[s.job] for s in self.summaries if s.stage == TRAINED and s.job in made]
+        destination = (trained or list(made.values()))[-1]
+        lineage = await asyncio.to_thread(read_lineage, list(made.values()), destination)
+        await self._markdown("lineage", lineage_page(lineage), "Where everything came from")
+
+
+def parent_of(manifest_url: str) -> str:
+    """The artifact that a manifest is of: its folder, or the prefix before `.manifest.json`."""
+    folder, _, name = manifest_url.rpartition("/")
+    prefix = name.removesuffix("manifest.json").rstrip(".")
+    return join(folder, prefix) if prefix else folder
 
 
 def link_to(url: str) -> str:
-    """The URL that a browser opens."""
+    """The URL that a browser opens; as variable TRAINYARD_BROWSE says, where that fits."""
+    prefix, _, place = os.environ.get(BROWSE, "").partition("=")
     path = local_path(url)
+    whole = url if path is None else str(path.absolute())
+    if place and whole.startswith(prefix):
+        return place.rstrip("/") + "/" + whole.removeprefix(prefix).lstrip("/")
     return url if path is None else path.absolute().as_uri()
+
+
+def _how_to_open(link: str) -> str:
+    if link.startswith("http"):
+        return ""
+    return (
+        f"\n\nBrowsers do not open this kind of link from a page: copy it, or set {BROWSE} to "
+        "where a web server shows the files (`PREFIX=URL`)."
+    )
 
 
 def stage_table(summaries: Sequence[Summary]) -> str:
@@ -97,13 +189,7 @@ def metrics_text(metrics: dict[str, Any]) -> str:
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
     shown = list(numbers.items())[:SHOWN_METRICS]
-    return ", ".join(f"{key} {_number(value)}" for key, value in shown)
-
-
-def _number(value: float) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"
+    return ", ".join(f"{key} {number(value)}" for key, value in shown)
 
 
 def _cell(text: str) -> str:

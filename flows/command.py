@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flows.corpus_jobs import corpus_jobs
 from flows.job import read_job
 from flows.pretrain_jobs import pretrain_jobs
+from flows.profile import DEFAULT, Profile, read_profile
 from flows.program import Flow, fail, run_program
-from flows.recipe import read_recipe, yard_root
+from flows.recipe import Recipe, read_recipe, yard_root
+from flows.refresh import check_refresh
+from flows.release_jobs import release_jobs
 from trainyard.artifacts.urls import is_local
 from trainyard.errors import TrainyardError
 
@@ -18,23 +22,85 @@ from trainyard.errors import TrainyardError
 def pretrain_gpt_main(argv: Sequence[str] | None = None) -> int:
     """`python -m flows.pretrain_gpt`; returns its exit status."""
     parser = _parser("pretrain_gpt", "Raw text to a trained, evaluated and benchmarked GPT.")
+    return _recipe_main(
+        parser,
+        argv,
+        # What is wrong in it is said at once, without waiting for a server.
+        lambda recipe, profile, given: pretrain_jobs(recipe, profile.means()),
+        _load_pretrain_gpt,
+        "card",
+    )
+
+
+def prepare_corpus_main(argv: Sequence[str] | None = None) -> int:
+    """`python -m flows.prepare_corpus`; returns its exit status."""
+    parser = _parser("prepare_corpus", "Raw text to one pair of token files.")
+    return _recipe_main(
+        parser,
+        argv,
+        lambda recipe, profile, given: corpus_jobs(recipe),
+        _load_prepare_corpus,
+        "tokens",
+    )
+
+
+def corpus_refresh_main(argv: Sequence[str] | None = None) -> int:
+    """`python -m flows.corpus_refresh`; returns its exit status."""
+    parser = _parser("corpus_refresh", "Tokenize what is new in a corpus, publish a new version.")
+    return _recipe_main(
+        parser,
+        argv,
+        lambda recipe, profile, given: check_refresh(recipe),
+        _load_corpus_refresh,
+        "pointer",
+    )
+
+
+def release_main(argv: Sequence[str] | None = None) -> int:
+    """`python -m flows.release`; returns its exit status."""
+    parser = _parser("release", "Reshard, export, evaluate and benchmark a checkpoint.")
+    parser.add_argument("--checkpoint", help="run or step folder; else the one of the recipe")
+    return _recipe_main(
+        parser,
+        argv,
+        lambda recipe, profile, given: release_jobs(recipe, given.checkpoint),
+        _load_release,
+        "export",
+        "checkpoint",
+    )
+
+
+def _recipe_main(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    check: Callable[[Recipe, Profile, argparse.Namespace], object],
+    load: Callable[[], Flow],
+    result: str,
+    *more: str,
+) -> int:
+    """A flow of a recipe: check it, run it, print one thing that it returns.
+
+    `more`: options of the command line that are parameters of the flow as well."""
     parser.add_argument("recipe", help="TOML file with a table of options for each stage")
     given = parser.parse_args(argv)
     try:
-        recipe = read_recipe(given.recipe, given.yard)
-        pretrain_jobs(recipe)  # what is wrong in it is said at once, without waiting for a server
+        profile = read_profile(given.profile)
+        recipe = read_recipe(given.recipe, profile.yard_root(given.yard))
+        check(recipe, profile, given)
     except TrainyardError as error:
         return fail(error)
     print(f"{given.recipe}: everything goes to {recipe.root}", file=sys.stderr)
-    status, result = run_program(
-        _load_pretrain_gpt,
-        prefect_home(given.yard),
+    status, returned = run_program(
+        load,
+        prefect_home(profile.yard_root(given.yard)),
         given.verbose,
         recipe=given.recipe,
         yard=given.yard,
+        profile=given.profile,
+        **{name: getattr(given, name) for name in more},
     )
     if status == 0:
-        print(result["card"])
+        print(returned[result])
     return status
 
 
@@ -45,16 +111,18 @@ def run_stage_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="its options: TOML, YAML or JSON")
     given = parser.parse_args(argv)
     try:
+        profile = read_profile(given.profile)
         read_job(given.stage, given.config)
     except TrainyardError as error:
         return fail(error)
     status, result = run_program(
         _load_run_stage,
-        prefect_home(given.yard),
+        prefect_home(profile.yard_root(given.yard)),
         given.verbose,
         stage=given.stage,
         config=given.config,
         yard=given.yard,
+        profile=given.profile,
     )
     if status == 0 and result["manifest_url"]:
         print(result["manifest_url"])
@@ -72,6 +140,11 @@ def _parser(flow: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--yard", help="folder or URL for everything that is made; else variable YARD, else yard"
     )
+    parser.add_argument(
+        "--profile",
+        default=DEFAULT,
+        help=f"where stages run: a file of deploy/yards, by its name or path (default: {DEFAULT})",
+    )
     parser.add_argument("--verbose", action="store_true", help="show every line of every stage")
     return parser
 
@@ -80,6 +153,24 @@ def _load_pretrain_gpt() -> Flow:
     from flows.pretrain_gpt import pretrain_gpt
 
     return pretrain_gpt
+
+
+def _load_prepare_corpus() -> Flow:
+    from flows.prepare_corpus import prepare_corpus
+
+    return prepare_corpus
+
+
+def _load_corpus_refresh() -> Flow:
+    from flows.corpus_refresh import corpus_refresh
+
+    return corpus_refresh
+
+
+def _load_release() -> Flow:
+    from flows.release import release
+
+    return release
 
 
 def _load_run_stage() -> Flow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -58,6 +58,8 @@ class StageJob:
     """The options as written; the stage fills in its own defaults, where it runs."""
     output: Output | None
     label: str = ""
+    num_shares: int = 0
+    """Jobs that make the output together, by --rank and --world-size; 0: one makes it all."""
 
     @property
     def name(self) -> str:
@@ -98,3 +100,15 @@ def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = 
     """A job whose options were validated."""
     config = build_config(stage, document, where)
     return StageJob(stage=stage, document=dict(document), output=config.output(), label=label)
+
+
+def in_shares(job: StageJob, count: int) -> StageJob:
+    """The job that makes the shares of an output side by side; it publishes nothing itself."""
+    document = {**job.document, "world_size": count}
+    label = f"{job.name}-shares"
+    return StageJob(stage=job.stage, document=document, output=None, label=label, num_shares=count)
+
+
+def joined(job: StageJob, count: int) -> StageJob:
+    """The job that joins the shares of an output."""
+    return replace(job, document={**job.document, "world_size": count})

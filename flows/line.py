@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.exceptions import TerminationSignal
 
 from flows.board import Board
 from flows.interrupt import heed_interrupt
-from flows.job import StageJob
-from flows.stage_task import Place, Summary, run_stage_task
+from flows.job import StageJob, in_shares, joined
+from flows.profile import Profile, read_profile
+from flows.stage_task import Summary, run_stage_task
+from flows.tags import limit_tag
+from flows.turn import turn
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST
-from trainyard.artifacts.urls import basename, is_local, join, local_path, parent
+from trainyard.artifacts.urls import basename, join, parent
 
-AT_ONCE = 2
-"""Stages that run side by side where the flow lets several run at all."""
+AT_ONCE = {"process": 2, "container": 2}
+"""Stages that run side by side on one machine, where the flow lets several run at all."""
+AT_ONCE_SCHEDULED = 32
+"""The same where a scheduler says when each begins."""
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +35,29 @@ log = logging.getLogger(__name__)
 class Line:
     """Runs jobs, and keeps the board that Prefect's pages show, also of a run that fails."""
 
-    def __init__(self, flow: str, root: str, jobs: Sequence[StageJob], card: str = "") -> None:
-        self._place = place_of(root)
-        self._board = Board(flow, len(jobs), card)
-        self._slots = asyncio.Semaphore(AT_ONCE)
+    def __init__(
+        self,
+        flow: str,
+        root: str,
+        jobs: Sequence[StageJob],
+        card: str = "",
+        *,
+        profile: Profile | None = None,
+        alone: bool = True,
+    ) -> None:
+        """`alone`: wait while another flow run works on the same root."""
+        self._root = root
+        self._place = (profile or read_profile()).place(root)
+        self._board = Board(flow, jobs, card, root, self._place.run_folder)
+        self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))
+        self._alone = alone
+        self._held = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Line:
         _heed_termination()
         heed_interrupt()
+        if self._alone:
+            await self._held.enter_async_context(turn(self._root, get_run_logger()))
         await self._board.open()
         return self
 
@@ -46,8 +67,15 @@ class Line:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None or issubclass(kind, Exception):  # not when it is being cancelled
-            await self._board.close(error)
+        try:
+            if kind is None or issubclass(kind, Exception):  # not when it is being cancelled
+                await self._board.close(error)
+        finally:
+            await self._held.aclose()
+
+    def expect(self, num_jobs: int) -> None:
+        """So many stages will run; of a flow that learns it when it has begun."""
+        self._board.expect(num_jobs)
 
     def documents(self) -> list[dict[str, Any]]:
         """What came of each stage so far, JSON-able."""
@@ -65,12 +93,24 @@ class Line:
 
     async def _one(self, job: StageJob) -> Summary:
         async with self._slots:
-            summary = await run_stage_task(job, self._place)
+            shares = self._place.shares_of(job.stage)
+            if shares > 1:
+                await self._start(in_shares(job, shares))
+                job = joined(job, shares)
+            summary = await self._start(job)
         await self._board.add(summary)
         return summary
 
+    async def _start(self, job: StageJob) -> Summary:
+        if job.stage not in self._place.limited:
+            return await run_stage_task(job, self._place)
+        tag = limit_tag(self._place.yard, job.stage)
+        return await run_stage_task.with_options(tags=[tag])(job, self._place)
+
     async def drop_all_but(self, jobs: Sequence[StageJob]) -> None:
         """Remove parts beside those of these jobs, left by an earlier corpus with other files."""
+        if not jobs:
+            return
         await asyncio.to_thread(remove_other_parts, [j.output.url for j in jobs if j.output])
 
 
@@ -96,13 +136,6 @@ def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def place_of(root: str) -> Place:
-    """Where the stages of a root run: here; their run folders lie beside what they make."""
-    path = local_path(root) if is_local(root) else Path("yard", basename(root))
-    assert path is not None
-    return Place(run_folder=str(path.absolute() / ".runs"))
 
 
 def remove_other_parts(prefixes: Sequence[str]) -> None:

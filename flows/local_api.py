@@ -34,13 +34,15 @@ SETTINGS = {
 
 
 class LocalApi:
-    """A server on a free port of localhost, with its database under PREFECT_HOME."""
+    """A server on a port of localhost, a free one unless it is named, with its database under
+    PREFECT_HOME."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, port: int = 0) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self._log = (home / "server.log").open("ab")
         with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(("127.0.0.1", port))
             listening.listen(64)
             self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
             read_end, self._lifeline = os.pipe()

@@ -15,25 +15,74 @@ from typing import Any
 
 from prefect import flow
 
+from flows.blocks.yard import yard_profile
+from flows.form import (
+    NOTHING,
+    Benchmark,
+    Collect,
+    Evaluate,
+    Merge,
+    Plan,
+    Pretrain,
+    Reshard,
+    Tokenize,
+    TrainTokenizer,
+    given,
+)
 from flows.line import Line
 from flows.pretrain_jobs import pretrain_jobs
+from flows.profile import DEFAULT
 from flows.recipe import read_recipe
 
 
 @flow(name="pretrain-gpt", flow_run_name="{recipe}", persist_result=False)
 async def pretrain_gpt(
-    recipe: str = "recipes/quickstart.toml", yard: str | None = None
+    recipe: str = "recipes/quickstart.toml",
+    yard: str | None = None,
+    profile: str = DEFAULT,
+    collect: Collect = NOTHING,
+    train_tokenizer: TrainTokenizer = NOTHING,
+    tokenize: Tokenize = NOTHING,
+    merge: Merge = NOTHING,
+    plan: Plan = NOTHING,
+    pretrain: Pretrain = NOTHING,
+    reshard: Reshard = NOTHING,
+    evaluate: Evaluate = NOTHING,
+    benchmark: Benchmark = NOTHING,
 ) -> dict[str, Any]:
     """Collect, tokenize, pretrain, reshard, evaluate, benchmark, report.
 
     Args:
-        recipe: TOML file with a table of options for each stage.
-        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else `yard`."""
-    written = read_recipe(recipe, yard)
-    jobs = pretrain_jobs(written)
+        recipe: TOML file or URL with a table of options for each stage.
+        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
+            profile, else `yard`.
+        profile: Where stages run: a file of deploy/yards, by its name or path.
+        collect: Options that go over the recipe's [collect].
+        train_tokenizer: Options that go over the recipe's [train_tokenizer].
+        tokenize: Options that go over the recipe's [tokenize].
+        merge: Options that go over the recipe's [merge].
+        plan: Options that go over the recipe's [plan].
+        pretrain: Options that go over the recipe's [pretrain].
+        reshard: Options that go over the recipe's [reshard].
+        evaluate: Options that go over the recipe's [evaluate].
+        benchmark: Options that go over the recipe's [benchmark]."""
+    place = await yard_profile(profile)
+    tables = {
+        "collect": collect,
+        "train_tokenizer": train_tokenizer,
+        "tokenize": tokenize,
+        "merge": merge,
+        "plan": plan,
+        "pretrain": pretrain,
+        "reshard": reshard,
+        "evaluate": evaluate,
+        "benchmark": benchmark,
+    }
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
+    jobs = pretrain_jobs(written, place.means())
     card = written.at("card.html")
-    async with Line("pretrain-gpt", written.root, jobs.all(), card) as line:
-        await line.run(jobs.plan, jobs.collect)
+    async with Line("pretrain-gpt", written.root, jobs.all(), card, profile=place) as line:
+        await line.run(jobs.plan, jobs.collect)  # a layout that fits nowhere ends here
         await line.run(jobs.train_tokenizer)
         await line.run(*jobs.tokenize)
         await line.drop_all_but(jobs.tokenize)

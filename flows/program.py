@@ -76,7 +76,7 @@ def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, An
     except (TerminationSignal, asyncio.CancelledError):
         return _stopped(signal.SIGINT if interrupted() else signal.SIGTERM), None
     except Exception as error:
-        if isinstance(error, PrefectException) or _is_of_network(error):
+        if isinstance(error, PrefectException) or is_of_network(error):
             url = os.environ["PREFECT_API_URL"]
             return fail(InfrastructureError(f"Prefect's API at {url}: {error}")), None
         traceback.print_exception(error)
@@ -95,7 +95,7 @@ def _drain() -> None:
     EventsWorker.drain_all(timeout=DRAIN_SECONDS)
 
 
-def _is_of_network(error: BaseException | None) -> bool:
+def is_of_network(error: BaseException | None) -> bool:
     """True when Prefect's client could not talk to its server, however it put that."""
     while error is not None:
         if type(error).__module__.partition(".")[0] in ("httpx", "httpcore"):

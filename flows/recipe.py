@@ -5,7 +5,9 @@ artifacts lie is not written in it: that follows from the yard and the recipe's 
 may stand
 
     corpus = ["books/*.jsonl"]       documents of one's own, in the place of stage collect
-    evaluation_data = "held.txt"     text to evaluate on; needed with a corpus of one's own"""
+    evaluation_data = "held.txt"     text to evaluate on; needed with a corpus of one's own
+    tokens = "web/current.json"      tokens that are there: a pair's prefix, or what corpus-refresh
+                                     publishes; in the place of a corpus"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from trainyard.artifacts.urls import basename, join
 from trainyard.config import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
-TOP_LEVEL = ("corpus", "evaluation_data")
+TOP_LEVEL = ("corpus", "evaluation_data", "tokens")
 ASKED = ("blame", "certify", "index", "inspect", "verify")
 """Stages that no recipe has."""
 TABLES = tuple(name for name in CONFIGS if name not in ASKED)
@@ -37,7 +39,13 @@ class Recipe:
     root: str
     corpus: tuple[str, ...] = ()
     evaluation_data: str = ""
+    tokens: str = ""
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What it is called, as the folder of all that it makes."""
+        return basename(self.root)
 
     def table(self, stage: str) -> dict[str, Any]:
         """What was written for a stage."""
@@ -52,6 +60,11 @@ class Recipe:
                 f"artifacts lie is chosen with --yard or the variable YARD"
             )
         return stage_job(stage, {**written, **decided}, where, label)
+
+    def with_options(self, tables: Mapping[str, Mapping[str, Any]]) -> Recipe:
+        """The recipe with options of stages that go over what was written."""
+        merged = {stage: {**self.table(stage), **table} for stage, table in tables.items()}
+        return dataclasses.replace(self, tables={**self.tables, **merged})
 
     def at(self, *parts: str) -> str:
         """A place under the root."""
@@ -83,6 +96,7 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
         root=join(yard_root(yard), name.stem),
         corpus=tuple(_strings(document.get("corpus", []), f"{path}: corpus")),
         evaluation_data=_string(document.get("evaluation_data", ""), f"{path}: evaluation_data"),
+        tokens=_string(document.get("tokens", ""), f"{path}: tokens"),
         tables={key: value for key, value in document.items() if key in TABLES},
     )
 

@@ -13,20 +13,36 @@ from typing import Any
 
 from prefect import flow
 
-from flows.job import read_job
+from flows.blocks.yard import yard_profile
+from flows.job import read_job, stage_job
 from flows.line import Line
-from flows.recipe import yard_root
+from flows.profile import DEFAULT
+from trainyard.errors import ConfigError
 
 
 @flow(name="run-stage", flow_run_name="{stage}", persist_result=False)
-async def run_stage(stage: str, config: str, yard: str | None = None) -> dict[str, Any]:
-    """Run one stage from a config document.
+async def run_stage(
+    stage: str,
+    config: str | None = None,
+    yard: str | None = None,
+    profile: str = DEFAULT,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run one stage from a config document, from options, or from a document with options over it.
 
     Args:
         stage: Name of the stage, a package under stages/.
         config: Path or URL of its options, a TOML, YAML or JSON document.
-        yard: Folder under which logs lie; unset: variable YARD, else `yard`."""
-    job = read_job(stage, config)
-    async with Line("run-stage", yard_root(yard), [job]) as line:
+        yard: Folder under which logs lie; unset: variable YARD, else that of the profile, else
+            `yard`.
+        profile: Where the stage runs: a file of deploy/yards, by its name or path.
+        options: Its options, by their flags with underscores; they go over those of `config`."""
+    if config is None and not options:
+        raise ConfigError("run-stage needs config, a document of options, or options")
+    place = await yard_profile(profile)
+    written = read_job(stage, config).document if config is not None else {}
+    job = stage_job(stage, {**written, **(options or {})}, config or f"options of {stage}")
+    root = place.yard_root(yard)
+    async with Line("run-stage", root, [job], profile=place, alone=False) as line:
         await line.run(job)
     return line.documents()[0]

@@ -11,10 +11,8 @@ import asyncio
 import json
 import logging
 import shutil
-import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,20 +20,21 @@ from typing import Any
 import tomli_w
 from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TaskRunContext
 
-from flows.blocks.process import LOG, ProcessJob
-from flows.blocks.slurm import SlurmJob
-from flows.board import show_script
+from flows.blocks.process import LOG
+from flows.blocks.table import BLOCKS
+from flows.board_progress import progress_shown
+from flows.board_stage import show_stage, show_submitted
 from flows.console import Log, headline
 from flows.job import StageJob
-from flows.launch.key import job_key
+from flows.launch.key import job_key, submission_of
 from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
-from flows.launch.slurm import SCRIPT
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import LaunchSpec, Mount, Resources
+from flows.launch.spec import LaunchSpec, Shares
+from flows.place import SCHEDULED, Place
+from flows.retry import DELAYS_SECONDS, HELD, JITTER, MOST_RETRIES, Trying, given_up, reached_step
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.errors import ConfigError, TrainyardError
+from trainyard.errors import TrainyardError
+from trainyard.version import VERSION
 
 SETTLED = "settled.json"
 """File of a run folder of a scheduler's job: its end is known, the next submission is another."""
@@ -43,46 +42,8 @@ SETTLED = "settled.json"
 KEPT_ATTEMPTS = 10
 """Run folders (config, log, failure) kept for each job."""
 
-RETRY_DELAYS_SECONDS = [5, 30]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where the stages of a flow run, and where their run folders lie."""
-
-    run_folder: str
-    """Local folder: DIR/JOB/ATTEMPT/ holds config.toml, log.txt, outcome.json or failure.json."""
-    block: str = "process"
-    environment: dict[str, str] = field(default_factory=dict)
-    resources: Resources = field(default_factory=Resources)
-    resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
-    """For stages that need something else than the others."""
-    python: str = sys.executable
-    image: str | None = None
-    mounts: tuple[Mount, ...] = ()
-    slurm: SlurmOptions = field(default_factory=SlurmOptions)
-
-    def __post_init__(self) -> None:
-        if self.block not in BLOCKS:
-            raise ConfigError(f"block {self.block!r} is none of {', '.join(BLOCKS)}")
-
-
-def _process(place: Place, spec: LaunchSpec) -> ProcessJob:
-    return ProcessJob(spec=spec)
-
-
-def _slurm(place: Place, spec: LaunchSpec) -> SlurmJob:
-    return SlurmJob(spec=spec, options=place.slurm)
-
-
-BLOCKS: dict[str, Callable[[Place, LaunchSpec], ProcessJob | SlurmJob]] = {
-    "process": _process,
-    "slurm": _slurm,
-}
-"""Where a stage can run, by the name a yard gives."""
-
-SCHEDULED = ("slurm",)
-"""Blocks whose jobs outlive this program."""
+FLOW_VERSION = "TRAINYARD_FLOW_VERSION"
+"""Variable that tells a stage which version of trainyard chose its options (stages/cli.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +66,44 @@ class Summary:
         return asdict(self)
 
 
+_tryings: dict[str, Trying] = {}
+"""By task run. Only as long as this program: whoever starts a flow again wants it tried again."""
+
+
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """True for infrastructure alone: a wrong option or a broken file is the same the next time."""
+    """True for infrastructure alone, as long as attempts get further (flows/retry.py)."""
     error = await state.aresult(raise_on_failure=False)
-    return isinstance(error, StageError) and error.outcome.may_succeed_later
+    if not isinstance(error, StageError) or error.given_up:
+        return False
+    return error.outcome.may_succeed_later
 
 
 @task(
     task_run_name="{job.name}",
-    retries=len(RETRY_DELAYS_SECONDS),
-    retry_delay_seconds=list(RETRY_DELAYS_SECONDS),
+    retries=MOST_RETRIES,
+    retry_delay_seconds=list(DELAYS_SECONDS),
+    retry_jitter_factor=JITTER,
     retry_condition_fn=worth_retrying,
     persist_result=False,
 )
 async def run_stage_task(job: StageJob, place: Place) -> Summary:
-    """Run one stage to its end; raises StageError."""
+    """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
+    task_run = str(runtime.task_run.id or "")
+    try:
+        return await _attempt(job, place)
+    except StageError as error:
+        if not error.outcome.may_succeed_later or error.outcome.error == HELD:
+            raise
+        trying = _tryings.setdefault(task_run, Trying()) if task_run else Trying()
+        trying.note(await asyncio.to_thread(reached_step, job, error.outcome))
+        if trying.fruitless < place.fruitless_attempts:
+            raise
+        reason = given_up(trying)
+        get_run_logger().error("%s: %s", job.name, reason)
+        raise StageError(error.outcome, error.log, reason) from error
+
+
+async def _attempt(job: StageJob, place: Place) -> Summary:
     log = get_run_logger()
     headline(log, job.name, "runs")
     began = time.monotonic()
@@ -135,6 +119,7 @@ async def run_stage_task(job: StageJob, place: Place) -> Summary:
         raise
     except TrainyardError as error:
         raise _failed(log, _told(job, error), spec, time.monotonic() - began) from error
+    await show_stage(summary)
     state = "reused" if summary.reused else "done"
     headline(log, job.name, state, seconds, summary.output_digest[:12], summary.reason)
     return summary
@@ -142,14 +127,13 @@ async def run_stage_task(job: StageJob, place: Place) -> Summary:
 
 async def _run(job: StageJob, place: Place, spec: LaunchSpec) -> Outcome:
     run = await BLOCKS[place.block](place, spec).trigger()
-    script = Path(spec.run_directory, SCRIPT)
-    if TaskRunContext.get() is not None and script.exists():
-        await show_script(job.name, script.read_text())
-    await run.wait_for_completion()
+    await show_submitted(spec)
+    async with progress_shown(spec):
+        await run.wait_for_completion()
     outcome = await run.fetch_result()
     if place.block in SCHEDULED:
-        document = json.dumps({"kind": outcome.kind, "message": outcome.message})
-        Path(spec.run_directory, SETTLED).write_text(document + "\n")
+        told = {"kind": outcome.kind, "message": outcome.message, "shares": outcome.failed_shares}
+        Path(spec.run_directory, SETTLED).write_text(json.dumps(told) + "\n")
     return outcome
 
 
@@ -185,13 +169,26 @@ def _prepare(job: StageJob, place: Place) -> LaunchSpec:
         name=job.name,
         command=(place.python, "-m", f"stages.{job.stage}", "--config", str(document)),
         run_directory=str(folder),
-        environment=place.environment,
-        resources=place.resources_by_stage.get(job.stage, place.resources),
-        image=place.image,
+        environment={**place.environment, FLOW_VERSION: VERSION},
+        resources=place.resources_of(job.stage),
+        image=place.image_of(job.stage),
         mounts=place.mounts,
         key=key,
         rank_launcher=(place.python, "-m", "torch.distributed.run"),
+        shares=_shares(job, place, attempts, key),
     )
+
+
+def _shares(job: StageJob, place: Place, attempts: Path, key: str) -> Shares | None:
+    """All shares of a job that is made in some; of one tried again, those that failed."""
+    if job.num_shares == 0:
+        return None
+    count, submission = job.num_shares, submission_of(key)
+    failed: list[int] = []
+    if submission > 1:
+        last = attempts / f"{key.rpartition('-')[0]}-{submission - 1}" / SETTLED
+        failed = json.loads(last.read_text()).get("shares", [])
+    return Shares(count=count, only=tuple(failed), at_once=place.shares_at_once)
 
 
 def next_key(attempts: Path, flow_run: str) -> str:

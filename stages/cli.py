@@ -106,6 +106,7 @@ def _main(
         return 0
     try:
         lifeline.hold()
+        _check_flow()
         remarks: list[str] = []
         if megatron:
             arguments, remarks = _in_our_spelling(arguments, config_class)
@@ -129,6 +130,16 @@ def _main(
         return 128 + signal.SIGPIPE
     except (Exception, Stopped, KeyboardInterrupt) as error:
         return report_failure(name, error, debug)
+
+
+def _check_flow() -> None:
+    """Refuse options that a flow of another version chose and checked."""
+    flow = os.environ.get("TRAINYARD_FLOW_VERSION", VERSION)
+    if flow != VERSION:
+        raise ConfigError(
+            f"this stage is of trainyard {VERSION}, the flow that started it of {flow}: give the "
+            f"yard's profile an image (or python) of version {flow}, or the workers {VERSION}"
+        )
 
 
 def _check_ranks(config: Any) -> None:

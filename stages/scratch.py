@@ -43,8 +43,17 @@ class Scratch:
 def remove_abandoned(root: Path) -> None:
     """Remove the scratch folders in `root` whose runs are gone."""
     for folder in root.glob(PREFIX + "*"):
-        with contextlib.suppress(OSError):  # another run removes it, or it is not ours to touch
-            _remove_if_abandoned(folder)
+        remove_if_abandoned(folder)
+
+
+def abandoned(root: Path) -> list[Path]:
+    """The scratch folders in `root` whose runs are gone."""
+    return [folder for folder in sorted(root.glob(PREFIX + "*")) if _is_abandoned(folder)]
+
+
+def remove_if_abandoned(folder: Path) -> None:
+    """Remove a scratch folder, unless its run lives."""
+    _is_abandoned(folder, and_remove=True)
 
 
 def _hold(folder: Path) -> IO[bytes]:
@@ -59,14 +68,19 @@ def _hold(folder: Path) -> IO[bytes]:
     return file
 
 
-def _remove_if_abandoned(folder: Path) -> None:
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        return
-    with (folder / LOCK).open("rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if file.read() == _boot():
-            shutil.rmtree(folder, ignore_errors=True)
+def _is_abandoned(folder: Path, and_remove: bool = False) -> bool:
+    """Removed under the same lock that tells, if at all: nobody can take it in between."""
+    with contextlib.suppress(OSError):  # another run removes it, or it is not ours to touch
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        with (folder / LOCK).open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_of_this_boot = file.read() == _boot()
+            if is_of_this_boot and and_remove:
+                shutil.rmtree(folder, ignore_errors=True)
+            return is_of_this_boot
+    return False
 
 
 def _boot() -> bytes:

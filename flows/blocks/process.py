@@ -22,6 +22,7 @@ from prefect.blocks.abstract import JobBlock, JobRun
 from flows.blocks.lines import Lines, parse_line
 from flows.blocks.live import live, see_through
 from flows.console import JOB, Log
+from flows.launch.events import note
 from flows.launch.outcome import Outcome, classify, read_failure
 from flows.launch.spec import LaunchSpec
 
@@ -65,6 +66,8 @@ class ProcessJob(JobBlock[Outcome]):
             raise
         finally:
             os.close(read_end)
+        note(folder, "submitted", job=str(process.pid))
+        note(folder, "started", job=str(process.pid))
         self.logger.debug("started %s as process %d", self.spec.name, process.pid)
         return ProcessJobRun(self.spec, process, write_end)
 
@@ -136,6 +139,7 @@ class ProcessJobRun(JobRun[Outcome]):
                 self._lifeline = None
         await self._ended()
         await self._heard()
+        note(self.spec.run_directory, "ended", kind=str((await self.fetch_result()).kind))
 
     def _signal(self, number: int) -> bool:
         """Signal the job's process group; False when nobody is alive in it any more."""

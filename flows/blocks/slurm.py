@@ -20,6 +20,7 @@ from flows.blocks.slurm_client import SlurmClient
 from flows.blocks.slurm_evidence import gather
 from flows.console import JOB, Log
 from flows.launch.ending import join_shares, judge
+from flows.launch.events import note
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.slurm import EXIT, SCRIPT, job_name, log_name, render_slurm, share_folder
 from flows.launch.slurm_options import SlurmOptions
@@ -70,8 +71,10 @@ class SlurmJob(JobBlock[Outcome]):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SCRIPT).write_text(script)
             job_id = client.submit(folder / SCRIPT, name)
+            note(folder, "submitted", job=job_id)
             self.logger.info("submitted %s as Slurm job %s", self.spec.name, job_id)
         else:
+            note(folder, "reattached", job=job_id)
             self.logger.info("%s is Slurm job %s already: following it", self.spec.name, job_id)
         _note(folder, name, job_id)
         return SlurmJobRun(self, client, job_id)
@@ -151,6 +154,7 @@ class SlurmJobRun(JobRun[Outcome]):
         if records:
             self._records, self._last_known = records, time.monotonic()
             self._tell(records)
+            self._note_state(records)
             known = {index for record in records for index in record.shares}
             is_whole = self.spec.shares is None or known >= set(self.spec.shares.indices)
             self._ended = is_whole and all(record.has_ended for record in records)
@@ -167,6 +171,21 @@ class SlurmJobRun(JobRun[Outcome]):
         self._log.info("Slurm job %s: %s", self.job_id, text)
         for reason in {why for _, why in states if why in NEVER}:
             self._log.warning("Slurm job %s will not start: %s", self.job_id, NEVER[reason])
+
+    def _note_state(self, records: Sequence[JobRecord]) -> None:
+        """That it waits or runs; of shares, that the first of them does."""
+        began = [r.started for r in records if r.started is not None and r.state != "PENDING"]
+        if began or any(record.state == "RUNNING" for record in records):
+            note(self.spec.run_directory, "started", at=min(began, default=None), job=self.job_id)
+        else:
+            note(self.spec.run_directory, "queued", job=self.job_id)
+
+    def _note_end(self, kind: Kind) -> None:
+        """When it gave back what it held, as Slurm or else its exit file tells."""
+        ends = [r.ended for r in self._records if r.ended is not None and r.has_ended]
+        ends = ends or [path.stat().st_mtime for path in self._exit_files() if path.exists()]
+        at = max(ends, default=None)
+        note(self.spec.run_directory, "ended", at=at, job=self.job_id, kind=str(kind))
 
     def _check_start(self) -> None:
         """Cancel a job that a broken node sent back and Slurm holds; another submission may run."""
@@ -267,6 +286,7 @@ class SlurmJobRun(JobRun[Outcome]):
                 f"Slurm job {self.job_id} is still there {KILL_SECONDS:.0f} s after scancel; look "
                 f"at its nodes (scontrol show job {self.job_id})"
             )
+        self._note_end(self._ended_by_us)
         self._log.info("Slurm job %s was stopped", self.job_id)
 
     async def _wait_until_gone(self, seconds: float) -> None:
@@ -284,6 +304,11 @@ class SlurmJobRun(JobRun[Outcome]):
             raise ValueError(
                 f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
             )
+        outcome = self._outcome()
+        self._note_end(outcome.kind)
+        return outcome
+
+    def _outcome(self) -> Outcome:
         outcomes = {index: self._judge(index) for index in self._indices}
         if self.spec.shares is None:
             return outcomes[None]

@@ -24,6 +24,9 @@ MAX_NAME = 63 - len("-99999")
 """Of a job: a pod's host name is that and its index, and is a DNS label."""
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 REPLICATED = "nodes"
+MANIFESTS = "job.yaml"
+"""File of a run folder with what was submitted: `kubectl create -f` runs it by hand."""
+LOG = "log.txt"
 
 
 def render_kubernetes(spec: LaunchSpec, options: KubernetesOptions) -> list[Document]:
@@ -32,10 +35,20 @@ def render_kubernetes(spec: LaunchSpec, options: KubernetesOptions) -> list[Docu
     if spec.shares is not None and spec.shares.only:
         # Completion indices count from 0 without gaps, so each of these is a job of its own.
         return [_job(spec, options, share) for share in spec.shares.indices]
-    if options.variant == "jobset":
+    if options.variant == "jobset" and spec.shares is None:
         return [_jobset(spec, options)]
     job = _job(spec, options)
     return [_service(spec, options), job] if spec.resources.nodes > 1 else [job]
+
+
+def log_name(share: int | None) -> str:
+    """File of a run folder with the output of the job, or of one of its shares."""
+    return LOG if share is None else f"log-{share:05d}.txt"
+
+
+def share_folder(share: int | None) -> str:
+    """Folder, relative to the run folder, of a share's own reports; empty for a whole job."""
+    return "" if share is None else f"share-{share}"
 
 
 def resource_name(spec: LaunchSpec, share: int | None = None) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from trainyard.errors import ConfigError
 
-Variant = Literal["job", "jobset"]
+Variant = Literal["auto", "job", "jobset"]
 Effect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -64,8 +64,13 @@ class KubernetesOptions:
     """How jobs are described to a cluster; the same for all of them, or for those of a stage."""
 
     namespace: str = "default"
-    variant: Variant = "job"
-    """An Indexed Job with a Service of our own, or a JobSet where its controller is installed."""
+    kubeconfig: str | None = None
+    """None: KUBECONFIG, ~/.kube/config, or within a pod its service account."""
+    context: str | None = None
+    """Of the kubeconfig; None: its current one."""
+    variant: Variant = "auto"
+    """An Indexed Job with a Service of our own, or a JobSet; `auto`: a JobSet for several nodes
+    where its resource is installed."""
     service_account: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
     secret_environment: tuple[str, ...] = ()
@@ -88,7 +93,13 @@ class KubernetesOptions:
     queue: str | None = None
     """Kueue's local queue: the job is made suspended, and let go when there is room."""
     keep_seconds: int = 86400
-    """So long an ended job and its logs stay."""
+    """So long an ended job and its pods stay, for people to look at."""
+    delete_after_success: bool = True
+    """A job that went well goes at once; its logs are in the run folder."""
+    broken_seconds: int = 300
+    """So long pods may lack their image, a secret or a volume before the job is ended."""
+    room_seconds: int | None = 3600
+    """So long pods may find no room, or no quota, before the job is ended; None: for ever."""
 
     def __post_init__(self) -> None:
         _check("namespace", self.namespace, LABEL)
@@ -109,10 +120,11 @@ class KubernetesOptions:
         self._check_pairs()
         if self.user < 1:
             raise ConfigError("Kubernetes option user: 0 is root, which stages do not need")
-        if self.keep_seconds < 0:
-            raise ConfigError(
-                f"Kubernetes option keep_seconds must not be negative, got {self.keep_seconds}"
-            )
+        for name in ("keep_seconds", "broken_seconds", "room_seconds"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(
+                    f"Kubernetes option {name} must not be negative, got {getattr(self, name)}"
+                )
 
     def _check_pairs(self) -> None:
         _check("gpu_resource", self.gpu_resource, QUALIFIED)

@@ -18,6 +18,19 @@ INDEX = "YARD_INDEX"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MIB = 2**20
 
+SAVE_FIRST = """
+for one in /proc/[0-9]*; do
+  grep -qzxF "TRAINYARD_RUN_DIR=$TRAINYARD_RUN_DIR" "$one/environ" 2>/dev/null &&
+    grep -qz "^LOCAL_RANK=" "$one/environ" 2>/dev/null && ranks="$ranks ${one#/proc/}"
+done
+kill -USR1 $ranks 2>/dev/null
+for one in $ranks; do
+  while kill -0 "$one" 2>/dev/null; do sleep 0.5; done
+done
+"""
+"""What a pod does before SIGTERM: ranks save. torchrun would leave them 30 s for it; so they have
+all of the grace, whether the pod is preempted, drained or deleted."""
+
 
 def render_pod(
     spec: LaunchSpec,
@@ -100,6 +113,9 @@ def _container(
         container["workingDir"] = spec.working_directory
     if spec.resources.nodes > 1:
         container["ports"] = [{"name": "rendezvous", "containerPort": PORT}]
+    if spec.has_ranks:
+        told = {"command": ["/bin/sh", "-c", SAVE_FIRST.strip()]}
+        container["lifecycle"] = {"preStop": {"exec": told}}
     return container
 
 

@@ -181,10 +181,12 @@ def _read(path: Path) -> dict[str, Any] | None:
 class StageError(Exception):
     """A stage did not end well; carries the outcome and where its log lies."""
 
-    def __init__(self, outcome: Outcome, log: str = "") -> None:
-        super().__init__(outcome, log)
+    def __init__(self, outcome: Outcome, log: str = "", given_up: str = "") -> None:
+        """given_up: why it is not tried again, where its kind alone does not say so."""
+        super().__init__(outcome, log, given_up)
         self.outcome = outcome
         self.log = log
+        self.given_up = given_up
 
     @property
     def exit_status(self) -> int:
@@ -193,4 +195,5 @@ class StageError(Exception):
 
     def __str__(self) -> str:
         step = "" if self.outcome.step is None else f" at step {self.outcome.step}"
-        return f"{self.outcome.name}: {self.outcome.kind}{step}: {self.outcome.message}"
+        text = f"{self.outcome.name}: {self.outcome.kind}{step}: {self.outcome.message}"
+        return f"{text} ({self.given_up})" if self.given_up else text

@@ -6,6 +6,7 @@ where there is accounting, but its rows lag by seconds: no row means `not yet`, 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=")
 SHOWN = frozenset(
     {
         *("JobId", "ArrayJobId", "ArrayTaskId", "JobName", "JobState", "Reason", "ExitCode"),
-        *("Restarts", "Comment", "NodeList"),
+        *("Restarts", "Comment", "NodeList", "StartTime", "EndTime"),
     }
 )
 NOTHING = ("", "(null)", "None", "N/A")
@@ -65,6 +66,10 @@ class JobRecord:
     shares: tuple[int, ...] = ()
     """Indices in an array."""
     nodes: str = ""
+    started: float | None = None
+    """When it last began, in seconds since 1970; of a job that waits, when it may."""
+    ended: float | None = None
+    """When it ended; of one that runs, when it has to."""
 
     @property
     def has_ended(self) -> bool:
@@ -122,6 +127,8 @@ def _record(fields: dict[str, str]) -> JobRecord:
         restarts=int(text("Restarts") or 0),
         shares=tuple(_indices(text("ArrayTaskId"))),
         nodes=text("NodeList"),
+        started=_moment(text("StartTime")),
+        ended=_moment(text("EndTime")),
     )
 
 
@@ -155,6 +162,16 @@ def parse_submitted(text: str) -> str:
     if not lines:
         raise ValueError(f"sbatch printed no job id, but {text!r}")
     return lines[-1].partition(";")[0]
+
+
+def _moment(text: str) -> float | None:
+    """Of a time as Slurm prints it, by the clock on the wall; it says Unknown where there is none.
+
+    A cluster and those who submit to it share a time zone, or no time that is printed is right."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
 
 
 def _exit_code(text: str) -> int:

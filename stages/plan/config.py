@@ -95,6 +95,9 @@ class PlanConfig:
     """Split norms and dropout along the sequence over the tensor-parallel devices."""
     use_distributed_optimizer: bool = False
     """Share optimizer state out over the replicas and their context-parallel ranks (ZeRO-1)."""
+    gpu_memory_gib: float | None = None
+    """Memory of a device: a layout that does not fit is refused, and the nearest that do are named;
+    unset: any fits."""
     json: bool = execution(False)
     """Print one JSON document in place of the report."""
     output_dir: str | None = location(None)
@@ -104,6 +107,8 @@ class PlanConfig:
         """Refuse sizes that do not fit each other."""
         for name in SIZES:
             self._positive(name)
+        if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
+            raise ConfigError(f"--gpu-memory-gib must be positive, got {self.gpu_memory_gib}")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError("--sequence-parallel needs --tensor-model-parallel-size above 1")
         if self.global_batch % (self.micro_batch_size * self.replicas):

@@ -8,6 +8,7 @@ from typing import Any
 
 from stages.context import StageRun
 from stages.plan.config import PlanConfig
+from stages.plan.fit import check_fit
 from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_picture
 from trainyard.models.flops import flops_per_iteration, flops_per_token
 from trainyard.models.memory import (
@@ -32,6 +33,7 @@ CHECKPOINT_BYTES = 12
 
 def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
     """Print the plan, and write plan.json where an output was asked for."""
+    check_fit(config)
     document = plan(config)
     print(json.dumps(document, indent=1) if config.json else report(config))
     if stage.output is not None:

@@ -11,6 +11,7 @@ from stages.report.certificate import read_certificate
 from stages.report.config import ARTIFACTS, ReportConfig
 from stages.report.facts import Artifact, Card, Option, Sample, Save, Step
 from stages.report.formats import is_number
+from stages.report.goodput import read_goodput
 from stages.report.saves import FILE as SAVES
 from stages.report.saves import parse_saves
 from trainyard.artifacts import store
@@ -73,6 +74,7 @@ def gather(config: ReportConfig) -> Card:
         performance=_volatile(keys["checkpoint"], ancestry, PERFORMANCE),
         saves=saves_of(keys["checkpoint"], checkpoint),
         certificate=read_certificate(config.certificate, config.checkpoint, checkpoint.lineage),
+        goodput=read_goodput(config.goodput),
         num_parameters=num_parameters(keys["checkpoint"], checkpoint),
         plan=_document(keys.get("plan"), "plan.json"),
         evaluation=_document(keys.get("evaluation"), "results.json"),

@@ -46,6 +46,9 @@ class ReportConfig:
     """Folder of the benchmark's generations.json and timings.json."""
     certificate: str | None = location(None)
     """What certify wrote about the run (--output)."""
+    goodput: str | None = location(None)
+    """Where the time of the run went, over all attempts: what a flow keeps in goodput/JOB.json;
+    shown if it is there. Its times are of no account for whether the page is made anew."""
     output_prefix: str = location()
     """Where to write: PREFIX.html and PREFIX.summary.json."""
     title: str = ""

@@ -124,6 +124,8 @@ class Card:
     """Of all attempts at the run, in the order of their steps."""
     certificate: dict[str, Any] | None = None
     """What certify wrote about the run."""
+    goodput: dict[str, Any] | None = None
+    """Where the time of all attempts went, as a flow keeps it."""
     num_parameters: int | None = None
     plan: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None

@@ -10,6 +10,7 @@ from stages.report.certificate import certificate
 from stages.report.charts import Series, finite, line_chart
 from stages.report.facts import Card, Sample, Step
 from stages.report.formats import ARROW, DOT, NARROW
+from stages.report.goodput import goodput
 from stages.report.markup import Markup, el, join
 from stages.report.performance import performance
 from stages.report.saves import saves
@@ -44,6 +45,7 @@ def render(card: Card) -> str:
         tables.measures(card),
         performance(card),
         saves(card),
+        goodput(card),
         tables.time_by_stage(card),
         tables.what_was_run(card),
         footer(card),

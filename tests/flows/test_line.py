@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.line import place_of, remove_other_parts
+from flows.line import remove_other_parts
+from flows.profile import read_profile
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
@@ -32,5 +33,6 @@ def test_parts_of_files_that_are_gone_are_removed(tmp_path: Path) -> None:
 
 
 def test_run_folders_lie_beside_what_is_made_or_here_for_an_object_store(tmp_path: Path) -> None:
+    place_of = read_profile("local").place
     assert place_of(str(tmp_path / "tiny")).run_folder == str(tmp_path / "tiny" / ".runs")
     assert place_of("s3://bucket/tiny").run_folder == str(Path("yard/tiny/.runs").absolute())

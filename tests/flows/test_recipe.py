@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.corpus_jobs import part_names
 from flows.job import CONFIGS, read_job
-from flows.pretrain_jobs import PretrainJobs, part_names, pretrain_jobs
+from flows.pretrain_jobs import Means, PretrainJobs, pretrain_jobs
 from flows.recipe import parse_recipe, read_recipe, yard_root
+from flows.release_jobs import release_jobs
 from tests.flows.processes import ROOT
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -228,3 +230,41 @@ def test_a_job_from_a_document(tmp_path: Path) -> None:
     document.write_text('inputs = "parts"\n')
     with pytest.raises(ConfigError, match="unknown key 'inputs'; did you mean 'input'"):
         read_job("merge", str(document))
+
+
+# --- what the yard gives a training ---------------------------------------------------------------
+
+
+def test_the_plan_is_of_the_gpus_that_the_yard_gives() -> None:
+    recipe = parse_recipe(TINY, "recipes/tiny.toml", "/y")
+    means = Means(world_size=2, gpu_memory_gib=80.0)
+    planned = pretrain_jobs(recipe, means).plan.document
+    assert (planned["world_size"], planned["gpu_memory_gib"]) == (2, 80.0)
+    assert "world_size" not in pretrain_jobs(recipe, Means()).plan.document
+    cut = recipe.with_options({"pretrain": {"tensor_model_parallel_size": 2}})
+    with pytest.raises(ConfigError, match="--world-size"):
+        pretrain_jobs(cut, Means(world_size=3))
+
+
+def test_the_plan_counts_ranks_that_the_training_starts_itself() -> None:
+    recipe = parse_recipe(TINY, "recipes/tiny.toml", "/y")
+    two = recipe.with_options({"pretrain": {"nproc_per_node": 2}})
+    assert pretrain_jobs(two).plan.document["world_size"] == 2
+
+
+def test_options_of_a_form_go_over_the_recipe() -> None:
+    recipe = parse_recipe(TINY, "recipes/tiny.toml", "/y").with_options({"pretrain": {"lr": 0.5}})
+    written = parse_recipe(TINY, "recipes/tiny.toml", "/y").table("pretrain")
+    assert recipe.table("pretrain") == {**written, "lr": 0.5}
+    with pytest.raises(ConfigError, match="unknown key 'lrr'"):
+        pretrain_jobs(recipe.with_options({"pretrain": {"lrr": 1}}))
+
+
+def test_a_release_of_another_checkpoint_lies_apart() -> None:
+    recipe = parse_recipe(TINY, "recipes/tiny.toml", "/y")
+    own, other = release_jobs(recipe), release_jobs(recipe, "s3://b/run/step-00000010")
+    assert own.all() == [getattr(jobs(), job.name) for job in own.all()]
+    folder = str(other.reshard.document["save_dir"]).removesuffix("/resharded")
+    assert folder.startswith("/y/tiny/releases/run-step-00000010-")
+    assert other.evaluate.document["load"] == f"{folder}/resharded"
+    assert release_jobs(recipe, "/y/tiny/checkpoint/").all() == own.all()

@@ -117,8 +117,13 @@ def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path:
 
 
 def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
-    held = state("PENDING", Reason="launch_failed_requeued_held")
-    played = Played([held, held, state("CANCELLED")])
+    class Held(Played):
+        def __call__(self, command: Sequence[str]) -> Said:
+            if command[0] == "scancel":
+                self.scontrol = [state("CANCELLED")]
+            return super().__call__(command)
+
+    played = Held([state("PENDING", Reason="launch_failed_requeued_held")])
     assert follow(block(tmp_path, played)).kind is Kind.NODE_FAILURE
     assert "scancel" in played.asked
 

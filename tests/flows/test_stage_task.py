@@ -112,6 +112,5 @@ def test_our_own_errors_are_not_tried_again() -> None:
 
 def test_the_task_is_named_as_the_job_and_stores_nothing() -> None:
     assert run_stage_task.task_run_name == "{job.name}"
-    assert run_stage_task.retries == 2
     assert run_stage_task.persist_result is False
     assert Place(run_folder="x").python == sys.executable

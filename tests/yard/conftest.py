@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Iterator
 
 import pytest
 
+from flows.blocks import kubernetes_signs
 from flows.local_api import LocalApi
 from flows.program import ENVIRONMENT
 from tests.yard.cluster import Cluster, why_not
+from tests.yard.containers import containers, docker, running_engine
+from tests.yard.fake_kube import FakeKube
+from tests.yard.fake_kube_pods import why_no_pods
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +45,41 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.down()
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    """A running Docker engine, by the name of an image on it that has a Python."""
+    with running_engine() as name:
+        yield name
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A key of this test alone; no container of it is left on the engine."""
+    name = f"test-{os.getpid()}-{zlib.crc32(request.node.nodeid.encode())}"
+    yield name
+    if left := containers(name):
+        docker("rm", "--force", *left)
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKube]:
+    """A running stand-in for a cluster of Kubernetes."""
+    if reason := why_no_pods():
+        pytest.skip(reason)
+    fake = FakeKube(tmp_path_factory.mktemp("kube"))
+    try:
+        fake.up()
+        yield fake
+    finally:
+        fake.down()
+
+
+@pytest.fixture
+def fake(stand_in: FakeKube, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
+    """The stand-in, as it was when it was new but for what lies in it."""
+    monkeypatch.setattr(kubernetes_signs, "EVENTS_SECONDS", 0.2)
+    stand_in.asked.clear()
+    yield stand_in
+    stand_in.renew()

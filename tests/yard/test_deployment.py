@@ -33,10 +33,9 @@ def yard(
 
 @pytest.fixture(scope="module")
 def worker(yard: Yard) -> Iterator[subprocess.Popen[str]]:
-    """A worker of pool `local`, for which everything in prefect.yaml is deployed."""
-    for command in (("work-pool", "create", "local", "--type", "process"), ("deploy", "--all")):
-        done = yard.run("-m", "prefect", "--no-prompt", *command)
-        assert done.status == 0, done.out + done.err
+    """A worker of pool `local`, for which everything in prefect.yaml is registered."""
+    done = yard.run("-m", "flows.register", "--yard", "local")
+    assert done.status == 0, done.out + done.err
     with (
         (yard.folder / "worker.txt").open("w") as said,
         yard.start("-m", "prefect", "worker", "start", "--pool", "local", stderr=said) as process,
@@ -119,6 +118,36 @@ def test_cancelling_in_prefect_stops_the_stage(yard: Yard, prefect_api: dict[str
     assert wait_for(30, lambda: ask(prefect_api, f"flow_runs/{run}")["state_type"] == "CANCELLED")
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_deployment_of_another_version_is_refused(
+    yard: Yard, prefect_api: dict[str, str]
+) -> None:
+    found = _filter(prefect_api, "block_documents", {})
+    (block,) = (one for one in found if one["name"] == "local")
+    _patch_block(prefect_api, block, {**block["data"], "version": "0.0.0"})
+    run = begin(yard, "run-stage/local", stage="verify", config="none.toml")
+
+    def ended() -> bool:
+        state = ask(prefect_api, f"flow_runs/{run}")["state_type"]
+        return state in ("COMPLETED", "FAILED", "CRASHED")
+
+    assert wait_for(60, ended)
+    _patch_block(prefect_api, block, block["data"])
+    state = ask(prefect_api, f"flow_runs/{run}")["state"]
+    assert state["type"] == "FAILED"
+    assert "was registered by trainyard 0.0.0" in state["message"]
+
+
+def _patch_block(api: dict[str, str], block: dict[str, Any], data: dict[str, Any]) -> None:
+    request = urllib.request.Request(
+        f"{api['PREFECT_API_URL']}/block_documents/{block['id']}",
+        json.dumps({"data": data, "merge_existing_data": False}).encode(),
+        {"Content-Type": "application/json"},
+        method="PATCH",
+    )
+    urllib.request.urlopen(request).close()
+
+
 def test_every_deployment_names_a_flow_that_exists() -> None:
     code = (
         "import yaml; from prefect.flows import load_flow_from_entrypoint as load;"
@@ -128,5 +157,8 @@ def test_every_deployment_names_a_flow_that_exists() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert loaded.stdout.split() == ["pretrain-gpt/local", "run-stage/local"]
+    flows = ["collect-garbage", "corpus-refresh", "prepare-corpus", "pretrain-gpt"]
+    assert [*flows, "release", "run-stage"] == [
+        name.removesuffix("/local") for name in loaded.stdout.split()
+    ]
     assert Path(ROOT, "recipes", "quickstart.toml").exists()

@@ -36,7 +36,7 @@ def test_one_command_makes_everything(yard: Yard, first: Ended) -> None:
     made = {path.name for path in yard.tiny.iterdir() if not path.name.startswith(".")}
     made -= {"card.html", "card.manifest.json", "card.summary.json"}
     folders = {"plan", "corpus", "tokenizer", "tokens", "checkpoint", "export", "resharded"}
-    assert made == {*folders, "evaluation", "benchmark"}
+    assert made == {*folders, "evaluation", "benchmark", "goodput"}
 
 
 def test_the_console_is_quiet(first: Ended) -> None:

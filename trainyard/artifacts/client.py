@@ -75,6 +75,12 @@ def call(method: str, **arguments: Any) -> Any:
     raise AssertionError("unreachable")
 
 
+def endpoint() -> str:
+    """Where calls go to, as the environment and AWS's own files say."""
+    given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    return str(_client(os.getpid(), given).meta.endpoint_url)
+
+
 def _refusal(method: str, arguments: dict[str, Any], status: int, error: Exception) -> None:
     """None for a lost race; raises for all else."""
     is_conditional = "IfMatch" in arguments or "IfNoneMatch" in arguments

@@ -4,6 +4,7 @@ where to begin, train, and list what was written."""
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
+from trainyard.training.attempts import Attempt
 from trainyard.training.begin import Beginning, Origins
 from trainyard.training.build import (
     ModelProvider,
@@ -116,6 +118,9 @@ class Pretraining:
         )
         keep = self.keeper.keep_timings if self.keeper else _drop
         self._timings = Timings(training.save_interval or self.length.steps, keep)
+        between = config.non_persistent.non_persistent_save_interval
+        saves = (training.save_interval, between)
+        self._attempt = Attempt(self.keeper, groups.dims.world_size, saves)
         self.data = self._build_data()
 
     def run(self) -> Result:
@@ -133,7 +138,8 @@ class Pretraining:
         beginning = self._begin(trainee)
         training, keeper = self.config.training, self.keeper
         timings = self._timings
-        ours = self.companions.callbacks(trainee, timings, self._checkpointing(trainee))
+        saving = self._attempt.around(self._checkpointing(trainee))
+        ours = self.companions.callbacks(trainee, timings, saving)
         loop = TrainLoop(
             trainee,
             self.schedule,
@@ -154,10 +160,12 @@ class Pretraining:
         if outcome != "finished":
             why = self._log_stop(outcome, loop.state)
             self.companions.ending.stopped(timings.timings, why)
+            self._attempt.ended(outcome)
             return Result(outcome, loop.state, {}, trainee.chunks, [])
         if self.between is not None:
             self.between.remove()
         self.companions.ending.finished(timings.timings)
+        self._attempt.publish()
         lines = parse_ledger(keeper.finish()) if keeper is not None else []
         metrics = {
             "parameters": self._parameters,
@@ -263,7 +271,10 @@ class Pretraining:
             initialize=self._initialize(),
             elsewhere=self.elsewhere,
         )
+        began = time.monotonic()
         beginning = origins.begin(trainee)
+        if beginning.state.step > 0 or self.config.load is not None:
+            self._attempt.restored(time.monotonic() - began)
         self.schedule = beginning.schedule
         self._log_start(trainee, beginning.origin)
         return beginning

@@ -270,7 +270,7 @@ def test_what_a_cluster_cannot_be_told_is_refused(values: dict[str, Any], messag
     ("option", "value", "message"),
     [
         ("namespace", "My_Yard", "option namespace: 'My_Yard'"),
-        ("variant", "pytorchjob", "'pytorchjob' is none of job, jobset"),
+        ("variant", "pytorchjob", "'pytorchjob' is none of auto, job, jobset"),
         ("user", 0, "0 is root"),
         ("shared_memory", "16 GB", "option shared_memory"),
         ("node_selector", {"a b": "c"}, "option node_selector"),

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# End the engine that engine-up.sh started, with its containers; images stay.
+#
+#     deploy/dev/engine-down.sh [DIR] [--purge]     --purge: images and volumes go too
+set -euo pipefail
+DIR=${1:-/tmp/yard-engine}
+DATA=${YARD_ENGINE_DATA:-/var/lib/yard-engine}
+PID=$DIR/dockerd.pid
+
+gone() { # a process that nobody has waited for counts as gone
+  ! grep -q '^State:[[:space:]]*[^Z]' "/proc/$1/status" 2>/dev/null
+}
+
+if [ -s "$PID" ]; then
+  pid=$(cat "$PID")
+  kill -TERM "$pid" 2>/dev/null || true
+  for ((i = 0; i < 150; i++)); do
+    gone "$pid" && break
+    sleep 0.2
+  done
+  if ! gone "$pid"; then
+    echo "engine-down.sh: dockerd $pid is still there after 30 s" >&2
+    exit 1
+  fi
+  ip link delete docker0 2>/dev/null || true
+fi
+rm -rf "$DIR"
+case " $* " in *" --purge "*) rm -rf "$DATA" ;; esac

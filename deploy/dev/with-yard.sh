@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Run a command beside a real engine, a real object store and the programs of Slurm, for tests.
+#
+#     deploy/dev/with-yard.sh COMMAND...
+#
+# What is there already is used and left; what had to be started ends with the command. As root, on
+# Debian or Ubuntu, it also installs what is missing. Its exit status is the command's.
+#
+#   YARD_WITH="engine store slurm"     the parts that are wanted
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+WITH=${YARD_WITH:-engine store slurm}
+STORE=/tmp/yard-store
+
+wanted() { [[ " $WITH " == *" $1 "* ]]; }
+
+finish() {
+  local status=$?
+  if [ "${YARD_ENGINE:-}" = started ]; then deploy/dev/engine-down.sh || status=1; fi
+  if [ "${started_store:-}" = yes ]; then deploy/dev/store-down.sh "$STORE" || status=1; fi
+  exit "$status"
+}
+trap finish EXIT
+
+evaluate() { # run a script and take over what it prints
+  local printed
+  printed=$("$@")
+  eval "$printed"
+}
+
+if wanted engine; then
+  evaluate deploy/dev/engine-up.sh
+  evaluate deploy/dev/base-image.sh
+  deploy/dev/torch-wheel.sh
+fi
+if wanted store && [ -z "${TRAINYARD_TEST_S3_ENDPOINT:-}" ]; then
+  if [ ! -s "$STORE/user" ]; then started_store=yes; fi
+  evaluate deploy/dev/store-up.sh "$STORE"
+fi
+if wanted slurm && ! command -v slurmctld >/dev/null; then
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends slurm-wlm munge iproute2 >/dev/null
+fi
+"$@"

@@ -1,0 +1,227 @@
+"""The Docker engine as the container block needs it: find, make, start, look, end, remove.
+
+Each refusal of the engine comes back as the error that it is: what a person has to correct, or an
+engine that does not answer, which may answer later."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from requests.exceptions import RequestException
+
+from flows.launch.container import KEY_LABEL, ContainerRequest
+from trainyard.errors import ConfigError, InfrastructureError
+
+SOCKET = "unix:///var/run/docker.sock"
+TIMEOUT_SECONDS = 60
+
+MADE_SECONDS = 10.0
+
+NOT_STARTED = "created"
+ENDED = ("exited", "dead")
+
+CORRECT = (
+    (r"could not select device driver", "install the NVIDIA container toolkit for this engine"),
+    (r"nvidia-container-cli|unknown device", "look at the container option gpus"),
+    (r"bind source path does not exist", "make that folder on the machine of the engine"),
+    (r"network \S+ not found", "correct the container option network"),
+    (r"adding device|error gathering device", "correct the container option devices"),
+    (r"executable file not found|no such file or directory", "the image has no such program"),
+    (r"permission denied", "the image's program may not be run by that user"),
+    (r"unable to find user|no matching entries", "correct the container option user"),
+    (r"chdir to cwd|Cwd must be an absolute path", "the working directory is not in the image"),
+    (r"minimum memory limit|NCPU|Range of CPUs|nano", "correct the job's cpus or memory"),
+    (r"shm size|invalid mount|invalid tmpfs", "correct the container options"),
+)
+"""What an engine says when it was asked for what cannot be, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the engine says of a container."""
+
+    id: str
+    key: str
+    state: str
+    """created, running, paused, restarting, removing, exited, dead."""
+    exit_code: int
+    was_out_of_memory: bool
+    error: str
+    began: float
+    """Seconds since 1970; long before that when it never did."""
+    ended: float
+
+    @property
+    def has_ended(self) -> bool:
+        """True when nothing of it runs any more."""
+        return self.state in ENDED
+
+
+class ContainerClient:
+    """One engine. Its methods may be called from any thread."""
+
+    def __init__(self, engine: str | None) -> None:
+        self.address = engine or os.environ.get("DOCKER_HOST") or SOCKET
+        with self._told():
+            # TLS and its certificates come from the environment, as for the program `docker`.
+            environment = {**os.environ, "DOCKER_HOST": self.address}
+            self._api = docker.DockerClient.from_env(
+                environment=environment, timeout=TIMEOUT_SECONDS, version="auto"
+            ).api
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._api.close()
+
+    def look(self, name: str) -> Look | None:
+        """A container by its name or id; None when there is none."""
+        try:
+            with self._told():
+                found: dict[str, Any] = self._api.inspect_container(name)
+        except NotFound:
+            return None
+        state = found["State"]
+        return Look(
+            id=found["Id"],
+            key=(found["Config"]["Labels"] or {}).get(KEY_LABEL, ""),
+            state=state["Status"],
+            exit_code=state["ExitCode"],
+            was_out_of_memory=state["OOMKilled"],
+            error=state["Error"],
+            began=_seconds(state["StartedAt"]),
+            ended=_seconds(state["FinishedAt"]),
+        )
+
+    def wait_for(self, name: str) -> Look | None:
+        """A container that is being made: its name is taken before it can be seen."""
+        deadline = time.monotonic() + MADE_SECONDS
+        while (look := self.look(name)) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return look
+
+    def make(self, request: ContainerRequest, values: Mapping[str, str], may_pull: bool) -> None:
+        """Make a container that does not run yet; nothing when there is one of that name."""
+        variables = [f"{name}={values[name]}" for name in request.inherited]
+        body = {**request.body, "Env": [*variables, *request.body["Env"]]}
+        try:
+            self._create(body, request.name)
+        except NotFound as error:
+            if not _is_of_image(error):
+                raise self._refused(error) from error
+            self._pull(body["Image"], may_pull, _said(error))
+            self._create(body, request.name)
+        except APIError as error:
+            if error.status_code != 409:  # another flow was quicker
+                raise self._refused(error) from error
+
+    def _create(self, body: dict[str, Any], name: str) -> None:
+        with self._told():
+            self._api.create_container_from_config(body, name)  # type: ignore[no-untyped-call]
+
+    def _pull(self, image: str, may_pull: bool, said: str) -> None:
+        if not may_pull:
+            raise ConfigError(_no_image(image, self.address, said))
+        repository, tag = _parts(image)
+        try:
+            with self._told():
+                self._api.pull(repository, tag)
+        except APIError as error:
+            raise ConfigError(_no_image(image, self.address, _said(error))) from error
+
+    def start(self, name: str) -> None:
+        """Start a container that was made; ConfigError when its program cannot be."""
+        try:
+            with self._told():
+                self._api.start(name)
+        except APIError as error:
+            raise self._refused(error) from error
+
+    def signal(self, name: str, signal: str) -> None:
+        """Send a signal to its first process; nothing when it does not run."""
+        try:
+            with self._told():
+                self._api.kill(name, signal)
+        except APIError as error:
+            if error.status_code not in (404, 409):
+                raise self._refused(error) from error
+
+    def remove(self, name: str) -> None:
+        """Remove it, however it is; nothing when it is gone."""
+        try:
+            with self._told():
+                self._api.remove_container(name, v=True, force=True)
+        except APIError as error:
+            if error.status_code not in (404, 409):  # 409: somebody is removing it
+                raise self._refused(error) from error
+
+    def output(self, name: str) -> Iterator[bytes]:
+        """What it writes to stdout and stderr, from its beginning, until it ends."""
+        with self._told():
+            yield from self._api.logs(name, stream=True, follow=True)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An engine that is not there, in words; what it refuses goes through."""
+        try:
+            yield
+        except APIError:
+            raise
+        except (DockerException, RequestException, OSError) as error:
+            raise _away(self.address, error) from error
+
+    def _refused(self, error: APIError) -> ConfigError | InfrastructureError:
+        said = _said(error)
+        for pattern, advice in CORRECT:
+            if re.search(pattern, said, re.IGNORECASE):
+                return ConfigError(f"the Docker engine refuses: {said}; {advice}")
+        if error.is_client_error():
+            return ConfigError(f"the Docker engine refuses: {said}; correct the container options")
+        return InfrastructureError(f"the Docker engine at {self.address} failed: {said}")
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def _away(address: str, error: Exception) -> ConfigError | InfrastructureError:
+    if "PermissionError" in repr(error) or "Permission denied" in str(error):
+        return ConfigError(
+            f"the Docker engine at {address} may not be used by this user; join the group docker, "
+            f"or name another engine in DOCKER_HOST"
+        )
+    return InfrastructureError(
+        f"the Docker engine at {address} does not answer ({error}); start it, or name another one "
+        f"in DOCKER_HOST or in the container option engine"
+    )
+
+
+def _is_of_image(error: NotFound) -> bool:
+    return isinstance(error, ImageNotFound) or "no such image" in _said(error).lower()
+
+
+def _no_image(image: str, address: str, said: str) -> str:
+    return (
+        f"image {image} is not on the Docker engine at {address}, and cannot be pulled: {said}; "
+        f"build it (make images), or correct the name in the yard"
+    )
+
+
+def _parts(image: str) -> tuple[str, str | None]:
+    """Repository and tag, as the engine's API wants them; a digest stays where it is."""
+    if "@" in image:
+        return image, None
+    repository, colon, tag = image.rpartition(":")
+    return (repository, tag) if colon and "/" not in tag else (image, "latest")
+
+
+def _said(error: APIError) -> str:
+    return str(error.explanation or error).strip()

@@ -1,0 +1,275 @@
+"""A container that was made, followed to its end, and that end noted.
+
+The engine may be away for a while; the container does not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect.blocks.abstract import JobRun
+
+from flows.blocks.container_client import ContainerClient, Look
+from flows.blocks.container_log import ContainerLog
+from flows.blocks.lines import parse_line
+from flows.blocks.live import live, see_through
+from flows.console import JOB, Log
+from flows.launch.container import container_name
+from flows.launch.container_ending import judge_container
+from flows.launch.events import note
+from flows.launch.outcome import Kind, Outcome
+from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+
+if TYPE_CHECKING:
+    from flows.blocks.container import ContainerJob
+
+LOG = "log.txt"
+HEARTBEAT = "heartbeat"
+NOTE = "container.json"
+"""File of a run folder: the name of its container, and how that ended once it has."""
+
+TICK_SECONDS = 0.1
+AWAY_SECONDS = 60.0
+"""So long the engine may not answer while a container is followed."""
+DRAIN_SECONDS = 10.0
+"""So long the last lines may take after the end."""
+DEAF_SECONDS = 1.0
+"""So long after its start the first process may not listen yet, and the kernel drops what a first
+process does not listen to."""
+KILL_SECONDS = 30.0
+"""By then a killed container is gone."""
+
+
+def read_note(folder: Path, name: str) -> dict[str, Any] | None:
+    """What this program, or one before it, noted; None when nothing was started here."""
+    try:
+        document: dict[str, Any] = json.loads((folder / NOTE).read_text())
+    except FileNotFoundError:
+        return None
+    if document["name"] != name:
+        raise ConfigError(
+            f"run folder {folder} is of container {document['name']}, not of {name}: each "
+            f"submission needs a folder of its own"
+        )
+    return document
+
+
+def write_note(folder: Path, name: str, end: Look | None) -> None:
+    """Note that a container of this name was started, or how it ended."""
+    being_written = folder / f"{NOTE}.tmp"
+    told = None if end is None else dataclasses.asdict(end)
+    being_written.write_text(json.dumps({"name": name, "end": told}) + "\n")
+    being_written.replace(folder / NOTE)
+
+
+class ContainerJobRun(JobRun[Outcome]):
+    """A container, running or ended; its output goes to the run's logger and to log.txt."""
+
+    def __init__(
+        self, block: ContainerJob, client: ContainerClient | None, look: Look | None
+    ) -> None:
+        """client: None when its end was noted before; look: None when it is gone."""
+        self.spec = block.spec
+        self.name = container_name(block.spec)
+        self._block = block
+        self._client = client
+        self._look = look
+        self._log: Log = self.logger
+        self._ended_by_us: Kind | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._closing = asyncio.Lock()
+        self._asking = threading.Lock()
+        self._last_answer = time.monotonic()
+        self._last_sign = time.time()
+        self._listener: ContainerLog | None = None
+        if client is not None and look is not None:
+            self._listen()
+        live.add(self)
+
+    @property
+    def container_id(self) -> str:
+        """The engine's id of it; empty when it is gone."""
+        return "" if self._look is None else self._look.id
+
+    @property
+    def log_path(self) -> Path:
+        """Everything that the job wrote to stdout and stderr."""
+        return Path(self.spec.run_directory, LOG)
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Until it has ended. Being cancelled stops it; any other end of the waiting, such as an
+        engine that stays away, leaves it to be followed again."""
+        try:
+            await self._until_ended()
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        if self._stopping is not None:
+            await self.stop()
+        await self._close()
+
+    async def _until_ended(self) -> None:
+        looked = time.monotonic()
+        while not self._has_ended():
+            await asyncio.sleep(TICK_SECONDS)
+            since = time.monotonic() - looked
+            if since >= (self._block.poll_seconds if self._is_heard() else 2 * TICK_SECONDS):
+                await asyncio.to_thread(self._ask)
+                looked = time.monotonic()
+            self._check_times()
+
+    def _ask(self) -> None:
+        """Look at it; InfrastructureError when the engine has been away for too long."""
+        with self._asking:  # else an older answer might come after a newer one
+            if self._client is None or self._has_ended():
+                return
+            try:
+                look = self._client.look(self.name)
+            except InfrastructureError as error:
+                if time.monotonic() - self._last_answer > AWAY_SECONDS:
+                    raise
+                self._log.warning("%s; asking again", error)
+                time.sleep(min(1.0, self._block.poll_seconds))
+                return
+            self._last_answer = time.monotonic()
+            self._look = look or self._end_noted()
+            if not self._has_ended() and not self._is_heard():
+                self._listen()
+
+    def _end_noted(self) -> Look | None:
+        """How it ended, when another flow that follows it too was quicker and removed it."""
+        noted = read_note(Path(self.spec.run_directory), self.name)
+        return Look(**noted["end"]) if noted is not None and noted["end"] is not None else None
+
+    def _is_heard(self) -> bool:
+        return self._listener is not None and self._listener.is_alive()
+
+    def _has_ended(self) -> bool:
+        return self._look is None or self._look.has_ended
+
+    def _check_times(self) -> None:
+        """Tell one to stop whose time is over, or that has said nothing for too long."""
+        if self._stopping is not None or self._look is None or self._has_ended():
+            return
+        limit = self.spec.resources.time_limit_seconds
+        if limit is not None and time.time() - self._look.began > limit:
+            self._log.error("%s: its %d s are over: ending it", self.spec.name, limit)
+            self._end(Kind.TIME_LIMIT)
+            return
+        hang = self._block.hang_seconds
+        if hang is None:
+            return
+        files = (self.log_path, Path(self.spec.run_directory, HEARTBEAT))
+        self._last_sign = max([self._last_sign, *(f.stat().st_mtime for f in files if f.exists())])
+        if (silent := time.time() - self._last_sign) > hang:
+            self._log.error("%s has said nothing for %.0f s: ending it", self.spec.name, silent)
+            self._end(Kind.HANG)
+
+    def _end(self, kind: Kind) -> None:
+        self._ended_by_us = kind
+        self.begin_stopping()
+
+    # --- listening ----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        assert self._client is not None
+        self._listener = ContainerLog(self._client, self.name, self.log_path, self._say)
+        self._listener.start()
+
+    def _say(self, line: str) -> None:
+        level, text = parse_line(line)
+        self._log.log(level, "%s", text, extra={JOB: self.spec.name})
+
+    async def _close(self) -> None:
+        """Hear the last lines, note the end, remove the container; once."""
+        async with self._closing:
+            if self._client is None:
+                return
+            if self._listener is not None:
+                await asyncio.to_thread(self._listener.join, DRAIN_SECONDS)
+                if self._listener.trouble:
+                    self._log.warning("the log is not whole: %s", self._listener.trouble)
+            if self._look is not None:
+                write_note(Path(self.spec.run_directory), self.name, self._look)
+                await asyncio.to_thread(self._remove, self._client)
+            self._client.close()
+            self._client = None
+
+    def _remove(self, client: ContainerClient) -> None:
+        try:
+            client.remove(self.name)
+        except TrainyardError as error:  # the job is done nevertheless
+            self._log.warning("container %s is left: %s", self.name, error)
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    @property
+    def is_being_stopped(self) -> bool:
+        """True once it was told to stop, or has ended."""
+        return self._stopping is not None or self._has_ended()
+
+    def begin_stopping(self) -> asyncio.Task[None]:
+        """Tell it to stop, unless it was told; the task ends when it has."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return self._stopping
+
+    async def stop(self) -> None:
+        """SIGTERM (SIGUSR1 when its time is over), so that training saves; after the grace
+        SIGKILL, until the engine confirms it."""
+        await see_through(self.begin_stopping())
+
+    async def _stop(self) -> None:
+        if self._client is None or self._has_ended():
+            await self._close()
+            return
+        self._ended_by_us = self._ended_by_us or Kind.STOPPED
+        early = self._look.began + DEAF_SECONDS - time.time() if self._look is not None else 0.0
+        await asyncio.sleep(min(max(0.0, early), DEAF_SECONDS))
+        # torchrun, which starts ranks, dies of SIGUSR1; SIGTERM it hands on to them.
+        is_late = self._ended_by_us is Kind.TIME_LIMIT and not self.spec.has_ranks
+        await asyncio.to_thread(self._client.signal, self.name, "SIGUSR1" if is_late else "SIGTERM")
+        await self._wait_until_gone(self.spec.grace_seconds)
+        if not self._has_ended():
+            await asyncio.to_thread(self._client.signal, self.name, "SIGKILL")
+            await self._wait_until_gone(KILL_SECONDS)
+        if not self._has_ended():
+            raise InfrastructureError(
+                f"container {self.name} is still there {KILL_SECONDS:.0f} s after SIGKILL; look "
+                f"at the machine of the engine"
+            )
+        await self._close()
+        await self.fetch_result()  # notes the end
+
+    async def _wait_until_gone(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._has_ended() and time.monotonic() < deadline:
+            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.to_thread(self._ask)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def fetch_result(self) -> Outcome:
+        """How it ended."""
+        if not self._has_ended():
+            raise ValueError(
+                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
+            )
+        outcome = self._outcome()
+        at = None if self._look is None else self._look.ended
+        note(self.spec.run_directory, "ended", at=at, job=self.name, kind=str(outcome.kind))
+        return outcome
+
+    def _outcome(self) -> Outcome:
+        look = self._look
+        code = None if look is None else look.exit_code
+        is_oom = look is not None and look.was_out_of_memory
+        words = look.error if look is not None else "somebody removed it"
+        return judge_container(self.spec, self.name, code, is_oom, words, self._ended_by_us)

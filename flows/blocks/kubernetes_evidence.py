@@ -1,0 +1,134 @@
+"""What is left of a job of Kubernetes when it has ended: reports in its run folder, what the
+cluster said of it and its pods, its log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flows.launch.ending import Evidence, judge
+from flows.launch.kubernetes import log_name, share_folder
+from flows.launch.kubernetes_state import PodRecord, WorkloadRecord
+from flows.launch.outcome import EXIT_STATUS, Kind, Outcome, read_failure, read_outcome
+from flows.launch.spec import LaunchSpec
+
+END = "end.json"
+TAIL_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """What the cluster knew of the end of a job or a share; kept, since the cluster forgets."""
+
+    verdict: Kind | None = None
+    words: str = ""
+    exit_code: int | None = None
+
+
+def end_of(
+    share: int | None,
+    workloads: Sequence[WorkloadRecord],
+    pods: Sequence[PodRecord],
+    count: int = 1,
+) -> End:
+    """The end of a job, or of one of its shares.
+
+    workloads: its own, and what that is made of; empty when the cluster has forgotten it.
+    count: its pods."""
+    job = next((one for one in workloads if one.has_ended), None)
+    ours = pods if share is None else [pod for pod in pods if pod.index == share]
+    done = {pod.index for pod in ours if pod.phase == "Succeeded"}
+    is_done = job is not None and (job.has_succeeded or share in job.completed)
+    if is_done or (job is None and len(done) >= count):
+        return End(verdict=Kind.DONE, words="Complete", exit_code=0)
+    if job is not None:
+        verdict, words, code = job.verdict, job.words, job.culprit[1]
+    elif workloads:
+        verdict, words, code = Kind.STOPPED, "somebody deleted the job", None
+    else:
+        verdict, words, code = None, "Kubernetes has forgotten it", None
+    cause = _cause(ours, job)
+    if cause is None:
+        return End(verdict=verdict, words=words, exit_code=code)
+    told = filter(None, (f"pod {cause.name} on {cause.node or 'no node'}", cause.words))
+    # A lost node or a lack of memory goes before what the Job makes of it.
+    return End(
+        verdict=cause.verdict or verdict,
+        words=f"{words}; {': '.join(told)}",
+        exit_code=cause.exit_code,
+    )
+
+
+def _cause(pods: Sequence[PodRecord], job: WorkloadRecord | None) -> PodRecord | None:
+    """The pod whose end was the first and not a consequence of another's."""
+    failed = [pod for pod in pods if pod.verdict or pod.exit_code or pod.phase == "Failed"]
+    named = job.culprit[0] if job is not None else ""
+
+    def rank(pod: PodRecord) -> tuple[bool, bool, bool, str, int]:
+        is_told = pod.verdict is not None
+        was_ended = pod.exit_code in (137, 143) and not is_told
+        return (not is_told, pod.name != named, was_ended, pod.finished or "~", pod.index)
+
+    return min(failed, key=rank, default=None)
+
+
+def decide(spec: LaunchSpec, share: int | None, end: End, ended_by_us: Kind | None) -> Outcome:
+    """How a job, or one of its shares, ended."""
+    folder = str(Path(spec.run_directory, share_folder(share)))
+    code, failure = end.exit_code, read_failure(folder)
+    if failure is None and end.verdict in (Kind.CONFIG, Kind.INFRASTRUCTURE):
+        return Outcome(
+            name=spec.name,
+            kind=end.verdict,
+            exit_status=EXIT_STATUS[end.verdict],
+            message=end.words,
+        )
+    if code is None and end.verdict is None and read_outcome(folder) is not None:
+        code = 0  # written last
+    seen = Evidence(
+        failure=failure,
+        verdict=end.verdict,
+        words=end.words,
+        exit_code=code,
+        is_of_launcher=spec.has_ranks,
+        ended_by_us=ended_by_us,
+        log_tail=_tail(Path(spec.run_directory, log_name(share))),
+    )
+    return judge(spec.name, seen)
+
+
+def write_ends(folder: Path, ends: dict[int | None, End], ended_by_us: Kind | None) -> None:
+    """Keep what the cluster said, for a program that follows after this one."""
+    told = {"" if share is None else str(share): asdict(end) for share, end in ends.items()}
+    being_written = folder / f"{END}.tmp"
+    being_written.write_text(json.dumps({"ends": told, "ended_by_us": ended_by_us}) + "\n")
+    being_written.replace(folder / END)
+
+
+def read_ends(folder: Path) -> tuple[dict[int | None, End], Kind | None] | None:
+    """What was kept; None when the end was not seen."""
+    try:
+        document = json.loads((folder / END).read_text())
+    except FileNotFoundError:
+        return None
+    ends = {
+        int(share) if share else None: End(
+            verdict=told["verdict"] and Kind(told["verdict"]),
+            words=told["words"],
+            exit_code=told["exit_code"],
+        )
+        for share, told in document["ends"].items()
+    }
+    by_us = document["ended_by_us"]
+    return ends, by_us and Kind(by_us)
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

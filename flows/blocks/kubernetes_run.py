@@ -1,0 +1,313 @@
+"""A job of Kubernetes that waits, runs or has ended: watched, listened to, stopped.
+
+The watches keep what the cluster says in memory; what it means is looked at here, whenever there is
+news and once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect.blocks.abstract import JobRun
+
+from flows.blocks.kubernetes_client import KubernetesClient
+from flows.blocks.kubernetes_evidence import End, decide, end_of, read_ends, write_ends
+from flows.blocks.kubernetes_logs import PodLogs
+from flows.blocks.kubernetes_signs import Signs, Start
+from flows.blocks.kubernetes_watch import Watched
+from flows.blocks.lines import parse_line
+from flows.blocks.live import live, see_through
+from flows.console import JOB, Log
+from flows.launch.ending import join_shares
+from flows.launch.events import note
+from flows.launch.kubernetes import log_name, resource_name
+from flows.launch.kubernetes_options import KubernetesOptions
+from flows.launch.kubernetes_pod import Document
+from flows.launch.kubernetes_state import PodRecord, WorkloadRecord, read_pod, read_workload
+from flows.launch.kubernetes_waiting import Obstacle
+from flows.launch.outcome import Kind, Outcome
+from flows.launch.spec import LaunchSpec
+from trainyard.errors import InfrastructureError, TrainyardError
+
+TICK_SECONDS = 1.0
+LATE_SECONDS = 10.0
+"""So long pods may take to end after their Job, and the last lines to come."""
+KILL_SECONDS = 120.0
+"""By then, after the grace, a deleted job is gone."""
+
+
+class KubernetesJobRun(JobRun[Outcome]):
+    """A job; its log goes to the run's logger and to log.txt."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        options: KubernetesOptions,
+        hang_seconds: float | None,
+        client: KubernetesClient,
+        workloads: Sequence[Document],
+        log: Log,
+    ) -> None:
+        self.spec = spec
+        self.name = resource_name(spec)
+        self._options = options
+        self._hang_seconds = hang_seconds
+        self._client = client
+        self._log = log
+        self._kind: str = workloads[0]["kind"]
+        self._names = [one["metadata"]["name"] for one in workloads]
+        shares = spec.shares
+        self._indices: Sequence[int | None] = (None,) if shares is None else shares.indices
+        self._folder = Path(spec.run_directory)
+        self._ends: dict[int | None, End] = {}
+        self._ended_by_us: Kind | None = None
+        self._ended_at: float | None = None
+        self._told = ""
+        self._start = Start(client, options, self.name, log)
+        self._signs = Signs(self._folder, self._now())
+        self._ended_for: Obstacle | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._workloads = Watched(client, self._kind, spec.key, self._news)
+        self._pods = Watched(client, "Pod", spec.key, self._news)
+        self._children: Watched | None = None
+        if self._kind == "JobSet":
+            self._children = Watched(client, "Job", spec.key, self._news)
+        self._logs = PodLogs(client, self._folder, self._say)
+        self._watching: list[asyncio.Task[None]] = []
+        if (known := read_ends(self._folder)) is not None:
+            self._ends, self._ended_by_us = known
+        else:
+            watches = (self._workloads, self._pods, self._children)
+            self._watching = [asyncio.create_task(one.run()) for one in watches if one]
+        live.add(self)
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Until the job has ended. Being cancelled ends the job; any other end of the waiting,
+        such as an API server that stays away, leaves it to be followed again."""
+        try:
+            while not self._has_ended() and self._stopping is None:
+                await self._step()
+                await self._look_for_trouble()
+            if self._stopping is not None:
+                await see_through(self._stopping)
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        finally:
+            await see_through(asyncio.create_task(self._close()))
+
+    async def _step(self) -> None:
+        """Wait for news, or a second; take it in."""
+        self._news.clear()
+        news = asyncio.create_task(self._news.wait())
+        try:
+            tasks = [news, *self._watching]
+            await asyncio.wait(tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        for task in self._watching:
+            if task.done():
+                task.result()  # raises why it watches no more
+        async with self._looking:  # who waits and who stops may both be here
+            if self._workloads.is_listed and self._pods.is_listed and not self._has_ended():
+                await self._take_in()
+
+    async def _take_in(self) -> None:
+        """Follow the logs of pods that have started; look whether this is the end."""
+        pods, jobs = self._pod_records(), self._job_records()
+        for pod in pods:
+            if pod.has_started or pod.has_ended:
+                share = self._share_of(pod)
+                label = f"{pod.index}: " if self.spec.resources.nodes > 1 else ""
+                self._logs.follow(pod.name, log_name(share), label)
+            is_there = pod.name in self._pods.objects
+            if pod.has_ended or not is_there:
+                self._logs.note_end(pod.name)
+        self._tell(jobs, pods)
+        is_running = any(read_pod(one).has_started for one in self._pods.objects.values())
+        note(self._folder, "started" if is_running else "queued", job=self.name)
+        there = {job.name for job in jobs if job.name in self._workloads.objects}
+        if all(name not in there for name in self._names) or self._are_done(jobs):
+            await self._end()
+
+    def _are_done(self, jobs: Sequence[WorkloadRecord]) -> bool:
+        ended = {job.name for job in jobs if job.has_ended}
+        return all(name in ended for name in self._names) and self._stopping is None
+
+    async def _end(self) -> None:
+        """Take down how it ended, when all of its log is there."""
+        self._ended_at = time.time()
+        deadline = self._now() + LATE_SECONDS
+        while self._now() < deadline and self._is_any_left():
+            await asyncio.sleep(TICK_SECONDS / 4)
+        for pod in self._pod_records():
+            self._logs.note_end(pod.name)
+        await self._logs.finish(LATE_SECONDS)
+        ends = {share: self._end_of(share) for share in self._indices}
+        write_ends(self._folder, ends, self._ended_by_us)
+        self._ends = ends
+        is_done = all(end.verdict is Kind.DONE for end in ends.values())
+        if is_done and self._options.delete_after_success:
+            await self._remove()
+
+    async def _remove(self) -> None:
+        try:
+            for name in self._names:
+                await self._client.delete(self._kind, name)
+        except TrainyardError as error:  # it went well all the same, and has a time to live
+            self._log.warning("job %s could not be removed: %s", self.name, error)
+
+    def _is_any_left(self) -> bool:
+        """True while a pod of an ended job still ends."""
+        records = map(read_pod, self._pods.objects.values())
+        return any(pod.has_started and not pod.has_ended for pod in records)
+
+    def _end_of(self, share: int | None) -> End:
+        if self._ended_for is not None:
+            return End(verdict=self._ended_for.kind, words=self._ended_for.words)
+        pods, jobs = self._pod_records(), self._job_records()
+        if self._children is not None:  # of a JobSet: they know more of why
+            jobs = [*map(read_workload, self._children.everything()), *jobs]
+        if self.spec.shares is None or not self.spec.shares.only:
+            return end_of(share, jobs, pods, self.spec.resources.nodes)
+        name = resource_name(self.spec, share)  # a job of its own, with one pod
+        ours = [pod for pod in pods if pod.job == name]
+        return end_of(None, [job for job in jobs if job.name == name], ours)
+
+    async def _close(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        await self._logs.close()
+        await self._client.close()
+        live.discard(self)
+
+    def _has_ended(self) -> bool:
+        return bool(self._ends)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- what the cluster says ------------------------------------------------------------------
+
+    def _pod_records(self) -> list[PodRecord]:
+        return [read_pod(document) for document in self._pods.everything()]
+
+    def _job_records(self) -> list[WorkloadRecord]:
+        return [read_workload(document) for document in self._workloads.everything()]
+
+    def _share_of(self, pod: PodRecord) -> int | None:
+        if self.spec.shares is None:
+            return None
+        if not self.spec.shares.only:
+            return pod.index
+        return next(i for i in self.spec.shares.indices if resource_name(self.spec, i) == pod.job)
+
+    def _tell(self, jobs: Sequence[WorkloadRecord], pods: Sequence[PodRecord]) -> None:
+        parts = []
+        if any(job.is_suspended and not job.has_ended for job in jobs):
+            parts.append(f"suspended, waits in queue {self._options.queue or '(no queue)'}")
+        phases = [pod.phase for pod in pods if pod.name in self._pods.objects]
+        parts += [f"{phases.count(one)} {one.lower()}" for one in sorted(set(phases))]
+        for job in jobs:
+            if job.has_ended:
+                parts.append(job.words)
+            elif job.is_being_deleted:
+                parts.append("being deleted")
+        text = ", ".join(parts) or "no pod yet"
+        if text != self._told:
+            self._told = text
+            self._log.info("job %s: %s", self.name, text)
+
+    def _say(self, line: str) -> None:
+        level, text = parse_line(line)
+        self._log.log(level, "%s", text, extra={JOB: self.spec.name})
+
+    async def _look_for_trouble(self) -> None:
+        if self.is_being_stopped or not self._pods.is_listed:
+            return
+        pods = [read_pod(document) for document in self._pods.objects.values()]
+        wanted = 1 if self.spec.shares is not None else self.spec.resources.nodes
+        begun = [pod.has_started or pod.has_ended for pod in pods]
+        now = self._now()
+        if all(begun) and len(begun) >= wanted:
+            self._start.forget()
+            silent = self._signs.silent_seconds(now, self._logs.last_line)
+            if self._hang_seconds is not None and silent > self._hang_seconds:
+                self._log.error("%s has said nothing for %.0f s: ending it", self.name, silent)
+                self._ended_by_us = Kind.HANG
+                self.begin_stopping()
+            return
+        self._signs.renew(now)
+        jobs = self._names if self._children is None else [*self._children.objects]
+        self._ended_for = await self._start.check(pods, jobs, now)
+        if self._ended_for is not None:
+            self._ended_by_us = self._ended_for.kind
+            self.begin_stopping()
+
+    # --- stopping -------------------------------------------------------------------------------
+
+    @property
+    def is_being_stopped(self) -> bool:
+        """True once it was told to stop, or has ended."""
+        return self._stopping is not None or self._has_ended()
+
+    def begin_stopping(self) -> asyncio.Task[None]:
+        """Tell it to stop, unless it was told; the task ends when it has."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return self._stopping
+
+    async def stop(self) -> None:
+        """Delete the job: its pods save within the grace; until the cluster confirms that they
+        are gone."""
+        await see_through(self.begin_stopping())
+
+    async def _stop(self) -> None:
+        if self._has_ended():
+            return
+        self._ended_by_us = self._ended_by_us or Kind.STOPPED
+        for name in self._names:
+            await self._client.delete(self._kind, name)
+        deadline = self._now() + self.spec.grace_seconds + KILL_SECONDS
+        while not self._has_ended():
+            await self._step()
+            if self._now() > deadline:
+                raise InfrastructureError(self._stuck_words())
+        self._log.info("job %s was stopped", self.name)
+
+    def _stuck_words(self) -> str:
+        nodes = {pod.node for pod in map(read_pod, self._pods.objects.values()) if pod.node}
+        where = f" on {', '.join(sorted(nodes))}" if nodes else ""
+        namespace = self._options.namespace
+        return (
+            f"job {namespace}/{self.name} is still there {KILL_SECONDS:.0f} s after its grace"
+            f"{where}; look at its nodes (kubectl -n {namespace} get pods -l "
+            f"trainyard/key={self.spec.key} -o wide)"
+        )
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def fetch_result(self) -> Outcome:
+        """How it ended."""
+        if not self._has_ended():
+            raise ValueError(
+                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
+            )
+        outcomes = {
+            share: decide(self.spec, share, end, self._ended_by_us)
+            for share, end in self._ends.items()
+        }
+        if self.spec.shares is None:
+            outcome = outcomes[None]
+        else:
+            shares = {index: one for index, one in outcomes.items() if index is not None}
+            outcome = join_shares(self.spec.name, shares)
+        note(self._folder, "ended", at=self._ended_at, job=self.name, kind=str(outcome.kind))
+        return outcome

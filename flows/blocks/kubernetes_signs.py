@@ -1,0 +1,99 @@
+"""Signs of a job that does not start, and of one that runs and has fallen silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.blocks.kubernetes_client import KubernetesClient
+from flows.console import Log
+from flows.launch.kubernetes_options import KubernetesOptions
+from flows.launch.kubernetes_pod import Document
+from flows.launch.kubernetes_state import PodRecord
+from flows.launch.kubernetes_waiting import Obstacle, obstacles
+from trainyard.errors import ConfigError
+
+HEARTBEAT = "heartbeat"
+"""File of a run folder whose time a job may renew to say that it lives, besides its log."""
+
+EVENTS_SECONDS = 10.0
+ASKED = 3
+"""So many jobs, and pods that wait without a word in their status, are asked about."""
+
+
+class Start:
+    """What keeps a job from starting, told at once and ended when it lasts too long."""
+
+    def __init__(
+        self, client: KubernetesClient, options: KubernetesOptions, name: str, log: Log
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._name = name
+        self._log = log
+        self._since: dict[str, tuple[Obstacle, float]] = {}
+        self._events: list[Document] = []
+        self._asked_at = -math.inf
+
+    def forget(self) -> None:
+        """All of it has started."""
+        self._since.clear()
+        self._events.clear()
+
+    async def check(
+        self, pods: Sequence[PodRecord], jobs: Sequence[str], now: float
+    ) -> Obstacle | None:
+        """What the job is to be ended for; None while it may wait."""
+        if now - self._asked_at > EVENTS_SECONDS:
+            self._asked_at = now
+            silent = [pod.name for pod in pods if not pod.has_started and pod.obstacle is None]
+            asked = [*jobs[:ASKED], *silent[:ASKED]]
+            await self._ask(asked)
+        in_way = {one.reason: one for one in obstacles(pods, self._events)}
+        new = [one for reason, one in in_way.items() if reason not in self._since]
+        for one in new:
+            self._log.warning("job %s does not start: %s", self._name, one.words)
+        # What was said first stays: a back-off says less than the error before it.
+        self._since = {
+            reason: self._since.get(reason, (one, now)) for reason, one in in_way.items()
+        }
+        for one, since in self._since.values():
+            limit = self._options.room_seconds if one.is_room else self._options.broken_seconds
+            if limit is not None and now - since > limit:
+                self._log.error("job %s did not start in %d s: ending it", self._name, limit)
+                return one
+        return None
+
+    async def _ask(self, names: Sequence[str]) -> None:
+        try:
+            found = [await self._client.events_about(name) for name in names]
+        except ConfigError as error:  # a role without them: the rest goes on without, too
+            self._log.warning("job %s: %s", self._name, error)
+            self._asked_at = math.inf
+            return
+        self._events = [event for events in found for event in events]
+
+
+class Signs:
+    """When a running job was last heard."""
+
+    def __init__(self, folder: Path, now: float) -> None:
+        self._file = folder / HEARTBEAT
+        self._last = now
+        self._beat = 0.0
+
+    def renew(self, now: float) -> None:
+        """It does not run yet."""
+        self._last = now
+
+    def silent_seconds(self, now: float, last_line: float | None) -> float:
+        """Since the last line of any log, and the last heartbeat."""
+        try:
+            beat = self._file.stat().st_mtime
+        except FileNotFoundError:
+            beat = 0.0
+        if beat != self._beat:  # a change, since the clocks of nodes may differ
+            self._beat, self._last = beat, now
+        self._last = max(self._last, last_line or 0.0)
+        return now - self._last

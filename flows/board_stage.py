@@ -1,0 +1,148 @@
+"""What Prefect's pages show of one stage: what went in, what came out, why it ran, how it was
+submitted.
+
+Pages are for people who look: where one cannot be made the run goes on, and says so in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shlex
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from prefect.artifacts import acreate_markdown_artifact, acreate_table_artifact
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import PrefectException
+
+from flows.launch.container import SCRIPT as DOCKER_RUN
+from flows.launch.kubernetes import MANIFESTS
+from flows.launch.slurm import SCRIPT as SBATCH
+from flows.launch.spec import LaunchSpec
+from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
+from trainyard.errors import TrainyardError
+
+if TYPE_CHECKING:
+    from flows.stage_task import Summary
+
+log = logging.getLogger(__name__)
+
+DIGEST_CHARS = 12
+MAX_URLS = 3
+"""Of an input, in words; a corpus has thousands."""
+
+SUBMITTED = {SBATCH: "bash", DOCKER_RUN: "bash", MANIFESTS: "yaml"}
+"""Files of a run folder that blocks leave what they submitted in, and what each is written in."""
+
+Row = dict[str, str]
+
+
+def has_pages() -> bool:
+    """Whether this code runs for somebody who has pages: within a flow or a task of Prefect."""
+    return TaskRunContext.get() is not None or FlowRunContext.get() is not None
+
+
+async def shown(making: Awaitable[Any]) -> Any:
+    """What making a page returned; None, with a word in the log, where it could not be made."""
+    try:
+        return await making
+    except (httpx.HTTPError, OSError, PrefectException, TrainyardError) as error:
+        log.warning("a page of this run could not be shown: %s: %s", type(error).__name__, error)
+        return None
+
+
+def page_key(*names: str) -> str:
+    """The name under which Prefect keeps the versions of a page."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(names).lower()).strip("-")
+
+
+# --- what was submitted -------------------------------------------------------------------------
+
+
+async def show_submitted(spec: LaunchSpec) -> None:
+    """What was submitted for a job, to be read and run again by hand."""
+    if has_pages():
+        key = page_key(spec.name, "script")
+        making = acreate_markdown_artifact(submitted(spec), key=key, description="Submitted")
+        await shown(making)
+
+
+def submitted(spec: LaunchSpec) -> str:
+    """Markdown: what a block left of it in the run folder, or the command of a process."""
+    for name, language in SUBMITTED.items():
+        path = Path(spec.run_directory, name)
+        if path.exists():
+            return f"`{path}`\n\n```{language}\n{path.read_text().rstrip()}\n```\n"
+    return f"```bash\n{by_hand(spec).rstrip()}\n```\n"
+
+
+def by_hand(spec: LaunchSpec) -> str:
+    """The command of a process of this machine, as a person would type it."""
+    folder = [] if spec.working_directory is None else [f"cd {shlex.quote(spec.working_directory)}"]
+    variables = [f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()]
+    return "\n".join([*folder, *variables, shlex.join(spec.command)]) + "\n"
+
+
+# --- what came of it ----------------------------------------------------------------------------
+
+
+async def show_stage(summary: Summary) -> None:
+    """A table of one stage that ended well."""
+    if has_pages():
+        await shown(_show_stage(summary))
+
+
+async def _show_stage(summary: Summary) -> None:
+    manifest = None
+    if summary.manifest_url:
+        found = await asyncio.to_thread(read_manifest, summary.manifest_url)
+        manifest = found[0] if found else None
+    await acreate_table_artifact(
+        table=stage_rows(summary, manifest),
+        key=page_key(summary.job, "stage"),
+        description=f"Stage `{summary.stage}`: {'reused' if summary.reused else 'done'}",
+    )
+
+
+def stage_rows(summary: Summary, manifest: Manifest | None) -> list[Row]:
+    """The table: how it went, every input, the output, every metric."""
+    went = "reused: nothing had changed" if summary.reused else f"done in {summary.seconds:.1f} s"
+    rows = [_row(f"stage {summary.stage}", went)]
+    if summary.reason:
+        rows.append(_row("why it ran", summary.reason))
+    if manifest is not None:
+        rows += [_input(name, record) for name, record in sorted(manifest.inputs.items())]
+        rows.append(_row("output", summary.manifest_url, manifest.output_digest))
+        size = sum(record.size_bytes for record in manifest.files)
+        rows.append(_row("files", f"{len(manifest.files):,}, of {size:,} bytes together"))
+        code = manifest.code
+        rows.append(_row("code", f"trainyard {code.get('version', '')}", code.get("digest", "")))
+    rows += [_row(f"metric {name}", _value(value)) for name, value in summary.metrics.items()]
+    rows.append(_row("log", summary.log))
+    return rows
+
+
+def _row(what: str, value: str, digest: str = "") -> Row:
+    return {"what": what, "digest": digest[:DIGEST_CHARS], "value": value}
+
+
+def _input(name: str, record: InputRecord) -> Row:
+    more = len(record.urls) - MAX_URLS
+    urls = ", ".join(record.urls[:MAX_URLS]) + (f" and {more:,} more" if more > 0 else "")
+    return _row(f"input {name}", urls, record.digest)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return number(value)
+
+
+def number(value: float) -> str:
+    """A metric as a person reads it."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"

@@ -1,0 +1,73 @@
+"""What a yard keeps of no use, removed by a schedule: `python -m flows.gc` as a flow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.artifacts import acreate_table_artifact
+
+from flows.blocks.yard import yard_profile
+from flows.gc.command import run_places
+from flows.gc.policy import STANDARD, Policy
+from flows.gc.sweep import Swept, sweep
+from flows.gc.told import lines, rows, size
+from flows.profile import DEFAULT
+from trainyard.errors import InfrastructureError
+
+KEY = "garbage"
+
+
+@flow(name="collect-garbage", flow_run_name="{profile}", persist_result=False)
+async def collect_garbage(
+    profile: str = DEFAULT,
+    yard: str | None = None,
+    dry_run: bool = False,
+    keep_corpus_versions: int = STANDARD.keep_corpus_versions,
+    corpus_days: float = STANDARD.corpus_days,
+    attempt_days: float = STANDARD.attempt_days,
+    keep_runs: int = STANDARD.keep_runs,
+    run_days: float = STANDARD.run_days,
+) -> dict[str, Any]:
+    """Remove superseded corpus versions, stale claims, abandoned uploads and attempts.
+
+    Never what a manifest in use was made of.
+
+    Args:
+        profile: The yard: a file of deploy/yards, by its name or path.
+        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
+            profile, else `yard`.
+        dry_run: Tell what would go, and remove nothing.
+        keep_corpus_versions: The newest versions of each corpus that stay in any case.
+        corpus_days: Days that a version stays after it was superseded.
+        attempt_days: Days that unfinished work waits to be gone on with.
+        keep_runs: The newest run folders of each job that stay in any case.
+        run_days: Days that the others stay."""
+    policy = Policy(
+        keep_corpus_versions=keep_corpus_versions,
+        corpus_days=corpus_days,
+        attempt_days=attempt_days,
+        keep_runs=keep_runs,
+        run_days=run_days,
+    )
+    place = await yard_profile(profile)
+    root = place.yard_root(yard)
+    swept = await asyncio.to_thread(sweep, root, run_places(place, root), policy, dry_run)
+    log = get_run_logger()
+    for line in lines(swept, dry_run):
+        log.info("%s", line)
+    await _show(swept, dry_run)
+    if swept.failed:
+        first, error = swept.failed[0]
+        raise InfrastructureError(
+            f"{len(swept.failed)} of {len(swept.plan.garbage)} could not be removed; the first, "
+            f"{first.url}: {error}"
+        )
+    return swept.to_document()
+
+
+async def _show(swept: Swept, is_dry: bool) -> None:
+    what = "would be removed" if is_dry else "found"
+    description = f"{size(swept.plan.size_bytes)} {what} under {swept.plan.root}"
+    await acreate_table_artifact(key=KEY, table=rows(swept), description=description)

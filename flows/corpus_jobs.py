@@ -1,0 +1,185 @@
+"""A recipe in, the jobs that make its tokens out, validated before any work. No Prefect here."""
+
+from __future__ import annotations
+
+import re
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from flows.job import CONFIGS, StageJob, build_config
+from flows.recipe import Recipe
+from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.urls import basename
+from trainyard.config import leaves
+from trainyard.errors import ArtifactError, ConfigError
+
+TOKENIZER_KEYS = tuple(
+    name for name, _, _ in leaves(typing.get_type_hints(CONFIGS["tokenize"])["tokenizer"])
+)
+"""What [tokenize] says of its tokenizer holds for [pretrain] as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusJobs:
+    """From documents to one pair of token files, in the order in which it is done."""
+
+    collect: StageJob | None
+    train_tokenizer: StageJob | None
+    tokenize: tuple[StageJob, ...]
+    merge: StageJob | None
+    tokens: str
+    """Prefix of the pair."""
+    heldout: str
+    """Text to evaluate on."""
+    tokenizer: dict[str, Any]
+    """Options that name the tokenizer, for all stages that take one."""
+
+    def all(self) -> list[StageJob]:
+        """Every job."""
+        first = [job for job in (self.collect, self.train_tokenizer) if job is not None]
+        return [*first, *self.tokenize, *([self.merge] if self.merge is not None else [])]
+
+
+def corpus_jobs(recipe: Recipe) -> CorpusJobs:
+    """The jobs of a recipe that make its tokens, each with validated options.
+
+    Raises ConfigError for what was written, ArtifactError for a corpus that is not there."""
+    if recipe.tokens:
+        return _no_jobs(recipe)
+    corpus, heldout = _corpus(recipe)
+    tokenizer = tokenizer_of(recipe)
+    tokens = recipe.at("tokens", "corpus_text_document")
+    return CorpusJobs(
+        collect=_collect(recipe),
+        train_tokenizer=_train_tokenizer(recipe, corpus),
+        tokenize=_tokenize(recipe, corpus, tokenizer),
+        merge=recipe.job(
+            "merge", {"input": [recipe.at("tokens", "parts")], "output_prefix": tokens}
+        ),
+        tokens=tokens,
+        heldout=heldout,
+        tokenizer=tokenizer,
+    )
+
+
+def _no_jobs(recipe: Recipe) -> CorpusJobs:
+    """For tokens that are there already."""
+    where = recipe.where
+    if recipe.corpus or recipe.tables.keys() & {"collect", "train_tokenizer", "merge"}:
+        raise ConfigError(
+            f"{where}: tokens are there ({recipe.tokens}), so nothing is made of a corpus; leave "
+            f"out corpus, [collect], [train_tokenizer] and [merge]"
+        )
+    if "tokenizer_type" not in recipe.table("tokenize"):
+        raise ConfigError(
+            f"{where}: [tokenize] must name the tokenizer that the tokens were made with"
+        )
+    return CorpusJobs(
+        collect=None,
+        train_tokenizer=None,
+        tokenize=(),
+        merge=None,
+        tokens=_prefix_of(recipe.tokens),
+        heldout=heldout_of(recipe),
+        tokenizer=tokenizer_of(recipe),
+    )
+
+
+def _prefix_of(tokens: str) -> str:
+    """The pair itself, or that of the version that a pointer leads to now."""
+    if not tokens.endswith(".json"):
+        return tokens
+    try:
+        by_key = dict(store.read_json(tokens)["tokens"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{tokens}: not what corpus-refresh publishes ({error!r})") from error
+    if "text" not in by_key and len(by_key) != 1:
+        raise ConfigError(f"{tokens} has tokens of {', '.join(by_key)}; name the prefix of one")
+    return str(by_key.get("text") or next(iter(by_key.values())))
+
+
+def _corpus(recipe: Recipe) -> tuple[list[str], str]:
+    """The files of the corpus, and the text to evaluate on."""
+    heldout = heldout_of(recipe)
+    if not recipe.corpus:
+        config = _collect_config(recipe)
+        names = [f"train-{number:05d}.jsonl" for number in range(config.num_shards)]
+        return [recipe.at("corpus", name) for name in names], heldout
+    files = [file for pattern in recipe.corpus for file in store.expand(pattern)]
+    return list(dict.fromkeys(files)), heldout
+
+
+def heldout_of(recipe: Recipe) -> str:
+    """The text to evaluate on: named in the recipe, else collected with the corpus."""
+    if recipe.corpus and "collect" in recipe.tables:
+        raise ConfigError(f"{recipe.where}: with a corpus of its own the recipe has no [collect]")
+    if (recipe.corpus or recipe.tokens) and not recipe.evaluation_data:
+        raise ConfigError(
+            f"{recipe.where}: a corpus of one's own needs a text to evaluate on; "
+            f'add evaluation_data = "FILE" above the tables'
+        )
+    return recipe.evaluation_data or recipe.at("corpus", "heldout.txt")
+
+
+def _collect_config(recipe: Recipe) -> Any:
+    decided = {**recipe.table("collect"), "output_dir": recipe.at("corpus")}
+    return build_config("collect", decided, f"{recipe.where} [collect]")
+
+
+def _collect(recipe: Recipe) -> StageJob | None:
+    return None if recipe.corpus else recipe.job("collect", {"output_dir": recipe.at("corpus")})
+
+
+def tokenizer_of(recipe: Recipe) -> dict[str, Any]:
+    """The tokenizer's options: as written under [tokenize], else of the one that is trained."""
+    written = recipe.table("tokenize")
+    if "tokenizer_type" in written:
+        return {key: written[key] for key in TOKENIZER_KEYS if key in written}
+    return {
+        "tokenizer_type": "HuggingFaceTokenizer",
+        "tokenizer_model": recipe.at("tokenizer"),
+    }
+
+
+def _train_tokenizer(recipe: Recipe, corpus: list[str]) -> StageJob | None:
+    if "tokenizer_type" not in recipe.table("tokenize"):
+        decided = {"input": corpus, "output_dir": recipe.at("tokenizer")}
+        return recipe.job("train_tokenizer", decided)
+    if "train_tokenizer" in recipe.tables:
+        raise ConfigError(
+            f"{recipe.where}: [tokenize] names a tokenizer, so there is none to train; "
+            f"leave out [train_tokenizer] or tokenizer_type"
+        )
+    return None
+
+
+def _tokenize(recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]) -> tuple[StageJob, ...]:
+    written = recipe.table("tokenize")
+    ours = {key: value for key, value in tokenizer.items() if key not in written}
+    jobs = []
+    for file, part in zip(corpus, part_names(corpus), strict=True):
+        place = recipe.at("tokens", "parts", part)
+        decided = {"input": [file], "output_prefix": place, **ours}
+        jobs.append(recipe.job("tokenize", decided, f"tokenize-{part.lower()}"))
+    return tuple(jobs)
+
+
+def part_names(files: list[str]) -> list[str]:
+    """A name for each file's tokens, from its own; told apart by a digest where two are alike.
+
+    A name never depends on what other files there are in front of it, lest one more file make all
+    behind it be tokenized again."""
+    stems = [_stem(file) for file in files]
+    return [
+        stem if stems.count(stem) == 1 else f"{stem}-{digest_bytes(file.encode())[:8]}"
+        for stem, file in zip(stems, files, strict=True)
+    ]
+
+
+def _stem(file: str) -> str:
+    name = basename(file)
+    for ending in (".gz", ".jsonl", ".json", ".txt"):
+        name = name.removesuffix(ending)
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "part"

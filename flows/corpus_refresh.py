@@ -1,0 +1,98 @@
+"""A corpus that grows: look for new or changed sources, tokenize those, publish a new version.
+
+    python -m flows.corpus_refresh recipes/web.toml [--yard DIR] [--profile NAME]
+
+Meant for a schedule. Without news it does nothing. A new version lies beside the old ones, and
+current.json, the pointer, leads to it; a recipe with tokens = "YARD/web/current.json" trains on
+it."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+    from flows.command import corpus_refresh_main
+
+    raise SystemExit(corpus_refresh_main())
+
+import asyncio
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.events import emit_event
+
+from flows.blocks.yard import yard_profile
+from flows.console import headline
+from flows.form import NOTHING, Merge, Tokenize, given
+from flows.line import Line
+from flows.profile import DEFAULT
+from flows.recipe import Recipe, read_recipe
+from flows.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
+
+PUBLISHED = "trainyard.corpus.published"
+"""The event of a new version; its resource is trainyard.corpus.RECIPE."""
+
+
+@flow(name="corpus-refresh", flow_run_name="{recipe}", persist_result=False)
+async def corpus_refresh(
+    recipe: str,
+    yard: str | None = None,
+    profile: str = DEFAULT,
+    tokenize: Tokenize = NOTHING,
+    merge: Merge = NOTHING,
+) -> dict[str, Any]:
+    """Tokenize what is new in a corpus, and publish a new version of it beside the old.
+
+    Args:
+        recipe: TOML file or URL with `corpus`, and [tokenize] with a tokenizer.
+        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
+            profile, else `yard`.
+        profile: Where stages run: a file of deploy/yards, by its name or path.
+        tokenize: Options that go over the recipe's [tokenize].
+        merge: Options that go over the recipe's [merge]."""
+    place = await yard_profile(profile)
+    tables = {"tokenize": tokenize, "merge": merge}
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
+    async with Line("corpus-refresh", written.root, [], profile=place) as line:
+        work = await asyncio.to_thread(plan_refresh, written)
+        line.expect(len(work.all()))
+        version, read = work.version, work.read
+        if work.is_news:
+            await line.run(*work.tokenize)
+            await line.run(*work.merge)
+            read = await asyncio.to_thread(publish, written, work)
+        headline(get_run_logger(), "corpus", "done", note=_told(version, work.is_news))
+        if not version.announced and read is not None:
+            _announce(written, version)
+            await asyncio.to_thread(mark_announced, written, version, read)
+    return {
+        "news": work.is_news,
+        "version": version.version,
+        "tokens": version.tokens,
+        "pointer": written.at(CURRENT),
+        "stages": line.documents(),
+    }
+
+
+def _told(version: CorpusVersion, is_news: bool) -> str:
+    if not is_news:
+        return f"no news since version {version.version} ({len(version.sources)} sources)"
+    changes = f"{len(version.added)} new or changed, {len(version.removed)} gone"
+    return f"version {version.version}: {len(version.sources)} sources, {changes}"
+
+
+def _announce(recipe: Recipe, version: CorpusVersion) -> None:
+    emit_event(
+        PUBLISHED,
+        resource={
+            "prefect.resource.id": f"trainyard.corpus.{recipe.name}",
+            "prefect.resource.name": recipe.name,
+            "trainyard.version": version.version,
+        },
+        payload={
+            "version": version.version,
+            "pointer": recipe.at(CURRENT),
+            "tokens": version.tokens,
+            "added": len(version.added),
+            "removed": len(version.removed),
+            "sources": len(version.sources),
+        },
+    )

@@ -1,0 +1,1 @@
+"""What a yard needs, looked at before anything is run in it: `python -m flows.doctor`."""

@@ -1,0 +1,140 @@
+"""A Docker engine, and the images of stages on it."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from requests.exceptions import RequestException
+
+from flows.blocks.container_client import SOCKET
+from flows.doctor.check import Answer, fail, ok, warn
+from flows.doctor.yard import Yard
+from flows.job import CONFIGS
+from flows.launch.container_options import ContainerOptions
+from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.version import VERSION
+
+SECONDS = 8
+SMOKE_SECONDS = 60
+
+VERSION_LABEL = "org.opencontainers.image.version"
+
+
+def engine_jobs(yard: Yard) -> Answer:
+    """The engine answers, and has GPUs where stages ask for them."""
+    said = _ask(yard, lambda client: {"version": client.version(), "info": client.info()})
+    version, info = said["version"], said["info"]
+    told = f"Docker engine {version['Version']} at {_address(yard)}, storage {info['Driver']}"
+    runtimes = {*info.get("Runtimes", {}), *(d.get("Source", "") for d in _devices(info))}
+    if yard.num_gpus and not any("nvidia" in name for name in runtimes):
+        return fail(
+            ConfigError,
+            f"{told}; stages ask for GPUs, which this engine cannot give",
+            "install the NVIDIA container toolkit: nvidia-ctk runtime configure --runtime=docker",
+        )
+    return ok(told)
+
+
+def _devices(info: dict[str, Any]) -> list[dict[str, Any]]:
+    """CDI devices, of engines that know them."""
+    return info.get("DiscoveredDevices") or []
+
+
+def engine_image(yard: Yard) -> Answer:
+    """Every image that a stage runs in is on the engine, of our version, and the stage starts."""
+    stages: dict[str, str] = {}
+    for stage in CONFIGS:
+        name = yard.place.image_of(stage)
+        if name is not None:
+            stages.setdefault(name, stage)
+    if not stages:
+        todo = (
+            'image = "trainyard/{stage}:{version}" in the yard\'s profile; make images builds them'
+        )
+        return fail(ConfigError, "the yard names no image", todo)
+    labels = _ask(yard, lambda client: {name: _labels(client, name) for name in stages})
+    missing = [name for name, found in labels.items() if found is None]
+    if missing:
+        return _missing(yard, missing)
+    for name, found in labels.items():
+        version = found.get(VERSION_LABEL, VERSION)
+        if version != VERSION:
+            told = f"image {name} is of version {version}, the flows are of {VERSION}"
+            return fail(ConfigError, told, "make images, or take the image of this version")
+    python, options = yard.place.python, yard.place.container
+    for name, stage in stages.items():
+        fault = _ask(yard, partial(_smoke, name=name, stage=stage, python=python, options=options))
+        if fault:
+            told = f"image {name}: stage {stage} does not start in it: {fault}"
+            return fail(ConfigError, told, f"docker run --rm {name} --help shows it; make images")
+    return ok(f"{len(stages)} images of version {VERSION}, each starts its stage")
+
+
+def _missing(yard: Yard, names: list[str]) -> Answer:
+    told = f"not on the engine at {_address(yard)}: {', '.join(names)}"
+    todo = "make images, or docker pull; image in the yard's profile names them"
+    if yard.place.container.pull == "missing":
+        return warn(f"{told}; the first job has to pull it", todo)
+    return fail(ConfigError, told, todo)
+
+
+def _labels(client: docker.DockerClient, name: str) -> dict[str, str] | None:
+    try:
+        return dict(client.images.get(name).labels or {})
+    except (ImageNotFound, NotFound):
+        return None
+
+
+def _smoke(
+    client: docker.DockerClient, name: str, stage: str, python: str, options: ContainerOptions
+) -> str:
+    """Start a stage's help as its jobs are started, without a network; why it does not."""
+    container = client.containers.create(
+        name,
+        command=["-m", f"stages.{stage}", "--help"],
+        entrypoint=[python],
+        network_mode="none",
+        read_only=options.read_only,
+        tmpfs={"/tmp": "size=64m"},
+        cap_drop=["ALL"],
+        init=options.init,
+    )
+    try:
+        container.start()
+        status = container.wait(timeout=SMOKE_SECONDS)["StatusCode"]
+        lines = container.logs(tail=5).decode(errors="replace").strip().splitlines()
+    except APIError as error:
+        return str(error.explanation or error)
+    finally:
+        container.remove(force=True)
+    return "" if status == 0 else f"status {status}: {lines[-1] if lines else 'no word'}"
+
+
+def _address(yard: Yard) -> str:
+    return yard.place.container.engine or os.environ.get("DOCKER_HOST") or SOCKET
+
+
+def _ask(yard: Yard, question: Any) -> Any:
+    """Put a question to the engine; ConfigError and InfrastructureError for one that is away."""
+    address = _address(yard)
+    try:
+        environment = {**os.environ, "DOCKER_HOST": address}
+        client = docker.DockerClient.from_env(environment=environment, timeout=SECONDS)
+        try:
+            return question(client)
+        finally:
+            client.close()
+    except (DockerException, RequestException, OSError) as error:
+        if "Permission denied" in str(error) or "PermissionError" in repr(error):
+            raise ConfigError(
+                f"the Docker engine at {address} may not be used by this user; join the group "
+                "docker, or name another engine in DOCKER_HOST"
+            ) from error
+        raise InfrastructureError(
+            f"the Docker engine at {address} does not answer ({error}); start it, or name another "
+            "one in DOCKER_HOST or in the container option engine"
+        ) from error

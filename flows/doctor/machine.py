@@ -1,0 +1,198 @@
+"""The machine that stages run on: room on its disks, shared memory, limits, encodings, GPUs.
+
+Judges what `trainyard.machine` found, on the stages' machine where ranks have told, else here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
+from flows.doctor.yard import Yard
+from trainyard.artifacts.inputs import cache_folder
+from trainyard.artifacts.urls import local_path
+from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.machine import Machine
+
+GIB = 2**30
+MIB = 2**20
+
+DISK_WARNED, DISK_REFUSED = 10 * GIB, 1 * GIB
+INODES_REFUSED = 1000
+
+SHARED_WARNED, SHARED_REFUSED = 1 * GIB, 128 * MIB
+"""Ranks of a node talk through it and loaders hand batches over in it; a container gets 64 MiB
+where nobody says more."""
+
+FILES_WARNED, FILES_REFUSED = 4096, 1024
+"""Shards of a corpus that are mapped, connections of ranks and of the store, pipes of workers."""
+
+LOCKED_REFUSED = 1 * GIB
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+def disk(yard: Yard) -> Answer:
+    """Room for what is made, for run folders, for scratch, for remembered digests."""
+    told = []
+    states = [State.OK]
+    for what, folder in folders(yard):
+        free, inodes, fault = room(folder)
+        told.append(f"{what} {folder}: {fault or size(free)}")
+        if fault or free < DISK_REFUSED or inodes < INODES_REFUSED:
+            states.append(State.FAIL)
+            told[-1] += "" if inodes >= INODES_REFUSED or fault else f", {inodes} files more"
+        elif free < DISK_WARNED:
+            states.append(State.WARN)
+    words = "; ".join(told)
+    todo = "free some: `python -m flows.gc --dry-run` says what is of no use any more"
+    if State.FAIL in states:
+        return fail(InfrastructureError, words, todo)
+    return warn(words, todo) if State.WARN in states else ok(words)
+
+
+def folders(yard: Yard) -> list[tuple[str, Path]]:
+    """The folders of this machine that a run writes to, one for each file system."""
+    root = local_path(yard.root) if yard.has_local_store else None
+    wanted = {
+        "yard": root,
+        "runs": Path(yard.place.run_folder),
+        "scratch": Path(tempfile.gettempdir()),
+        "cache": cache_folder(),
+    }
+    found: dict[int, tuple[str, Path]] = {}
+    for what, path in wanted.items():
+        if path is not None:
+            there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+            found.setdefault(there.stat().st_dev, (what, there))
+    return list(found.values())
+
+
+def room(folder: Path) -> tuple[int, int, str]:
+    """Free bytes, free inodes, and why nothing can be written; empty when it can."""
+    free = shutil.disk_usage(folder).free
+    stat = os.statvfs(folder)
+    inodes = stat.f_favail if stat.f_files else INODES_REFUSED  # btrfs counts none
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * MIB)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return free, inodes, f"cannot be written to ({error.strerror})"
+    return free, inodes, ""
+
+
+def shared_memory(yard: Yard) -> Answer:
+    """/dev/shm as a stage sees it."""
+    machine, where = seen(yard)
+    free = machine.shared_memory_bytes
+    if yard.place.block == "kubernetes" and yard.there is None:
+        return skipped(f"of a pod; {SUBMIT}")
+    if free is None:
+        return warn(f"there is no /dev/shm{where}", "mount a tmpfs there; NCCL needs it")
+    told = f"{size(free)} free in /dev/shm{where}"
+    todo = (
+        "raise shared_memory in the yard's [container]"
+        if yard.place.block == "container"
+        else "mount -o remount,size=16g /dev/shm; in a container --shm-size=16g"
+    )
+    if free < SHARED_REFUSED:
+        return fail(ConfigError, f"{told}, ranks of one node need at least 128 MiB", todo)
+    return warn(told, todo) if free < SHARED_WARNED else ok(told)
+
+
+def limits(yard: Yard) -> Answer:
+    """Open files, and with InfiniBand locked memory."""
+    machine, where = seen(yard)
+    files, locked = machine.open_files, machine.locked_memory_bytes
+    told = f"nofile {count(files)}, memlock {count(locked, MIB, ' MiB')}{where}"
+    todo = (
+        "ulimit -n 65536 before the worker starts (systemd: LimitNOFILE, Slurm: in slurmd's unit)"
+    )
+    if 0 <= files < FILES_REFUSED:
+        return fail(ConfigError, f"{told}: a corpus of many shards needs more open files", todo)
+    has_infiniband = INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
+    if has_infiniband and 0 <= locked < LOCKED_REFUSED:
+        return fail(
+            ConfigError,
+            f"{told}: InfiniBand locks the memory that it sends",
+            "ulimit -l unlimited before the worker starts (LimitMEMLOCK=infinity), and for Slurm "
+            "PropagateResourceLimitsExcept=MEMLOCK",
+        )
+    return warn(told, todo) if 0 <= files < FILES_WARNED else ok(told)
+
+
+def text(yard: Yard) -> Answer:
+    """UTF-8 in this Python, and in the programs that it starts."""
+    machine, where = seen(yard)
+    told = f"locale {machine.locale or 'not set'}, Python {'/'.join(machine.encodings)}{where}"
+    todo = "export LC_ALL=C.UTF-8, and unset PYTHONUTF8 and PYTHONIOENCODING"
+    wrong = [name for name in machine.encodings if _plain(name) not in ("utf8", "")]
+    if wrong:
+        return fail(ConfigError, f"{told}: text that is not ASCII would be torn", todo)
+    if "utf8" not in _plain(machine.locale):
+        return warn(f"{told}: other programs take text for ASCII", todo)
+    return ok(told)
+
+
+def gpus(yard: Yard) -> Answer:
+    """As many GPUs as a stage asks for on a node, with one driver."""
+    wanted = yard.num_gpus
+    if not yard.runs_here and yard.there is None:
+        asked = f"{wanted} GPUs a node" if wanted else "no GPU"
+        return skipped(f"stages ask for {asked}, on other machines; {SUBMIT}")
+    machine, where = seen(yard)
+    found = machine.gpus
+    if not found:
+        if not wanted:
+            return skipped(f"no stage asks for one ({machine.gpu_fault or 'and there is none'})")
+        return fail(
+            InfrastructureError,
+            f"stages ask for {wanted} GPUs and none can be seen{where}: {machine.gpu_fault}",
+            "install the driver, or in a container the NVIDIA container toolkit; dmesg | grep -i "
+            "nvrm tells of a device that was lost",
+        )
+    kinds = sorted({f"{gpu.name}, {size(gpu.memory_bytes)}" for gpu in found})
+    told = f"{len(found)} x {' / '.join(kinds)}, driver {found[0].driver}{where}"
+    if len(found) < wanted:
+        return fail(
+            InfrastructureError,
+            f"stages ask for {wanted} GPUs: {told}",
+            "correct [resources] of the yard, or look for the lost device: nvidia-smi, dmesg",
+        )
+    return warn(told, "ranks wait for the slowest") if len(kinds) > 1 else ok(told)
+
+
+SUBMIT = "--submit asks a job"
+
+
+def seen(yard: Yard) -> tuple[Machine, str]:
+    """The machine to judge, and where it is when that is not here."""
+    if yard.there is not None:
+        return yard.there, "" if yard.runs_here else f" on {yard.there.host}"
+    return yard.here, "" if yard.runs_here else " on this machine, not the stages'"
+
+
+def size(value: int) -> str:
+    """Bytes, for people."""
+    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value // MIB} MiB"
+
+
+def count(value: int, unit: int = 1, name: str = "") -> str:
+    """A limit, for people."""
+    return "unlimited" if value < 0 else f"{value // unit}{name}"
+
+
+def _plain(encoding: str) -> str:
+    return encoding.lower().replace("-", "").replace("_", "")
+
+
+CHECKS = (
+    Check("disk", disk, "disk-full"),
+    Check("shared memory", shared_memory, "shared-memory"),
+    Check("limits", limits, "limits"),
+    Check("text", text, "text-and-locale"),
+    Check("GPUs", gpus, "gpus-and-their-driver"),
+)

@@ -1,0 +1,115 @@
+"""Who starts the jobs of stages, and what these run in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
+from flows.doctor.cluster import cluster_image, cluster_jobs
+from flows.doctor.engine import engine_image, engine_jobs
+from flows.doctor.programs import SECONDS, SMOKE_SECONDS, run
+from flows.doctor.yard import Yard
+from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.version import VERSION
+
+ALIVE = ("idle", "mix", "alloc", "comp", "plnd", "resv")
+"""How sinfo's short names of nodes begin that run jobs, or will."""
+
+
+def jobs(yard: Yard) -> Answer:
+    """Whoever starts jobs is there."""
+    return JOBS[yard.place.block](yard)
+
+
+def image(yard: Yard) -> Answer:
+    """What stages run in is there, of our version, and a stage starts in it."""
+    return IMAGES[yard.place.block](yard)
+
+
+# --- this machine -------------------------------------------------------------------------------
+
+
+def _process_jobs(yard: Yard) -> Answer:
+    return ok("stages are processes of this machine")
+
+
+def _process_image(yard: Yard) -> Answer:
+    python = yard.place.python
+    command = (python, "-c", "import trainyard.version as v; print(v.VERSION)")
+    status, said = run(command, SMOKE_SECONDS)
+    if status != 0:
+        return fail(
+            ConfigError,
+            f"{python} has no trainyard: {said}",
+            "make install, or name the interpreter that has it: python in the yard's profile",
+        )
+    if said != VERSION:
+        told = f"{python} has trainyard {said}, the flows are {VERSION}"
+        return fail(ConfigError, told, "install one version for both")
+    status, said = run((python, "-m", "stages.pretrain", "--help"), SMOKE_SECONDS)
+    if status != 0:
+        return fail(ConfigError, f"stages.pretrain does not start: {said}", "make install")
+    return ok(f"trainyard {VERSION} in {python}")
+
+
+# --- Slurm --------------------------------------------------------------------------------------
+
+
+def _slurm_jobs(yard: Yard) -> Answer:
+    status, said = run(("scontrol", "ping"), SECONDS)
+    if status != 0 or "UP" not in said:
+        kind = ConfigError if "not installed" in said else InfrastructureError
+        return fail(kind, said, "start slurmctld, or set SLURM_CONF to the cluster's slurm.conf")
+    partition = yard.place.slurm.partition
+    chosen = (f"--partition={partition}",) if partition else ()
+    status, said = run(("sinfo", "--noheader", "--format=%P|%t|%D|%G", *chosen), SECONDS)
+    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 3]
+    if status != 0 or not rows:
+        told = f"there is no partition {partition}" if partition else f"no partition: {said}"
+        return fail(ConfigError, told, "correct partition in the yard's [slurm]; sinfo lists them")
+    usable = sum(int(row[2]) for row in rows if row[1].startswith(ALIVE) and "*" not in row[1])
+    total = sum(int(row[2]) for row in rows)
+    where = partition or "all partitions"
+    told = f"slurmctld answers; {usable} of {total} nodes of {where} run jobs"
+    if usable == 0:
+        return fail(InfrastructureError, told, "sinfo -R tells why; scontrol update state=resume")
+    if yard.num_gpus and not any("gpu" in row[3] for row in rows):
+        todo = "choose another partition, or lower gpus_per_node in [resources]"
+        return fail(ConfigError, f"{told}, and none has a GPU", todo)
+    return warn(told, "sinfo -R tells why") if usable < total else ok(told)
+
+
+def _slurm_image(yard: Yard) -> Answer:
+    place = yard.place
+    if place.slurm.containers == "none":
+        return skipped(f"jobs use {place.python} of the nodes; --submit tries it")
+    name = place.image_of("pretrain") or ""
+    if name.startswith("/") and not os.path.exists(name):
+        todo = "enroot import or apptainer build it there, or correct image in the yard"
+        return fail(ConfigError, f"image {name} is not there", todo)
+    if name.startswith("/"):
+        return ok(f"{name}; --submit starts it")
+    return skipped(f"{name} is fetched by the nodes; --submit tries it")
+
+
+Look = Callable[[Yard], Answer]
+
+JOBS: dict[str, Look] = {
+    "process": _process_jobs,
+    "container": engine_jobs,
+    "slurm": _slurm_jobs,
+    "kubernetes": cluster_jobs,
+}
+IMAGES: dict[str, Look] = {
+    "process": _process_image,
+    "container": engine_image,
+    "slurm": _slurm_image,
+    "kubernetes": cluster_image,
+}
+"""By the yard's block."""
+
+CHECKS = (
+    Check("jobs", jobs, "where-jobs-run", limit_seconds=30.0),
+    Check("image", image, "images-and-versions", ("jobs",), limit_seconds=120.0),
+)

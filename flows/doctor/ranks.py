@@ -1,0 +1,152 @@
+"""Two ranks of a stage's kind, through the yard's own job block: NCCL where there are GPUs, gloo
+where there are none.
+
+They run where stages run, so they also tell what stages may use there (`trainyard.machine`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from flows.blocks.process import LOG
+from flows.blocks.table import BLOCKS
+from flows.doctor.check import Answer, Check, fail, ok, skipped
+from flows.doctor.yard import FOLDER, Yard
+from flows.launch.key import job_key
+from flows.launch.outcome import Kind, Outcome
+from flows.launch.spec import LaunchSpec, Resources
+from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.machine import Machine
+
+PROBE = "trainyard.parallel.probe"
+SAID = re.compile(r"^.*?probe: (\{.*\})\s*$", re.MULTILINE)
+
+RANKS_SECONDS = 60.0
+"""Both import torch, from a shared file system that may be cold."""
+
+QUEUED_SECONDS = 600.0
+"""How long a job of a scheduler may wait and run."""
+
+
+def ranks(yard: Yard) -> Answer:
+    """Two ranks meet where stages run, and add up."""
+    block = yard.place.block
+    waits = block in ("slurm", "kubernetes")
+    if waits and not yard.submits:
+        return skipped("takes a job of the scheduler: --submit starts one, of two ranks")
+    began = time.monotonic()
+    limit = QUEUED_SECONDS if waits else RANKS_SECONDS
+    job = probe_job(yard)
+    outcome, said = asyncio.run(_run(job, yard, limit))
+    if said is None or "error" in said:
+        told = str(said["error"]) if said else _told(outcome, Path(job.run_directory, LOG))
+        is_wrong = outcome is not None and outcome.kind is Kind.CONFIG
+        kind = ConfigError if is_wrong else InfrastructureError
+        return fail(kind, told, "NCCL_DEBUG=INFO in the yard's [environment] tells more")
+    yard.there = Machine.from_document(said["machine"])
+    _forget(Path(job.run_directory), Path(yard.place.run_folder))
+    return ok(f"{described(said)}, in {time.monotonic() - began:.0f} s")
+
+
+def _forget(folder: Path, root: Path) -> None:
+    """Remove the run folder of a job that ended well, and the empty folders above it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # not empty: another's
+        for empty in (folder.parent, root, root.parent):
+            if empty.name in ("doctor", FOLDER, root.name):
+                empty.rmdir()
+
+
+def described(said: dict[str, Any]) -> str:
+    """What ranks found, in words."""
+    version = f" {said['nccl']}" if said["nccl"] else ""
+    speed = said["bytes_per_second"] / 1e9
+    return (
+        f"{said['ranks']} ranks on {', '.join(said['hosts'])} over {said['backend']}{version}, "
+        f"all-reduce {speed:.1f} GB/s, torch {said['torch']}"
+    )
+
+
+def _told(outcome: Outcome | None, log: Path) -> str:
+    """Of ranks that left no word: how their job ended, and the last line of its log."""
+    told = "they did not end in time, and were stopped"
+    if outcome is not None:
+        told = f"{outcome.kind}: {outcome.message}" if outcome.message else str(outcome.kind)
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"{told}: {last} ({log})" if last else f"{told} ({log.parent})"
+
+
+def probe_job(yard: Yard) -> LaunchSpec:
+    """The job: on two nodes where training has several, else two processes of one."""
+    place = yard.place
+    wanted = place.resources_of("pretrain")
+    folder = Path(place.run_folder, "doctor", f"{time.strftime('%Y%m%d-%H%M%S')}-{_short()}")
+    is_spread = wanted.nodes > 1
+    command = (place.python, "-m", PROBE, "--ranks", "2", "--seconds", f"{RANKS_SECONDS - 10:.0f}")
+    resources = Resources(
+        nodes=2 if is_spread else 1,
+        gpus_per_node=min(wanted.gpus_per_node, 1 if is_spread else 2),
+        cpus_per_node=wanted.cpus_per_node and min(wanted.cpus_per_node, 2),
+        time_limit_seconds=600,
+    )
+    return LaunchSpec(
+        name="doctor",
+        command=command,
+        run_directory=str(folder),
+        environment=place.environment,
+        resources=resources,
+        image=place.image_of("pretrain"),
+        mounts=place.mounts,
+        key=job_key(_short(), "doctor", 1),
+        rank_launcher=(place.python, "-m", "torch.distributed.run"),
+    )
+
+
+def _short() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+async def _run(
+    spec: LaunchSpec, yard: Yard, limit_seconds: float
+) -> tuple[Outcome | None, dict[str, Any] | None]:
+    """Outcome, None when the time was over, and what the ranks said, None when nothing."""
+    Path(spec.run_directory).mkdir(parents=True, exist_ok=True)
+    outcome = None
+    with _quiet():
+        run = await BLOCKS[yard.place.block](yard.place, spec).trigger()
+        try:
+            await asyncio.wait_for(run.wait_for_completion(), limit_seconds)
+            outcome = await run.fetch_result()
+        except TimeoutError:
+            await run.stop()
+    log = Path(spec.run_directory, LOG)
+    found = SAID.findall(log.read_text(errors="replace")) if log.exists() else []
+    documents = [json.loads(text) for text in found]
+    ill = [document for document in documents if "error" in document]
+    return outcome, (ill or documents or [None])[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """The job's lines are in its log; here only the table is for people."""
+    logger = logging.getLogger("prefect")
+    before, logger.disabled = logger.level, True
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        logger.disabled = False
+        logger.setLevel(before)
+
+
+CHECKS = (Check("ranks", ranks, "ranks-and-nccl", ("jobs",), QUEUED_SECONDS + RANKS_SECONDS),)

@@ -1,0 +1,77 @@
+"""The store: reachable, honest about conditional writes, closed, and with our idea of the time."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
+from flows.doctor.yard import FOLDER, Yard
+from trainyard.artifacts import client, store
+from trainyard.artifacts.examine import check_reachable, examine, is_open_to_all, seconds_ahead
+from trainyard.artifacts.urls import join
+from trainyard.errors import ConfigError, InfrastructureError
+
+CONNECT_SECONDS = 4.0
+
+SKEW_WARNED, SKEW_REFUSED = 30.0, 600.0
+"""Seconds: S3 refuses signatures that are 15 minutes off."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+CLOCK = "run a time service (chrony, systemd-timesyncd) on both machines"
+
+
+def reach(yard: Yard) -> Answer:
+    """The store answers, and lets us list the root of the yard."""
+    where = check_reachable(yard.root, CONNECT_SECONDS)
+    # A store that serves one key and no listing is none: the bucket has to be there too.
+    count = len(store.list_folder(yard.root))
+    return ok(f"{where}: {yard.root} ({count} files at its top)")
+
+
+def conditions(yard: Yard) -> Answer:
+    """Conditional writes, raced; and everything else that a stage asks of a store."""
+    faults = [trial for trial in examine(join(yard.root, FOLDER)) if trial.fault]
+    if not faults:
+        return ok("create-only and if-match writes are honoured, one winner in every race")
+    told = "; ".join(f"{trial.name}: {trial.fault}" for trial in faults)
+    if any(trial.is_conditional for trial in faults):
+        return fail(
+            ConfigError,
+            told,
+            "two runs could overwrite each other unseen: use a store that honours If-None-Match "
+            "and If-Match (AWS S3, Ceph RGW, a current SeaweedFS) or a file system",
+        )
+    return fail(InfrastructureError, told, "look into the store's own log")
+
+
+def clock(yard: Yard) -> Answer:
+    """The clock behind the store beside ours."""
+    ahead = seconds_ahead(yard.root, CONNECT_SECONDS)
+    told = f"the store's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours"
+    if abs(ahead) >= SKEW_REFUSED:
+        return fail(InfrastructureError, f"{told}; S3 refuses signatures 900 s off", CLOCK)
+    if abs(ahead) >= SKEW_WARNED:
+        return warn(told, CLOCK)
+    return ok("the store's clock is ours" if abs(ahead) < 1 else told)
+
+
+def closed(yard: Yard) -> Answer:
+    """The store shows nothing to somebody without credentials."""
+    if yard.has_local_store:
+        return skipped("a file system has owners and modes instead")
+    if not is_open_to_all(yard.root, CONNECT_SECONDS):
+        return ok("a listing without credentials is refused")
+    told = "anybody can list the bucket without credentials"
+    todo = "give the store its keys (SeaweedFS: AWS_ACCESS_KEY_ID, both empty opens it to all)"
+    if urlsplit(client.endpoint()).hostname in LOOPBACK:
+        return warn(f"{told}, from this machine", todo)
+    return fail(ConfigError, told, todo)
+
+
+CHECKS = (
+    Check("store", reach, "the-store", limit_seconds=12.0),
+    Check("conditional writes", conditions, "conditional-writes", ("store",), 60.0),
+    Check("clock", clock, "clocks", ("store",)),
+    Check("store closed", closed, "an-open-store", ("store",)),
+)

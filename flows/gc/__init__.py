@@ -1,0 +1,1 @@
+"""What a yard keeps of no use: found, told, and removed by policy: `python -m flows.gc`."""

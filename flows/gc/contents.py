@@ -1,0 +1,166 @@
+"""A yard's store as it is found: its files, the artifacts that they make, who is at work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flows.gc.policy import HOUR, Policy
+from trainyard.artifacts import conditional, store
+from trainyard.artifacts.claim import Holder, acquire
+from trainyard.artifacts.leftovers import Entry, entries
+from trainyard.artifacts.manifest import Manifest, parse, read_manifest, read_slot
+from trainyard.artifacts.output import CLAIM, MANIFEST, WORK
+from trainyard.artifacts.urls import basename, join
+from trainyard.errors import ArtifactError, ClaimHeldError
+
+OF_OTHERS = (".runs", ".prefect")
+"""Folders of a yard that hold no artifacts."""
+
+DOTTED = f".{MANIFEST}"
+
+THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What a manifest makes exist, or the mark of one that is being replaced."""
+
+    base: str
+    """What the names of its files are added to, relative to the root: `a/b/` or `a/prefix`."""
+    manifest_name: str
+    manifest: Manifest | None
+    """None for a mark, and for what cannot be read as a manifest."""
+    files: tuple[str, ...]
+    """Relative to the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A claim that lies in the store."""
+
+    base: str
+    """What is claimed: everything whose name begins so."""
+    entry: Entry
+    is_live: bool
+
+
+@dataclass
+class Contents:
+    """Everything below the root, looked at once."""
+
+    root: str
+    entries: Sequence[Entry]
+    artifacts: Sequence[Artifact]
+    claims: Sequence[Claimed]
+    sizes: dict[str, int] = field(init=False)
+    _ages: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = {entry.name: entry.size_bytes for entry in self.entries}
+        self._ages = {entry.name: entry.age_seconds for entry in self.entries}
+
+    def url(self, name: str) -> str:
+        """Where a file of that name lies."""
+        return join(self.root, name)
+
+    def size(self, names: Iterable[str]) -> int:
+        """Bytes of files together."""
+        return sum(self.sizes.get(name, 0) for name in names)
+
+    def is_at_work(self, name: str) -> bool:
+        """True when a run that lives may be writing this file."""
+        return name.startswith(self._live) if self._live else False
+
+    def has_work_in(self, folder: str) -> bool:
+        """True when a run that lives may be writing in this folder."""
+        inside = any(base.startswith(folder + "/") for base in self._live)
+        return inside or self.is_at_work(folder + "/")
+
+    def age(self, name: str) -> float:
+        """Seconds since a file was written."""
+        return self._ages[name]
+
+    def below(self, folder: str) -> list[Entry]:
+        """The files below a folder."""
+        return [entry for entry in self.entries if entry.name.startswith(folder + "/")]
+
+    @cached_property
+    def _live(self) -> tuple[str, ...]:
+        return tuple(claim.base for claim in self.claims if claim.is_live)
+
+
+def look(root: str, policy: Policy) -> Contents:
+    """List the root, read every manifest and claim in it."""
+    found = [entry for entry in entries(root) if not set(OF_OTHERS) & set(entry.name.split("/"))]
+    named = {entry.name: entry for entry in found}
+    ours = [name for name in named if not any(part.endswith(WORK) for part in name.split("/"))]
+    manifests = [name for name in ours if basename(name) == MANIFEST or name.endswith(DOTTED)]
+    claims = [name for name in ours if name.endswith(f".{CLAIM}")]
+    with ThreadPoolExecutor(THREADS) as threads:
+        artifacts = threads.map(lambda name: _artifact(root, name), manifests)
+        looked_at = threads.map(lambda name: _claim(root, named[name], policy), claims)
+        there = [artifact for artifact in artifacts if artifact is not None]
+        return Contents(root, found, there, [claim for claim in looked_at if claim is not None])
+
+
+def _artifact(root: str, name: str) -> Artifact | None:
+    url = join(root, name)
+    found = conditional.read_version(url)
+    if found is None:
+        return None
+    is_prefix = basename(name) != MANIFEST
+    base = name.removesuffix(DOTTED) if is_prefix else name.removesuffix(MANIFEST)
+    try:
+        manifest = parse(found[0], url)
+    except ArtifactError:  # of somebody else's, perhaps: nothing that it may name is touched
+        return Artifact(base, name, None, ())
+    if manifest is not None:
+        return Artifact(base, name, manifest, tuple(base + f.path for f in manifest.files))
+    slot = read_slot(url)
+    return Artifact(base, name, None, tuple(base + path for path in slot.files) if slot else ())
+
+
+def _claim(root: str, entry: Entry, policy: Policy) -> Claimed | None:
+    found = conditional.read_version(join(root, entry.name))
+    if found is None:
+        return None
+    base = entry.name.removesuffix(f".{CLAIM}")
+    holder = holder_of(found[0])
+    is_gone = holder is not None and holder.is_gone()
+    is_live = not is_gone and entry.age_seconds < policy.claim_hours * HOUR
+    return Claimed(base, entry, is_live)
+
+
+def holder_of(data: bytes) -> Holder | None:
+    """Who wrote a claim; None for what is no claim of ours."""
+    try:
+        return Holder(**json.loads(data))
+    except (ValueError, TypeError):
+        return None
+
+
+@contextmanager
+def holding(contents: Contents, base: str) -> Iterator[None]:
+    """While no run writes the output whose files' names begin so.
+
+    Raises ClaimHeldError when one does, or has published since the store was looked at."""
+    claim = acquire(contents.url(f"{base}.{CLAIM}"), 0)
+    try:
+        name = f"{base}{MANIFEST}" if base.endswith("/") else f"{base}{DOTTED}"
+        was_whole = any(a.manifest_name == name and a.manifest for a in contents.artifacts)
+        if not was_whole and read_manifest(contents.url(name)) is not None:
+            raise ClaimHeldError(f"{contents.url(name)}: made meanwhile; looked at next time")
+        yield
+    finally:
+        claim.release()
+
+
+def remove_files(contents: Contents, names: Iterable[str]) -> None:
+    """Remove files, those of a store in no order."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(lambda name: store.delete(contents.url(name)), list(names)))

@@ -1,0 +1,199 @@
+"""Versions of a corpus that corpus-refresh left behind, and tokens that no version needs.
+
+The layout is told in `flows.refresh`: NAME/current.json leads to NAME/versions/VERSION, made of
+NAME/parts/OPTIONS/DIGEST. A version that anything in use was made of stays, with its parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from flows.gc.contents import Artifact, Contents, holding, remove_files
+from flows.gc.policy import DAY, Garbage, Policy, age
+from flows.gc.references import Unit, Use, in_use, uses_of, uses_of_steps
+from flows.refresh import CURRENT, CorpusVersion, read_pointer
+from flows.turn import TURN
+from trainyard.artifacts import store
+from trainyard.artifacts.claim import acquire
+from trainyard.artifacts.manifest import read_slot, retire
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import basename, join
+from trainyard.errors import ArtifactError, ClaimHeldError
+
+log = logging.getLogger(__name__)
+
+VERSION_FILE = "version.json"
+BY = "gc"
+"""What stands in the mark of a manifest that is being removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The versions under one recipe's root."""
+
+    name: str
+    """Folder, relative to the yard's root."""
+    current: CorpusVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """A unit that may go."""
+
+    unit: Unit
+    why: str
+    corpus: Corpus
+
+
+def corpora(contents: Contents) -> list[Corpus]:
+    """Every pointer to a corpus version in the yard."""
+    found = []
+    for entry in contents.entries:
+        folder, _, name = entry.name.rpartition("/")
+        if name == CURRENT and contents.below(f"{folder}/versions"):
+            try:
+                read = read_pointer(contents.url(entry.name))
+            except ArtifactError as error:
+                log.warning("%s; nothing beside it is removed", error)
+                continue
+            if read is not None:
+                found.append(Corpus(folder, read[0]))
+    return found
+
+
+def superseded(
+    contents: Contents, policy: Policy, running: Sequence[Use]
+) -> tuple[list[Garbage], dict[str, str]]:
+    """What can go, and the versions that stay only because something in use was made of them, by
+    what: place to user."""
+    old = [one for corpus in corpora(contents) for one in _old(contents, corpus, policy)]
+    theirs = {name for one in old for name in one.unit.names}
+    others = [a for a in contents.artifacts if a.base + _own_name(a) not in theirs]
+    uses = [*uses_of(others), *uses_of_steps(contents, others), *running]
+    uses += [use for corpus in corpora(contents) for use in _of_versions(contents, corpus, theirs)]
+    kept = in_use([one.unit for one in old], uses, contents.root)
+    going = [one for one in old if one.unit.place not in kept]
+    versions = {place: by for place, by in kept.items() if "/versions/" in place}
+    return [_garbage(contents, one) for one in going], versions
+
+
+def _own_name(artifact: Artifact) -> str:
+    return artifact.manifest_name.removeprefix(artifact.base)
+
+
+def _of_versions(contents: Contents, corpus: Corpus, theirs: Iterable[str]) -> Iterable[Use]:
+    """What the documents of versions refer to that stay."""
+    gone = set(theirs)
+    yield Use(join(corpus.name, CURRENT), _urls(corpus.current))
+    for entry in contents.below(f"{corpus.name}/versions"):
+        if basename(entry.name) == VERSION_FILE and entry.name not in gone:
+            read = read_pointer(contents.url(entry.name))
+            if read is not None:
+                yield Use(entry.name, _urls(read[0]))
+
+
+def _urls(version: CorpusVersion) -> tuple[str, ...]:
+    return (*version.tokens.values(), *(source.part for source in version.sources))
+
+
+# --- what is old --------------------------------------------------------------------------------
+
+
+def _old(contents: Contents, corpus: Corpus, policy: Policy) -> list[Old]:
+    return [*_old_versions(contents, corpus, policy), *_old_parts(contents, corpus, policy)]
+
+
+def _old_versions(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[Old]:
+    folder = f"{corpus.name}/versions"
+    ages: dict[str, float] = {}
+    for entry in contents.below(folder):
+        version = entry.name.removeprefix(folder + "/").partition("/")[0]
+        ages[version] = min(entry.age_seconds, ages.get(version, entry.age_seconds))
+    at, current = f"{folder}/{{}}/{VERSION_FILE}", _number(corpus.current.version)
+    there = [v for v in ages if at.format(v) in contents.sizes and _number(v) <= current]
+    order = sorted(there, key=_number, reverse=True)
+    newest = {corpus.current.version, *order[: policy.keep_corpus_versions]}
+    for version, seconds in ages.items():
+        place = f"{folder}/{version}"
+        if version in newest or contents.has_work_in(place):
+            continue
+        if version in there:
+            since = contents.age(at.format(order[order.index(version) - 1]))
+            if since >= policy.corpus_days * DAY:
+                yield Old(_unit(contents, place), f"superseded {age(since)} ago", corpus)
+        elif seconds >= policy.attempt_days * DAY:
+            why = f"begun {age(seconds)} ago and never published"
+            yield Old(_unit(contents, place), why, corpus)
+
+
+def _number(version: str) -> int:
+    head = version.partition("-")[0]
+    return int(head) if head.isdigit() else 0
+
+
+def _unit(contents: Contents, place: str) -> Unit:
+    names = tuple(entry.name for entry in contents.below(place))
+    inside = [a for a in contents.artifacts if a.manifest_name.startswith(place + "/")]
+    return Unit(place, names, tuple(inside))
+
+
+def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[Old]:
+    """Tokens of sources, all of them candidates: those that a version needs are in use."""
+    folder = f"{corpus.name}/parts/"
+    for artifact in contents.artifacts:
+        if not artifact.base.startswith(folder) or contents.is_at_work(artifact.base):
+            continue
+        if contents.age(artifact.manifest_name) >= policy.corpus_days * DAY:
+            names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
+            unit = Unit(artifact.base, names, (artifact,))
+            yield Old(unit, "tokens of a source that no version has any more", corpus)
+
+
+# --- removing -----------------------------------------------------------------------------------
+
+
+def _garbage(contents: Contents, old: Old) -> Garbage:
+    is_part = f"{old.corpus.name}/parts/" in old.unit.place
+    return Garbage(
+        kind="corpus part" if is_part else "corpus version",
+        url=contents.url(old.unit.place),
+        size_bytes=contents.size(old.unit.names),
+        why=old.why,
+        remove=partial(_in_turn, contents, old.corpus, partial(_remove, contents, old.unit)),
+    )
+
+
+def _in_turn(contents: Contents, corpus: Corpus, remove: Callable[[], None]) -> None:
+    """While no flow works on the corpus: it might be about to use a part again.
+
+    Raises ClaimHeldError when one does."""
+    claim = acquire(join(contents.root, corpus.name, TURN), 0)
+    try:
+        found = read_pointer(join(contents.root, corpus.name, CURRENT))
+        if found is None or found[0].version != corpus.current.version:
+            raise ClaimHeldError(
+                f"{corpus.name}: a new version came meanwhile; looked at next time"
+            )
+        remove()
+    finally:
+        claim.release()
+
+
+def _remove(contents: Contents, unit: Unit) -> None:
+    """Manifests stop being ones first and go last, so that whatever a kill leaves is found again;
+    the document of a version is the last of all."""
+    for artifact in unit.artifacts:
+        url = contents.url(artifact.manifest_name)
+        with holding(contents, artifact.base):
+            slot = read_slot(url)
+            if slot is not None:
+                retire(url, slot, BY)
+            remove_files(contents, artifact.files)
+    last = (MANIFEST, f"/{VERSION_FILE}")
+    remove_files(contents, [name for name in unit.names if not name.endswith(last)])
+    remove_files(contents, [name for name in unit.names if name.endswith(MANIFEST)])
+    for name in unit.names:
+        if name.endswith(VERSION_FILE):
+            store.delete(contents.url(name))

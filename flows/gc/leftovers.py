@@ -1,0 +1,199 @@
+"""What runs that were killed leave in the store: claims that nobody renews, unfinished work,
+outputs that were begun, temporary files, uploads that nobody completed."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from flows.gc.contents import Claimed, Contents, holding, remove_files
+from flows.gc.policy import DAY, HOUR, Garbage, Policy, age
+from flows.gc.references import Unit, Use, in_use, uses_of
+from trainyard.artifacts import conditional, store
+from trainyard.artifacts.claim import Holder
+from trainyard.artifacts.leftovers import Entry, abort, uploads
+from trainyard.artifacts.output import FINAL_NAMES, WORK
+from trainyard.artifacts.urls import basename, parent
+from trainyard.errors import ClaimHeldError
+
+TEMPORARY = ".tmp-"
+STEP = re.compile(r"(?:^|/)iter_\d{7,}$")
+
+
+def stale_claims(contents: Contents) -> Iterator[Garbage]:
+    """Claims whose holders are gone."""
+    for claim in contents.claims:
+        if not claim.is_live:
+            url = contents.url(claim.entry.name)
+            yield Garbage(
+                kind="stale claim",
+                url=url,
+                size_bytes=claim.entry.size_bytes,
+                why=f"not renewed for {age(claim.entry.age_seconds)}",
+                remove=partial(_take_away, url, claim),
+            )
+
+
+def _take_away(url: str, claim: Claimed) -> None:
+    """Remove a claim, unless its holder is back: it is ours before it is gone."""
+    found = conditional.read_version(url)
+    if found is None:
+        return
+    ours = conditional.replace_if_match(url, Holder.of_this_process().encode(0), found[1])
+    if ours is None:
+        raise ClaimHeldError(f"{url}: renewed meanwhile; its holder lives")
+    store.delete(url)
+
+
+def unfinished_work(contents: Contents, policy: Policy) -> Iterator[Garbage]:
+    """Work folders that no run has written to for long, and with them the final files of outputs
+    that have no manifest."""
+    listed = {name for artifact in contents.artifacts for name in artifact.files}
+    whole = {a.base.rstrip("/") for a in contents.artifacts if a.manifest is not None}
+    for folder, files in sorted(_work_folders(contents).items()):
+        base = _output_of(folder)
+        seconds = min(entry.age_seconds for entry in files)
+        is_busy = contents.is_at_work(f"{base}/") or contents.is_at_work(base)
+        if is_busy or seconds < policy.attempt_days * DAY:
+            continue
+        begun = [] if base in whole else _begun(contents, folder, files)
+        names = [entry.name for entry in files] + [n for n in begun if n not in listed]
+        yield Garbage(
+            kind="unfinished work",
+            url=contents.url(folder),
+            size_bytes=contents.size(names),
+            why=f"not gone on with for {age(seconds)}",
+            remove=partial(_remove_held, contents, _base_of(folder), names),
+        )
+
+
+def _remove_held(contents: Contents, base: str, names: Sequence[str]) -> None:
+    with holding(contents, base):
+        remove_files(contents, names)
+
+
+def _work_folders(contents: Contents) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = defaultdict(list)
+    for entry in contents.entries:
+        parts = entry.name.split("/")
+        depth = next((n for n, part in enumerate(parts[:-1]) if _is_work(part)), None)
+        if depth is not None:
+            found["/".join(parts[: depth + 1])].append(entry)
+    return found
+
+
+def _is_work(part: str) -> bool:
+    return part == WORK or part.endswith(WORK)
+
+
+def _output_of(folder: str) -> str:
+    """The output whose work lies there: a folder, or a prefix."""
+    return parent(folder) if basename(folder) == WORK else folder.removesuffix(WORK)
+
+
+def _base_of(folder: str) -> str:
+    """What the names of that output's files begin with."""
+    return _output_of(folder) + ("/" if basename(folder) == WORK else "")
+
+
+def _begun(contents: Contents, folder: str, files: Sequence[Entry]) -> list[str]:
+    """The final files that killed runs noted before they wrote them, and that are there."""
+    base = _base_of(folder)
+    notes = [e.name for e in files if basename(e.name).startswith(FINAL_NAMES)]
+    names = {name for note in notes for name in store.read_json(contents.url(note))}
+    return sorted(base + name for name in names if base + name in contents.sizes)
+
+
+def abandoned_outputs(contents: Contents, policy: Policy) -> Iterator[Garbage]:
+    """Artifacts that a run had begun to replace, and steps of trainings that have no manifest."""
+    units = [*_replaced(contents, policy), *_steps(contents, policy)]
+    kept = in_use(units, _uses(contents, units), contents.root)
+    for unit in units:
+        if unit.place not in kept:
+            seconds = min(contents.age(name) for name in unit.names)
+            yield Garbage(
+                kind="abandoned output",
+                url=contents.url(unit.place),
+                size_bytes=contents.size(unit.names),
+                why=f"begun {age(seconds)} ago and never finished",
+                remove=partial(_remove_in_order, contents, unit),
+            )
+
+
+def _uses(contents: Contents, units: Sequence[Unit]) -> list[Use]:
+    theirs = {artifact for unit in units for artifact in map(id, unit.artifacts)}
+    return uses_of(a for a in contents.artifacts if id(a) not in theirs)
+
+
+def _replaced(contents: Contents, policy: Policy) -> Iterator[Unit]:
+    """Marks of manifests that are being replaced, with the files that they list."""
+    for artifact in contents.artifacts:
+        if artifact.manifest is not None or not artifact.files:
+            continue
+        names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
+        if _is_abandoned(contents, names, artifact.base, policy):
+            yield Unit(artifact.base, names, (artifact,))
+
+
+def _steps(contents: Contents, policy: Policy) -> Iterator[Unit]:
+    """Folders of steps without a manifest, beside steps of ours: others' formats have none."""
+    steps: dict[str, list[str]] = defaultdict(list)
+    for entry in contents.entries:
+        found = STEP.search(parent(entry.name))
+        if found:
+            steps[parent(entry.name)].append(entry.name)
+    ours = {a.base.rstrip("/") for a in contents.artifacts}
+    trainings = {parent(step) for step in steps if step in ours}
+    for step, names in steps.items():
+        if step in ours or parent(step) not in trainings:
+            continue
+        if _is_abandoned(contents, names, step + "/", policy):
+            yield Unit(step, tuple(names), ())
+
+
+def _is_abandoned(contents: Contents, names: Iterable[str], base: str, policy: Policy) -> bool:
+    seconds = min(contents.age(name) for name in names)
+    return not contents.is_at_work(base) and seconds >= policy.attempt_days * DAY
+
+
+def _remove_in_order(contents: Contents, unit: Unit) -> None:
+    """The mark that tells of the files goes last."""
+    marks = [artifact.manifest_name for artifact in unit.artifacts]
+    # A step is written under the claim of its training.
+    base = unit.artifacts[0].base if marks else parent(unit.place) + "/"
+    with holding(contents, base):
+        remove_files(contents, [name for name in unit.names if name not in marks])
+        remove_files(contents, marks)
+
+
+def temporary_files(contents: Contents, policy: Policy) -> Iterator[Garbage]:
+    """Files that were being written when their writer died."""
+    for entry in contents.entries:
+        parts = entry.name.split("/")
+        if not any(part.startswith(TEMPORARY) for part in parts) or any(map(_is_work, parts[:-1])):
+            continue
+        is_old = entry.age_seconds >= policy.upload_hours * HOUR
+        if store.is_abandoned(entry.name) or (is_old and not contents.is_at_work(entry.name)):
+            yield Garbage(
+                kind="temporary file",
+                url=contents.url(entry.name),
+                size_bytes=entry.size_bytes,
+                why=f"not written to for {age(entry.age_seconds)}",
+                remove=partial(remove_files, contents, [entry.name]),
+            )
+
+
+def open_uploads(contents: Contents, policy: Policy) -> Iterator[Garbage]:
+    """Uploads that nobody completes: old ones, in the outputs of nobody at work."""
+    for upload in uploads(contents.root):
+        name = upload.url.removeprefix(contents.root.rstrip("/") + "/")
+        if upload.age_seconds >= policy.upload_hours * HOUR and not contents.is_at_work(name):
+            yield Garbage(
+                kind="unfinished upload",
+                url=upload.url,
+                size_bytes=upload.size_bytes,
+                why=f"begun {age(upload.age_seconds)} ago",
+                remove=partial(abort, upload),
+            )

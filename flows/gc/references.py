@@ -1,0 +1,126 @@
+"""What is in use: everything that a kept manifest was made of, and what that was made of in turn.
+
+A manifest names its inputs by URL and by digest. Both are believed: a place may be known by another
+path on another machine, and then the digest, or the part of the path below the root, tells."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.gc.contents import Artifact, Contents
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import canonical, join
+
+STEP_CONFIG = "config.json"
+"""In a step of a training that has no manifest of its own yet: its inputs, by digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is removed or kept as one: a version of a corpus, the tokens of one source."""
+
+    place: str
+    """Folder, or prefix, relative to the root."""
+    names: tuple[str, ...]
+    """Its files, relative to the root."""
+    artifacts: tuple[Artifact, ...]
+    extra_urls: tuple[str, ...] = ()
+    """What it refers to besides the inputs of its manifests."""
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Output digests of what it holds."""
+        return frozenset(a.manifest.output_digest for a in self.artifacts if a.manifest is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """URLs and digests that something in use refers to."""
+
+    by: str
+    """What that is, for people."""
+    urls: tuple[str, ...]
+    digests: frozenset[str] = frozenset()
+
+
+def in_use(units: Sequence[Unit], uses: Iterable[Use], root: str) -> dict[str, str]:
+    """The places of units that are reached from the uses, directly or through other units, and by
+    what."""
+    kept: dict[str, str] = {}
+    pending = list(uses)
+    while pending:
+        use = pending.pop()
+        for unit in units:
+            if unit.place not in kept and _reaches(use, unit, root):
+                kept[unit.place] = use.by
+                pending.extend(uses_of(unit.artifacts))
+                pending.append(Use(unit.place, unit.extra_urls))
+    return kept
+
+
+def _reaches(use: Use, unit: Unit, root: str) -> bool:
+    if use.digests & unit.digests:
+        return True
+    at_home = canonical(join(root, unit.place))
+    return any(_lies_in(url, at_home, unit.place) for url in use.urls)
+
+
+def _lies_in(url: str, at_home: str, place: str) -> bool:
+    """Whether a URL is in a unit: by its whole path, or by the part of it below the root."""
+    begins = canonical(url)
+    if begins == at_home or begins.startswith((at_home + "/", at_home + ".", at_home + "_")):
+        return True
+    slashed = "/" + url.rstrip("/")
+    return any(f"/{place}{end}" in slashed + "/" for end in "/._")
+
+
+def uses_of(artifacts: Iterable[Artifact]) -> list[Use]:
+    """What manifests refer to."""
+    found = []
+    for artifact in artifacts:
+        if artifact.manifest is not None and artifact.manifest.inputs:
+            records = artifact.manifest.inputs.values()
+            urls = tuple(url for record in records for url in record.urls)
+            found.append(Use(artifact.base, urls, frozenset(record.digest for record in records)))
+    return found
+
+
+def uses_of_steps(contents: Contents, artifacts: Iterable[Artifact]) -> list[Use]:
+    """What the steps of trainings refer to that are not finished, and so list no inputs."""
+    found = []
+    for artifact in artifacts:
+        config = artifact.base + STEP_CONFIG
+        is_step = artifact.manifest is not None and not artifact.manifest.inputs
+        if is_step and config in artifact.files:
+            document = store.read_json(contents.url(config))
+            inputs = document.get("inputs") if isinstance(document, dict) else None
+            if isinstance(inputs, dict):
+                found.append(Use(artifact.base, (), frozenset(map(str, inputs.values()))))
+    return found
+
+
+def uses_of_runs(run_folders: Iterable[Path]) -> list[Use]:
+    """What the options of jobs name that have begun and not ended."""
+    found = []
+    for folder in run_folders:
+        try:
+            document = tomllib.loads((folder / "config.toml").read_text())
+        except (OSError, ValueError):
+            continue
+        found.append(Use(f"run {folder}", tuple(_texts(document))))
+    return found
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)

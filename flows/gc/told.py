@@ -1,0 +1,53 @@
+"""A sweep in words: lines for a terminal, a table for Prefect's pages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from flows.gc.sweep import Swept
+
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def size(value: int) -> str:
+    """Bytes, for people."""
+    for unit, name in UNITS:
+        if value >= unit:
+            return f"{value / unit:.1f} {name}"
+    return f"{value} bytes"
+
+
+def lines(swept: Swept, is_dry: bool) -> list[str]:
+    """What was found and why, then what stays, then the sum."""
+    said = [f"{one.kind}: {one.url}, {size(one.size_bytes)}: {one.why}" for one in _all(swept)]
+    said += [f"kept: {place}: {by} was made of it" for place, by in sorted(swept.plan.kept.items())]
+    said += [f"not removed: {one.url}: {error}" for one, error in swept.failed]
+    count, total = len(swept.plan.garbage), size(swept.plan.size_bytes)
+    if not count:
+        return [*said, f"{swept.plan.root}: nothing to remove"]
+    if is_dry:
+        return [*said, f"{swept.plan.root}: {count} things, {total}, would be removed"]
+    done = sum(one.size_bytes for one in swept.removed)
+    return [*said, f"{swept.plan.root}: removed {len(swept.removed)} of {count}, {size(done)}"]
+
+
+def rows(swept: Swept) -> list[dict[str, Any]]:
+    """A row for each kind."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for one in swept.plan.garbage:
+        found[one.kind].append(one.size_bytes)
+    removed = [one.kind for one in swept.removed]
+    return [
+        {
+            "kind": kind,
+            "found": len(sizes),
+            "size": size(sum(sizes)),
+            "removed": removed.count(kind),
+        }
+        for kind, sizes in sorted(found.items())
+    ]
+
+
+def _all(swept: Swept) -> list[Any]:
+    return sorted(swept.plan.garbage, key=lambda one: (one.kind, one.url))

@@ -1,0 +1,85 @@
+"""Where the stages of a flow run, and with what means. Knows no orchestrator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flows.launch.container_options import ContainerOptions
+from flows.launch.kubernetes_options import KubernetesOptions
+from flows.launch.slurm_options import SlurmOptions
+from flows.launch.spec import Mount, Resources
+from flows.retry import FRUITLESS_ATTEMPTS
+from trainyard.errors import ConfigError
+from trainyard.version import VERSION
+
+BLOCK_OPTIONS: dict[str, type | None] = {
+    "process": None,
+    "container": ContainerOptions,
+    "slurm": SlurmOptions,
+    "kubernetes": KubernetesOptions,
+}
+"""Every place that stages can run in, by the name a yard gives, with what it wants to know."""
+
+SCHEDULED = ("container", "slurm", "kubernetes")
+"""Blocks whose jobs outlive the program that started them."""
+
+SHARING = ("slurm", "kubernetes")
+"""Blocks that run one job in shares, side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the stages of a flow run, and where their run folders lie."""
+
+    run_folder: str
+    """Local folder: DIR/JOB/ATTEMPT/ holds config.toml, log.txt, outcome.json or failure.json."""
+    block: str = "process"
+    environment: dict[str, str] = field(default_factory=dict)
+    resources: Resources = field(default_factory=Resources)
+    resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
+    """For stages that need something else than the others."""
+    python: str = sys.executable
+    image: str | None = None
+    """What stages run in; `{stage}` and `{version}` stand for theirs. None: what is installed."""
+    mounts: tuple[Mount, ...] = ()
+    container: ContainerOptions = field(default_factory=ContainerOptions)
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+    images_by_stage: Mapping[str, str] = field(default_factory=dict)
+    """For stages that have an image of their own."""
+    shares_by_stage: Mapping[str, int] = field(default_factory=dict)
+    """Jobs that make one output of a stage together."""
+    shares_at_once: int | None = None
+    """Of them side by side; None: as many as there is room for."""
+    yard: str = "local"
+    """Name of the profile, by which its limits are known."""
+    limited: tuple[str, ...] = ()
+    """Stages of which the yard runs so many at once and no more."""
+    fruitless_attempts: int = FRUITLESS_ATTEMPTS
+    """Attempts at a stage in a row, each ended by infrastructure and without a step gained, after
+    which it is given up."""
+
+    def __post_init__(self) -> None:
+        if self.fruitless_attempts < 1:
+            raise ConfigError(
+                f"fruitless_attempts must be at least 1, the first, got {self.fruitless_attempts}"
+            )
+        if self.block not in BLOCK_OPTIONS:
+            raise ConfigError(f"block {self.block!r} is none of {', '.join(BLOCK_OPTIONS)}")
+
+    def resources_of(self, stage: str) -> Resources:
+        """What a stage asks for."""
+        return self.resources_by_stage.get(stage, self.resources)
+
+    def image_of(self, stage: str) -> str | None:
+        """The image that a stage runs in."""
+        image = self.images_by_stage.get(stage, self.image)
+        if image is None:
+            return None
+        return image.replace("{stage}", stage.replace("_", "-")).replace("{version}", VERSION)
+
+    def shares_of(self, stage: str) -> int:
+        """Jobs that make an output of this stage together; 1: it is not shared out."""
+        return self.shares_by_stage.get(stage, 1) if self.block in SHARING else 1

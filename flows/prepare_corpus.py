@@ -1,0 +1,67 @@
+"""Raw text to one pair of token files, from a recipe: the first half of flow pretrain_gpt.
+
+    python -m flows.prepare_corpus recipes/quickstart.toml [--yard DIR] [--profile NAME]
+
+A later pretrain_gpt of the same recipe in the same yard reuses all of it."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+    from flows.command import prepare_corpus_main
+
+    raise SystemExit(prepare_corpus_main())
+
+from typing import Any
+
+from prefect import flow
+
+from flows.blocks.yard import yard_profile
+from flows.corpus_jobs import CorpusJobs, corpus_jobs
+from flows.form import NOTHING, Collect, Merge, Tokenize, TrainTokenizer, given
+from flows.line import Line
+from flows.profile import DEFAULT
+from flows.recipe import read_recipe
+
+
+@flow(name="prepare-corpus", flow_run_name="{recipe}", persist_result=False)
+async def prepare_corpus(
+    recipe: str = "recipes/quickstart.toml",
+    yard: str | None = None,
+    profile: str = DEFAULT,
+    collect: Collect = NOTHING,
+    train_tokenizer: TrainTokenizer = NOTHING,
+    tokenize: Tokenize = NOTHING,
+    merge: Merge = NOTHING,
+) -> dict[str, Any]:
+    """Collect, train a tokenizer, tokenize, merge; as far as the recipe has them.
+
+    Args:
+        recipe: TOML file or URL with a table of options for each stage.
+        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
+            profile, else `yard`.
+        profile: Where stages run: a file of deploy/yards, by its name or path.
+        collect: Options that go over the recipe's [collect].
+        train_tokenizer: Options that go over the recipe's [train_tokenizer].
+        tokenize: Options that go over the recipe's [tokenize].
+        merge: Options that go over the recipe's [merge]."""
+    place = await yard_profile(profile)
+    tables = {
+        "collect": collect,
+        "train_tokenizer": train_tokenizer,
+        "tokenize": tokenize,
+        "merge": merge,
+    }
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
+    jobs = corpus_jobs(written)
+    async with Line("prepare-corpus", written.root, jobs.all(), profile=place) as line:
+        await make_tokens(line, jobs)
+    return {"tokens": jobs.tokens, "stages": line.documents()}
+
+
+async def make_tokens(line: Line, jobs: CorpusJobs) -> None:
+    """Everything from documents to one pair of token files."""
+    await line.run(jobs.collect)
+    await line.run(jobs.train_tokenizer)
+    await line.run(*jobs.tokenize)
+    await line.drop_all_but(jobs.tokenize)
+    await line.run(jobs.merge)

@@ -1,0 +1,283 @@
+"""Yard profiles: where stages run, with what means, and where all that is made lies.
+
+A profile is one TOML file, deploy/yards/NAME.toml or another by its path; docs/deployments.md
+explains every table. The same recipe runs under each of them. No Prefect here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.job import CONFIGS
+from flows.launch.spec import Mount, Resources
+from flows.place import BLOCK_OPTIONS, SHARING, Place
+from flows.pretrain_jobs import Means
+from flows.retry import FRUITLESS_ATTEMPTS
+from flows.tables import build, convert, filled_in, refuse_unknown
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import basename, is_local, join, local_path
+from trainyard.config import parse_document
+from trainyard.errors import ConfigError, TrainyardError
+
+YARDS = Path(__file__).resolve().parents[1] / "deploy" / "yards"
+"""The profiles that come with trainyard."""
+
+DEFAULT = "local"
+
+CAN_BE_SHARED = ("tokenize",)
+"""Stages whose output several jobs can make together, and one joins."""
+
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The work pool whose workers run the flows of a yard."""
+
+    name: str
+    type: str = "process"
+    """A flow only waits for jobs, so a process beside the worker does, everywhere."""
+    concurrency_limit: int | None = None
+    """Flow runs at once; None: any number."""
+    code: str | None = None
+    """Folder with trainyard's sources as workers see it; None: that of whoever registers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When a deployment runs by itself."""
+
+    cron: str
+    timezone: str = "UTC"
+    active: bool = True
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Of these runs, over those of prefect.yaml."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Automations:
+    """What the server does by itself."""
+
+    zombie_seconds: int = 120
+    """A flow run that was not heard of for so long is marked as crashed; 0: never."""
+    notify_variable: str = "TRAINYARD_NOTIFY_URL"
+    """Variable of whoever registers with the URL that failures are posted to; not set: none is."""
+    train_on_new_corpus: str | None = None
+    """Recipe that is trained when corpus-refresh has published; None: nothing is."""
+
+    def __post_init__(self) -> None:
+        if self.zombie_seconds and self.zombie_seconds < 60:
+            raise ConfigError(
+                f"zombie_seconds must be 0 or at least 60, got {self.zombie_seconds}: a flow run "
+                f"is heard every 30 seconds"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A yard as written."""
+
+    name: str
+    block: str = "process"
+    """What starts stages: a key of flows.place.BLOCK_OPTIONS."""
+    store: str | None = None
+    """Root of everything that is made; None: `yard` where the flow runs."""
+    run_folder: str | None = None
+    """Folder of configs and logs, seen by the jobs; None: `.runs` beside what is made, or under
+    ./yard where that is an object store."""
+    image: str | None = None
+    """What stages run in; `{stage}` and `{version}` stand for theirs. None: what is installed."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Of stages that have another one."""
+    python: str | None = None
+    """Interpreter of stages; None: that of the flow, or the image's `python`."""
+    gpu_memory_gib: float | None = None
+    """Of one GPU: a layout that does not fit is refused before training."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
+    shares: Mapping[str, int] = field(default_factory=dict)
+    """Jobs that make one output of a stage together."""
+    shares_at_once: int | None = None
+    fruitless_attempts: int = FRUITLESS_ATTEMPTS
+    """Attempts at a stage in a row without a step gained, after which it is given up."""
+    options: Any = None
+    """Of the block: SlurmOptions and so on."""
+    pool: Pool
+    deployments: tuple[str, ...] = ()
+    """Flows that are deployed; none named: all of prefect.yaml."""
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    """By flow."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """By stage: jobs at once, over all flows of the yard."""
+    automations: Automations = field(default_factory=Automations)
+
+    def __post_init__(self) -> None:
+        _check_stages(self)
+        if self.shares and self.block not in SHARING:
+            raise ConfigError(
+                f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
+                f"{self.block!r} has none, and `workers` of the stage use the cores of one machine"
+            )
+        wanted = (self.resources, *self.resources_by_stage.values())
+        if self.block == "process" and any(one.num_processes > 1 for one in wanted):
+            raise ConfigError(
+                "[resources]: block 'process' starts one process; a training starts its ranks on "
+                "this machine itself, with nproc_per_node in the recipe's [pretrain]"
+            )
+        if self.fruitless_attempts < 1:
+            raise ConfigError(
+                f"fruitless_attempts must be at least 1, got {self.fruitless_attempts}"
+            )
+        if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
+            raise ConfigError(f"gpu_memory_gib must be positive, got {self.gpu_memory_gib}")
+
+    def yard_root(self, yard: str | None = None) -> str:
+        """Folder or URL of all runs: given, else variable YARD, else the profile's, else `yard`."""
+        return (yard or os.environ.get("YARD") or self.store or "yard").rstrip("/")
+
+    def means(self) -> Means:
+        """What a training gets here, as the plan takes it."""
+        wanted = self.resources_by_stage.get("pretrain", self.resources)
+        memory = self.gpu_memory_gib if wanted.gpus_per_node else None
+        return Means(world_size=wanted.num_processes, gpu_memory_gib=memory)
+
+    def place(self, root: str) -> Place:
+        """Where the stages of a flow run whose artifacts lie under `root`."""
+        options = {} if self.options is None else {self.block: self.options}
+        return Place(
+            run_folder=self._run_folder(root),
+            block=self.block,
+            environment=dict(self.environment),
+            resources=self.resources,
+            resources_by_stage=self.resources_by_stage,
+            python=self.python or (sys.executable if self.image is None else "python"),
+            image=self.image,
+            images_by_stage=self.images,
+            mounts=self.mounts,
+            shares_by_stage=self.shares,
+            shares_at_once=self.shares_at_once,
+            yard=self.name,
+            limited=tuple(self.limits),
+            fruitless_attempts=self.fruitless_attempts,
+            **options,
+        )
+
+    def _run_folder(self, root: str) -> str:
+        if self.run_folder is not None:
+            return join(self.run_folder, basename(root))
+        path = local_path(root) if is_local(root) else Path("yard", basename(root))
+        assert path is not None
+        return str(path.absolute() / ".runs")
+
+
+def _check_stages(profile: Profile) -> None:
+    refuse_unknown(profile.images, CONFIGS, "[images]")
+    refuse_unknown(profile.resources_by_stage, CONFIGS, "[resources]")
+    refuse_unknown(profile.limits, CONFIGS, "[limits]")
+    refuse_unknown(profile.shares, CAN_BE_SHARED, "[shares]")
+    for name, table in (("limits", profile.limits), ("shares", profile.shares)):
+        for stage, count in table.items():
+            if count < 1:
+                raise ConfigError(f"[{name}] {stage} must be at least 1, got {count}")
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+PLAIN = (
+    *("store", "run_folder", "image", "python", "gpu_memory_gib", "shares_at_once"),
+    "fruitless_attempts",
+)
+TABLES = ("environment", "images", "mounts", "shares", "limits", "schedules", "automations")
+
+
+def read_profile(name: str = DEFAULT) -> Profile:
+    """Read a profile by its name or path; ConfigError for what is none."""
+    return parse_profile(read_document(name), profile_name(name))
+
+
+def profile_name(name: str) -> str:
+    """What a yard is called, given its name or the path of its profile."""
+    return basename(name).removesuffix(".toml")
+
+
+def read_document(name: str) -> dict[str, Any]:
+    """The tables of a profile as they are written."""
+    url = _url(name)
+    try:
+        text = store.read_bytes(url).decode()
+    except (TrainyardError, UnicodeDecodeError) as error:
+        raise ConfigError(f"yard profile {name} cannot be read: {error}") from error
+    return parse_document(text, ".toml", url)
+
+
+def _url(name: str) -> str:
+    if name.endswith(".toml"):
+        return name
+    path = YARDS / f"{name}.toml"
+    if not path.is_file():
+        known = sorted(file.stem for file in YARDS.glob("*.toml"))
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"there is no yard profile {name!r}; {hint}, or give the path of a .toml")
+    return str(path)
+
+
+def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
+    """The profile in a document, with `${VARIABLE}` of this environment filled in.
+
+    Raises ConfigError naming the table and the key that cannot be."""
+    where = f"yard {name}"
+    document = filled_in(document, os.environ, where)
+    block = document.get("block", "process")
+    if block not in BLOCK_OPTIONS:
+        raise ConfigError(f"{where}: block {block!r} is none of {', '.join(BLOCK_OPTIONS)}")
+    options = BLOCK_OPTIONS[block]
+    own = () if options is None else (block,)
+    known = ("block", *PLAIN, *TABLES, "resources", "deployments", "pool", *own)
+    refuse_unknown(document, known, where)
+    table = {key: value for key, value in document.items() if key in (*PLAIN, *TABLES)}
+    table["deployments"] = document.get("deployments", [])
+    resources, by_stage = _resources(document.get("resources", {}), f"{where} [resources]")
+    hints = {
+        **dict.fromkeys(("store", "run_folder", "image", "python"), str),
+        **{"gpu_memory_gib": float, "deployments": tuple[str, ...]},
+        **dict.fromkeys(("shares_at_once", "fruitless_attempts"), int),
+        **dict.fromkeys(("environment", "images"), Mapping[str, str]),
+        **dict.fromkeys(("shares", "limits"), Mapping[str, int]),
+        **{"mounts": tuple[Mount, ...], "automations": Automations},
+        "schedules": Mapping[str, Schedule],
+    }
+    values = {key: convert(value, hints[key], f"{where}: {key}") for key, value in table.items()}
+    try:
+        return Profile(
+            name=name,
+            block=block,
+            resources=resources,
+            resources_by_stage=by_stage,
+            options=options and build(options, document.get(block, {}), f"{where} [{block}]"),
+            pool=build(Pool, {"name": name, **document.get("pool", {})}, f"{where} [pool]"),
+            **values,
+        )
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
+def _resources(table: Any, where: str) -> tuple[Resources, dict[str, Resources]]:
+    """What every stage asks for, and what some do: a table for a stage goes over the common one."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table, got {table!r}")
+    common = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    stages = {key: value for key, value in table.items() if isinstance(value, dict)}
+    by_stage = {
+        stage: build(Resources, {**common, **own}, f"{where[:-1]}.{stage}]")
+        for stage, own in stages.items()
+    }
+    return build(Resources, common, where), by_stage

@@ -1,0 +1,5 @@
+"""The program."""
+
+from flows.register.command import main
+
+raise SystemExit(main())

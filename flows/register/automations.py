@@ -1,0 +1,171 @@
+"""What a server does by itself for a yard: runs that went silent, failures that people are told of,
+a training when a corpus has news."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from uuid import UUID
+
+from prefect.blocks.webhook import Webhook
+from prefect.client.schemas.objects import StateType
+from prefect.events import ResourceSpecification
+from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeployment
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from pydantic import SecretStr
+
+from flows.blocks.yard import block_name
+from flows.corpus_refresh import PUBLISHED
+from flows.register.server import Registration
+from flows.register.wanted import Wanted
+from trainyard.errors import ConfigError
+
+HEARTBEAT = "prefect.flow-run.heartbeat"
+ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+FAILURES = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
+
+MESSAGE = (
+    "{{ flow.name }}/{{ flow_run.name }} in yard %s: {{ flow_run.state.name }}. "
+    "{{ flow_run.state.message }} {{ flow_run|ui_url }}"
+)
+
+
+async def register_automations(registration: Registration) -> None:
+    """Write those that the profile asks for, after the deployments."""
+    wanted = registration.wanted
+    chosen = wanted.profile.automations
+    if chosen.zombie_seconds:
+        await _write(registration, zombies(wanted))
+    if wanted.notify_url is not None:
+        webhook = Webhook(url=SecretStr(wanted.notify_url))
+        name = f"trainyard-{block_name(wanted.profile.name)}-failures"
+        block = await registration.block(webhook, name)
+        if block is not None:
+            await _write(registration, failures(wanted, block))
+        else:
+            registration.report.created(f"automation {_name(wanted, 'failures')}")
+    if chosen.train_on_new_corpus is not None:
+        await _training(registration, chosen.train_on_new_corpus)
+
+
+async def _training(registration: Registration, recipe: str) -> None:
+    deployment = registration.deployments.get("pretrain-gpt")
+    if deployment is not None:
+        await _write(registration, training(registration.wanted, recipe, deployment))
+    elif registration.report.is_dry:
+        registration.report.created(f"automation {_name(registration.wanted, 'new corpus')}")
+    else:
+        raise ConfigError(
+            f"yard {registration.wanted.profile.name} [automations]: train_on_new_corpus needs "
+            f"pretrain-gpt among the deployments"
+        )
+
+
+async def _write(registration: Registration, automation: AutomationCore) -> None:
+    report, client = registration.report, registration.client
+    what = f"automation {automation.name}"
+    found = await client.read_automations_by_name(automation.name)
+    if not found:
+        report.created(what)
+        if not report.is_dry:
+            await client.create_automation(automation)
+        return
+    there = AutomationCore.model_validate(found[0].model_dump(exclude={"id"}))
+    keys = [key for key in AutomationCore.model_fields if _of(there, key) != _of(automation, key)]
+    if not keys:
+        report.unchanged(what)
+        return
+    report.changed(what, keys)
+    if not report.is_dry:
+        await client.update_automation(found[0].id, automation)
+
+
+def _of(automation: AutomationCore, key: str) -> object:
+    return getattr(automation, key)
+
+
+# --- what they are --------------------------------------------------------------------------------
+
+
+def zombies(wanted: Wanted) -> AutomationCore:
+    """A run that was not heard of any more, and did not end, is marked as crashed.
+
+    Its worker is gone, or its machine is. The mark lets failures be told and limits be freed; the
+    run's jobs go on where a scheduler has them, and are found again by the next attempt."""
+    seconds = wanted.profile.automations.zombie_seconds
+    return AutomationCore(
+        name=_name(wanted, "zombie runs"),
+        description=f"A flow run that is silent for {seconds} s has crashed.",
+        trigger=EventTrigger(
+            after={HEARTBEAT},
+            expect={HEARTBEAT, *ENDS},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=_tagged(wanted),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=seconds),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name=None,
+                force=False,
+                state=StateType.CRASHED,
+                message=f"Nothing was heard of this run for {seconds} s: its worker, or the "
+                f"machine of its worker, is gone. Started again, it goes on from what it made.",
+            )
+        ],
+    )
+
+
+def failures(wanted: Wanted, webhook: UUID) -> AutomationCore:
+    """A run that failed or crashed is posted to a chat, as `{"text": ...}`."""
+    text = json.dumps({"text": MESSAGE % wanted.profile.name})
+    return AutomationCore(
+        name=_name(wanted, "failures"),
+        description=f"Posted to the URL of {wanted.profile.automations.notify_variable}.",
+        trigger=EventTrigger(
+            expect=FAILURES,
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=_tagged(wanted),
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[CallWebhook(block_document_id=webhook, payload=text)],
+    )
+
+
+def training(wanted: Wanted, recipe: str, deployment: UUID) -> AutomationCore:
+    """A new version of a corpus starts a training of a recipe, whose `tokens` is the pointer."""
+    return AutomationCore(
+        name=_name(wanted, "new corpus"),
+        description=f"A new version of a corpus starts pretrain-gpt of {recipe}.",
+        trigger=EventTrigger(
+            expect={PUBLISHED},
+            match=ResourceSpecification({"prefect.resource.id": ["trainyard.corpus.*"]}),
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[_run(recipe, deployment)],
+    )
+
+
+def _run(recipe: str, deployment: UUID) -> RunDeployment:
+    return RunDeployment(
+        source="selected",
+        deployment_id=deployment,
+        parameters={"recipe": recipe},
+        job_variables=None,
+    )
+
+
+def _name(wanted: Wanted, what: str) -> str:
+    return f"trainyard {wanted.profile.name}: {what}"
+
+
+def _tagged(wanted: Wanted) -> ResourceSpecification:
+    """Runs of this yard alone."""
+    tag = f"prefect.tag.{wanted.tags[-1]}"
+    return ResourceSpecification({"prefect.resource.id": [tag], "prefect.resource.role": ["tag"]})

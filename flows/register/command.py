@@ -1,0 +1,99 @@
+"""The command line of the registration.
+
+    python -m flows.register --yard NAME [--dry-run]
+
+The server is that of PREFECT_API_URL, with PREFECT_API_AUTH_STRING where it asks for a password.
+Nothing here imports Prefect at the top, since it reads its environment when it is imported."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from flows.profile import DEFAULT, parse_profile, profile_name, read_document
+from flows.program import ENVIRONMENT, fail, is_of_network
+from flows.register.report import Report
+from flows.register.wanted import Wanted, wanted
+from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+
+URL = "PREFECT_API_URL"
+PASSWORD = "PREFECT_API_AUTH_STRING"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m flows.register`; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.register",
+        description="Tell a Prefect server all that a yard needs: work pool, blocks, deployments, "
+        "limits, automations. Again, it changes nothing.",
+    )
+    parser.add_argument(
+        "--yard",
+        default=DEFAULT,
+        help=f"profile of deploy/yards, by its name or path (default: {DEFAULT})",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be written, and write nothing"
+    )
+    given = parser.parse_args(argv)
+    try:
+        document = read_document(given.yard)
+        profile = parse_profile(document, profile_name(given.yard))
+        plan = wanted(profile, document, os.environ)
+        report = _register(plan, given.dry_run)
+    except TrainyardError as error:
+        return fail(error)
+    print("\n".join(report.lines))
+    if plan.notify_url is None:
+        print(
+            f"no notification of failures: {profile.automations.notify_variable} is not set",
+            file=sys.stderr,
+        )
+    said = "would be written" if report.is_dry else "written"
+    print(f"yard {profile.name}: {report.num_changes} {said}", file=sys.stderr)
+    return 0
+
+
+def _register(plan: Wanted, is_dry: bool) -> Report:
+    url = os.environ.get(URL)
+    if not url:
+        raise ConfigError(
+            f"{URL} is not set: it names the server, such as http://127.0.0.1:4200/api "
+            f"(`make ui` starts one)"
+        )
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+
+    try:
+        return asyncio.run(_write(plan, is_dry))
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code in (401, 403):
+            raise ConfigError(
+                f"{url} refuses: {error.response.status_code}; set {PASSWORD} to USER:PASSWORD, as "
+                f"the server has it"
+            ) from error
+        raise InfrastructureError(f"Prefect's API at {url}: {error}") from error
+    except PrefectException as error:
+        raise InfrastructureError(f"Prefect's API at {url}: {error}") from error
+    except Exception as error:
+        if is_of_network(error):
+            raise InfrastructureError(f"Prefect's API at {url}: {error}") from error
+        raise
+
+
+async def _write(plan: Wanted, is_dry: bool) -> Report:
+    from prefect import get_client
+
+    from flows.register.automations import register_automations
+    from flows.register.server import Registration
+
+    report = Report(is_dry)
+    async with get_client() as client:
+        registration = Registration(client, plan, report)
+        await registration.run()
+        await register_automations(registration)
+    return report

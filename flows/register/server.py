@@ -1,0 +1,233 @@
+"""A yard written to a Prefect server: what is there as wanted is left alone, so that a second
+registration changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow
+from prefect.blocks.core import Block
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentScheduleUpdate,
+    DeploymentUpdate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
+
+from flows.blocks.table import BLOCK_TYPES
+from flows.blocks.yard import YardProfile, block_name
+from flows.register.report import Report, differing
+from flows.register.wanted import ROOT, Wanted, WantedDeployment
+from trainyard.errors import ConfigError
+from trainyard.version import VERSION
+
+
+class Registration:
+    """Writes one yard; what would be written when it is dry."""
+
+    def __init__(self, client: PrefectClient, wanted: Wanted, report: Report) -> None:
+        self.client = client
+        self.wanted = wanted
+        self.report = report
+        self.deployments: dict[str, UUID] = {}
+        """Of the yard, by the name of the flow."""
+
+    async def run(self) -> None:
+        """All but the automations (flows/register/automations.py)."""
+        await self._pool()
+        await self._block_types()
+        await self.block(
+            YardProfile(document=dict(self.wanted.document), version=VERSION),
+            block_name(self.wanted.profile.name),
+        )
+        for tag, most in self.wanted.limits.items():
+            await self._limit(tag, most)
+        for deployment in self.wanted.deployments:
+            await self._deployment(deployment)
+
+    # --- pool, blocks, limits ---------------------------------------------------------------------
+
+    async def _pool(self) -> None:
+        pool = self.wanted.profile.pool
+        what = f"work pool {pool.name} ({pool.type})"
+        try:
+            there = await self.client.read_work_pool(pool.name)
+        except ObjectNotFound:
+            self.report.created(what)
+            if not self.report.is_dry:
+                await self.client.create_work_pool(
+                    WorkPoolCreate(
+                        name=pool.name,
+                        type=pool.type,
+                        base_job_template=await _job_template(pool.type),
+                        concurrency_limit=pool.concurrency_limit,
+                    )
+                )
+            return
+        if there.type != pool.type:
+            raise ConfigError(
+                f"work pool {pool.name} is there with type {there.type}, and the profile of yard "
+                f"{self.wanted.profile.name} says {pool.type}: give [pool] another name, or delete "
+                f"the old one (prefect work-pool delete {pool.name})"
+            )
+        if there.concurrency_limit == pool.concurrency_limit:
+            self.report.unchanged(what)
+            return
+        self.report.changed(what, ["concurrency_limit"])
+        if not self.report.is_dry:
+            update = WorkPoolUpdate(concurrency_limit=pool.concurrency_limit)
+            await self.client.update_work_pool(pool.name, update)
+
+    async def _block_types(self) -> None:
+        """The kinds of blocks that the pages of the server show."""
+        for block in BLOCK_TYPES:
+            slug = block.get_block_type_slug()
+            try:
+                there = await self.client.read_block_type_by_slug(slug)
+                checksum = block._calculate_schema_checksum()
+                await self.client.read_block_schema_by_checksum(checksum)
+            except ObjectNotFound:
+                self.report.created(f"block type {slug}")
+                if not self.report.is_dry:
+                    await block.aregister_type_and_schema(client=self.client)
+            else:
+                self.report.unchanged(f"block type {there.slug}")
+
+    async def block(self, block: Block, name: str) -> UUID | None:
+        """Write a block; its id, or None where it would be new."""
+        slug = block.get_block_type_slug()
+        try:
+            there = await self.client.read_block_document_by_name(name, slug, include_secrets=True)
+        except ObjectNotFound:
+            self.report.created(f"block {slug}/{name}")
+            return None if self.report.is_dry else await self._save(block, name)
+        keys = differing(there.data, _data(block))
+        if not keys:
+            self.report.unchanged(f"block {slug}/{name}")
+            return there.id
+        self.report.changed(f"block {slug}/{name}", keys)
+        return there.id if self.report.is_dry else await self._save(block, name)
+
+    async def _save(self, block: Block, name: str) -> UUID:
+        return await block.asave(name, overwrite=True, client=self.client)
+
+    async def _limit(self, tag: str, most: int) -> None:
+        what = f"limit of {most} at once for {tag}"
+        try:
+            there = await self.client.read_concurrency_limit_by_tag(tag)
+        except ObjectNotFound:
+            self.report.created(what)
+        else:
+            if there.concurrency_limit == most:
+                self.report.unchanged(what)
+                return
+            self.report.changed(what, [f"was {there.concurrency_limit}"])
+        if not self.report.is_dry:
+            await self.client.create_concurrency_limit(tag=tag, concurrency_limit=most)
+
+    # --- deployments ------------------------------------------------------------------------------
+
+    async def _deployment(self, wanted: WantedDeployment) -> None:
+        flow: Flow[..., Any] = load_flow_from_entrypoint(str(ROOT / wanted.entrypoint))
+        fields = _fields(wanted, flow)
+        what = f"deployment {flow.name}/{wanted.name}"
+        try:
+            there = await self.client.read_deployment_by_name(f"{flow.name}/{wanted.name}")
+        except ObjectNotFound:
+            self.report.created(what)
+            if not self.report.is_dry:
+                self.deployments[flow.name] = await self._create(wanted, flow, fields)
+            return
+        self.deployments[flow.name] = there.id
+        limit = there.global_concurrency_limit
+        known = {
+            **{key: getattr(there, key) for key in fields},
+            "concurrency_limit": None if limit is None else limit.limit,
+        }
+        keys = differing(known, fields)
+        if _schedules(there.schedules) != _schedules(_schedule(wanted)):
+            keys.append("schedule")
+        if not keys:
+            self.report.unchanged(what)
+            return
+        self.report.changed(what, keys)
+        if not self.report.is_dry:
+            schedules = [
+                DeploymentScheduleUpdate(
+                    schedule=one.schedule, active=one.active, parameters=one.parameters
+                )
+                for one in _schedule(wanted)
+            ]
+            update = DeploymentUpdate(**fields, schedules=schedules)
+            await self.client.update_deployment(there.id, update)
+
+    async def _create(
+        self, wanted: WantedDeployment, flow: Flow[..., Any], fields: dict[str, Any]
+    ) -> UUID:
+        return await self.client.create_deployment(
+            flow_id=await self.client.create_flow_from_name(flow.name),
+            name=wanted.name,
+            schedules=_schedule(wanted),
+            **fields,
+        )
+
+
+def _fields(wanted: WantedDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
+    """What a deployment is, by Prefect's names."""
+    return {
+        "version": wanted.version,
+        "description": wanted.description,
+        "parameters": dict(wanted.parameters),
+        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+        "enforce_parameter_schema": True,
+        "tags": sorted(wanted.tags),
+        "entrypoint": wanted.entrypoint,
+        "pull_steps": wanted.pull_steps,
+        "work_pool_name": wanted.pool,
+        "job_variables": {"env": dict(wanted.environment)},
+        "concurrency_limit": wanted.concurrency_limit,
+    }
+
+
+def _schedule(wanted: WantedDeployment) -> list[DeploymentScheduleCreate]:
+    if wanted.schedule is None:
+        return []
+    cron = CronSchedule(cron=wanted.schedule.cron, timezone=wanted.schedule.timezone)
+    return [
+        DeploymentScheduleCreate(
+            schedule=cron,
+            active=wanted.schedule.active,
+            parameters=dict(wanted.schedule.parameters),
+        )
+    ]
+
+
+def _schedules(given: list[Any]) -> list[tuple[Any, ...]]:
+    return [(one.schedule, one.active, one.parameters) for one in given]
+
+
+def _data(block: Block) -> dict[str, Any]:
+    """What a server keeps of a block, secrets in clear."""
+    return block.model_dump(
+        mode="json",
+        exclude={"block_type_slug"},
+        context={"include_secrets": True},
+    )
+
+
+async def _job_template(pool_type: str) -> dict[str, Any]:
+    template = await get_default_base_job_template_for_infrastructure_type(pool_type)
+    if template is None:
+        raise ConfigError(
+            f"[pool] type {pool_type!r}: no worker of that type is known here; use 'process', or "
+            f"install Prefect's integration that has it"
+        )
+    return template

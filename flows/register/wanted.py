@@ -1,0 +1,137 @@
+"""What a server has to know of a yard: prefect.yaml and a profile in, plain data out.
+
+prefect.yaml says which deployments there are, as yard `local` has them; the profile gives them its
+name, pool, schedules and limits. Pure; no Prefect here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.profile import Profile, Schedule
+from flows.tables import refuse_unknown
+from flows.tags import limit_tag
+from trainyard.errors import ConfigError
+from trainyard.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = "prefect.yaml"
+
+KEYS = ("name", "description", "entrypoint", "parameters", "tags", "work_pool", "concurrency_limit")
+"""Of a deployment in prefect.yaml."""
+
+ENTRYPOINT = re.compile(r"flows/(?P<module>\w+)\.py:(?P<function>\w+)")
+
+HEARTBEAT_SECONDS = 30
+"""Between two signs of life of a flow run; Prefect takes no less."""
+HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
+
+SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedDeployment:
+    """A flow as a yard offers it."""
+
+    entrypoint: str
+    """`flows/FILE.py:FUNCTION`, under the folder of the sources."""
+    name: str
+    """That of the yard."""
+    pool: str
+    description: str
+    parameters: Mapping[str, Any]
+    tags: tuple[str, ...]
+    directory: str
+    """Where workers find the sources: they go there before they load the flow."""
+    concurrency_limit: int | None = None
+    schedule: Schedule | None = None
+    version: str = VERSION
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def pull_steps(self) -> list[dict[str, Any]]:
+        """What a worker does before it loads the flow."""
+        return [{SET_DIRECTORY: {"directory": self.directory}}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Everything that one registration writes."""
+
+    profile: Profile
+    document: Mapping[str, Any]
+    """The profile's tables."""
+    deployments: tuple[WantedDeployment, ...]
+    limits: Mapping[str, int]
+    """Tasks with a tag that may run at once."""
+    tags: tuple[str, ...]
+    """On every run of the yard: automations know them by these."""
+    notify_url: str | None
+    """Where failures are posted to; None: nowhere."""
+
+
+def wanted(
+    profile: Profile,
+    document: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+) -> Wanted:
+    """What a yard's server has to know; ConfigError for what was written."""
+    entries = read_deployments(file or ROOT / FILE)
+    flows = {_flow_of(entry["entrypoint"]): entry for entry in entries}
+    where = f"yard {profile.name}"
+    refuse_unknown(profile.schedules, flows, f"{where} [schedules]")
+    refuse_unknown(profile.deployments, flows, f"{where}: deployments")
+    chosen = profile.deployments or tuple(flows)
+    tags = ("trainyard", f"yard:{profile.name}")
+    return Wanted(
+        profile=profile,
+        document=document,
+        deployments=tuple(_deployment(flows[flow], flow, profile, tags) for flow in chosen),
+        limits={limit_tag(profile.name, stage): most for stage, most in profile.limits.items()},
+        tags=tags,
+        notify_url=environment.get(profile.automations.notify_variable) or None,
+    )
+
+
+def read_deployments(file: Path) -> list[dict[str, Any]]:
+    """The deployments of a prefect.yaml; ConfigError for keys that nobody would heed."""
+    try:
+        document = yaml.safe_load(file.read_text())
+        entries = document["deployments"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error!r}") from error
+    for entry in entries:
+        where = f"{file.name}: deployment {entry.get('entrypoint')}"
+        refuse_unknown(entry, KEYS, where)
+        if not ENTRYPOINT.fullmatch(str(entry.get("entrypoint"))):
+            raise ConfigError(f"{where}: write the entrypoint as flows/FILE.py:FUNCTION")
+    return list(entries)
+
+
+def _flow_of(entrypoint: str) -> str:
+    found = ENTRYPOINT.fullmatch(entrypoint)
+    assert found is not None
+    return found["function"].replace("_", "-")
+
+
+def _deployment(
+    entry: Mapping[str, Any], flow: str, profile: Profile, tags: tuple[str, ...]
+) -> WantedDeployment:
+    return WantedDeployment(
+        entrypoint=entry["entrypoint"],
+        name=profile.name,
+        pool=profile.pool.name,
+        description=str(entry.get("description", "")),
+        parameters={**entry.get("parameters", {}), "profile": profile.name},
+        tags=tuple(dict.fromkeys((*entry.get("tags", ()), *tags))),
+        directory=profile.pool.code or str(ROOT),
+        concurrency_limit=entry.get("concurrency_limit"),
+        schedule=profile.schedules.get(flow),
+        environment={HEARTBEAT: str(HEARTBEAT_SECONDS)},
+    )

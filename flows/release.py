@@ -1,0 +1,56 @@
+"""A checkpoint to what leaves the house: another layout, a Hugging Face folder, its measures.
+
+    python -m flows.release recipes/quickstart.toml [--checkpoint URL] [--yard DIR] [--profile NAME]
+
+Without a checkpoint of its own it takes the one that pretrain_gpt made of the recipe, and reuses
+what that flow has made of it already. Another checkpoint goes to releases/NAME under the root."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+    from flows.command import release_main
+
+    raise SystemExit(release_main())
+
+from typing import Any
+
+from prefect import flow
+
+from flows.blocks.yard import yard_profile
+from flows.form import NOTHING, Benchmark, Evaluate, Reshard, given
+from flows.line import Line
+from flows.profile import DEFAULT
+from flows.recipe import read_recipe
+from flows.release_jobs import release_jobs
+
+
+@flow(name="release", flow_run_name="{recipe}", persist_result=False)
+async def release(
+    recipe: str = "recipes/quickstart.toml",
+    checkpoint: str | None = None,
+    yard: str | None = None,
+    profile: str = DEFAULT,
+    reshard: Reshard = NOTHING,
+    evaluate: Evaluate = NOTHING,
+    benchmark: Benchmark = NOTHING,
+) -> dict[str, Any]:
+    """Reshard, export, evaluate and benchmark a checkpoint.
+
+    Args:
+        recipe: TOML file or URL; its [reshard], [evaluate] and [benchmark] are used.
+        checkpoint: Run folder or step folder; unset: the one of the recipe.
+        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
+            profile, else `yard`.
+        profile: Where stages run: a file of deploy/yards, by its name or path.
+        reshard: Options that go over the recipe's [reshard].
+        evaluate: Options that go over the recipe's [evaluate].
+        benchmark: Options that go over the recipe's [benchmark]."""
+    place = await yard_profile(profile)
+    tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
+    jobs = release_jobs(written, checkpoint)
+    async with Line("release", written.root, jobs.all(), profile=place) as line:
+        await line.run(jobs.reshard, jobs.export)
+        await line.run(jobs.evaluate)
+        await line.run(jobs.benchmark)  # alone: it measures times
+    return {"export": jobs.export.document["save_dir"], "stages": line.documents()}

@@ -1,0 +1,48 @@
+"""What is made of a checkpoint: another layout, a Hugging Face folder, its measures. No Prefect
+here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flows.corpus_jobs import heldout_of
+from flows.job import StageJob, stage_job
+from flows.recipe import Recipe
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.urls import basename, join, parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseJobs:
+    """Everything that is made of a checkpoint; the last two read what the first has made."""
+
+    reshard: StageJob
+    export: StageJob
+    evaluate: StageJob
+    benchmark: StageJob
+
+    def all(self) -> list[StageJob]:
+        """Every job."""
+        return [self.reshard, self.export, self.evaluate, self.benchmark]
+
+
+def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
+    """The jobs for the checkpoint that the recipe's training makes, or for another one."""
+    load = (checkpoint or recipe.at("checkpoint")).rstrip("/")
+    root = recipe.root if load == recipe.at("checkpoint") else recipe.at("releases", _name(load))
+    resharded = join(root, "resharded")
+    reads = {"load": resharded}  # what was trained, after it was written in another layout
+    export = {"load_dir": load, "save_dir": join(root, "export"), "saver": "hf"}
+    measured = {**reads, "output_dir": join(root, "evaluation")}
+    return ReleaseJobs(
+        reshard=recipe.job("reshard", {"load_dir": load, "save_dir": resharded}),
+        export=stage_job("reshard", export, f"{recipe.where} (export)", "export"),
+        evaluate=recipe.job("evaluate", {**measured, "valid_data": heldout_of(recipe)}),
+        benchmark=recipe.job("benchmark", {**reads, "output_dir": join(root, "benchmark")}),
+    )
+
+
+def _name(checkpoint: str) -> str:
+    """A folder for a checkpoint: readable, and another one for another place."""
+    words = [basename(parent(checkpoint)), basename(checkpoint)]
+    return "-".join([*filter(None, words), digest_bytes(checkpoint.encode())[:8]])

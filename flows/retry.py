@@ -1,0 +1,74 @@
+"""Whether a stage that failed is tried again, and after how long.
+
+Only what infrastructure did is tried again: the stage itself goes on from its last verified
+checkpoint. A fault that looks like bad luck and comes back each time is none, so attempts that get
+no further than those before them are counted, and end the trying. Attempts that do get further may
+be as many as it takes: a training of a month is preempted more often than any fixed number."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+
+from flows.job import StageJob
+from flows.launch.outcome import Outcome
+from trainyard.artifacts import store
+from trainyard.artifacts.output import MANIFEST
+from trainyard.errors import TrainyardError
+
+FRUITLESS_ATTEMPTS = 3
+"""Attempts in a row without progress after which a stage is given up, unless a yard says more."""
+
+DELAYS_SECONDS = [5.0, 30.0, 120.0, 300.0]
+"""Before the second attempt, the third, ...; the last also before all that follow."""
+JITTER = 0.2
+"""By so much of it a delay may be longer: jobs that fell together do not come back together."""
+MOST_RETRIES = 1000
+"""Prefect wants a number; it is never what ends the trying."""
+
+STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
+"""In a run folder, what says that a step was published (docs/formats.md)."""
+
+HELD = "ClaimHeldError"
+"""Of a stage whose output another run is writing, and is alive: waiting for it is no attempt."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Trying:
+    """The attempts at one job, as far as they have failed."""
+
+    fruitless: int = 0
+    """In a row, up to the last one."""
+    furthest: int | None = None
+    """Step that any of them reached."""
+
+    def note(self, step: int | None) -> None:
+        """An attempt has failed; `step` is how far the job is now, None where it has no steps."""
+        if step is not None and (self.furthest is None or step > self.furthest):
+            self.furthest, self.fruitless = step, 0
+        else:
+            self.fruitless += 1
+
+
+def reached_step(job: StageJob, outcome: Outcome) -> int | None:
+    """How far a job is: its last published step, or the one that a failed stage told."""
+    steps = [] if outcome.step is None else [outcome.step]
+    if job.output is not None and not job.output.is_prefix:
+        try:
+            names = store.list_files(job.output.url)
+        except TrainyardError as error:  # the very store may be what failed
+            log.debug("steps of %s not seen: %s", job.output.url, error)
+            names = {}
+        found = (STEP_MANIFEST.fullmatch(name) for name in names)
+        steps += [int(match[1]) for match in found if match is not None]
+    return max(steps, default=None)
+
+
+def given_up(trying: Trying) -> str:
+    """Why there is no further attempt, in words."""
+    reached = "" if trying.furthest is None else f" and none got beyond step {trying.furthest}"
+    failed = f"{trying.fruitless} attempts in a row" if trying.fruitless > 1 else "an attempt"
+    return f"{failed} failed{reached}: not tried again"

@@ -1,0 +1,129 @@
+"""Write the locks of the images: every package of an image, pinned, with the hashes of its files.
+
+    python images/lock.py              after a change of pyproject.toml or constraints.txt; needs uv
+    python images/lock.py --check      exit 1 when a lock is not what this would write
+
+Versions are those of constraints.txt, so an image has what the tests had. torch is in no lock: its
+CPU build has no hash that the usual index knows, and a CUDA image brings its own. What torch needs
+is told in images/uv.toml, for a CPU build: the metadata on the usual index are those of CUDA."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKS = ROOT / "images" / "locks"
+CONSTRAINTS = ROOT / "constraints.txt"
+
+PLAIN = (
+    *("blame", "certify", "collect", "index", "merge"),
+    *("plan", "report", "tokenize", "train-tokenizer", "verify"),
+)
+"""Stages without torch."""
+TRAINING = ("benchmark", "evaluate", "pretrain", "reshard")
+"""Stages that have a CUDA image too."""
+TORCH = ("inspect", *TRAINING)
+MORE = {"pretrain": ("logging",), "flow": ("flows",)}
+"""Extras of an image besides those of its stage."""
+TOOLS = {"build": ("setuptools",), "sbom": ("cyclonedx-bom",)}
+"""Packages of a step of the build; in no image."""
+NGC = ("torch", "numpy", "mpmath", "networkx", "setuptools", "sympy")
+"""What NVIDIA's image brings in builds that fit each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """A lock and the arguments that make it."""
+
+    name: str
+    """Its path under images/locks/, without the suffix."""
+    extras: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    """Instead of extras: packages by name."""
+    python: str = "3.11.9"
+    without: tuple[str, ...] = ("torch",)
+
+    @property
+    def head(self) -> str:
+        """The first line; images/smoke.py reads the extras in it."""
+        wanted = f"extras: {' '.join(self.extras)}" if self.extras else "a tool of the build"
+        return f"# {self.name}: {wanted}; made by images/lock.py\n"
+
+
+def locks() -> Iterator[Lock]:
+    """All locks, in order."""
+    for name in [*PLAIN, *TORCH, "flow"]:
+        own = () if name == "flow" else (name,)
+        yield Lock(name=name, extras=(*own, "s3", *MORE.get(name, ())))
+    for name in TRAINING:
+        extras = (name, "s3", *MORE.get(name, ()))
+        yield Lock(name=f"cuda/{name}", extras=extras, python="3.12.3", without=NGC)
+    for name, packages in TOOLS.items():
+        yield Lock(name=name, packages=packages, without=())
+    yield Lock(name="cuda/sbom", packages=TOOLS["sbom"], python="3.12.3", without=())
+
+
+def pinned(name: str) -> str:
+    """The line of constraints.txt that pins a package."""
+    lines = CONSTRAINTS.read_text().splitlines()
+    return next(line for line in lines if line.startswith(f"{name}=="))
+
+
+def written(lock: Lock) -> str:
+    """The text of a lock; asks the package index."""
+    with tempfile.TemporaryDirectory() as scratch:
+        # What a lock says already is kept where nothing else pins it.
+        output = Path(scratch, "lock.txt")
+        before = LOCKS / f"{lock.name}.txt"
+        if before.exists():
+            output.write_bytes(before.read_bytes())
+        wanted = ROOT / "pyproject.toml"
+        if lock.packages:
+            wanted = Path(scratch, "wanted.in")
+            wanted.write_text("\n".join(lock.packages) + "\n")
+        command = ["uv", "pip", "compile", str(wanted), "--quiet", "--no-header", "--no-annotate"]
+        command += ["--config-file", str(ROOT / "images" / "uv.toml")]
+        command += ["--output-file", str(output), "--generate-hashes"]
+        command += ["--python-version", lock.python]
+        command += ["--python-platform", "x86_64-manylinux_2_28", "--constraint", str(CONSTRAINTS)]
+        command += [part for extra in lock.extras for part in ("--extra", extra)]
+        command += [part for package in lock.without for part in ("--no-emit-package", package)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found.returncode:
+            raise SystemExit(f"{lock.name}: {' '.join(command)}\n{found.stderr}")
+        lines = [line for line in output.read_text().splitlines() if not line.startswith("#")]
+    return lock.head + "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """The command line; returns its exit status."""
+    parser = argparse.ArgumentParser(description="Write the locks of the images.")
+    parser.add_argument("--check", action="store_true", help="only tell what is not up to date")
+    given = parser.parse_args()
+    texts = {lock.name: written(lock) for lock in locks()} | {"torch": pinned("torch") + "\n"}
+    stale = 0
+    for name, text in texts.items():
+        path = LOCKS / f"{name}.txt"
+        before = path.read_text() if path.exists() else ""
+        if before == text:
+            continue
+        stale += 1
+        print(f"{path.relative_to(ROOT)}: {'not up to date' if given.check else 'written'}")
+        if given.check:
+            difference = difflib.unified_diff(before.splitlines(), text.splitlines(), n=0)
+            print("\n".join(list(difference)[:20]))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return 1 if given.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

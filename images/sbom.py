@@ -1,0 +1,88 @@
+"""Write the bill of materials of an image, as CycloneDX JSON; the build runs it.
+
+    python images/sbom.py --root /image --patches images/patches --output sbom.cdx.json
+
+Python's packages come from cyclonedx-bom, Debian's from dpkg's own record. Every patch of ours,
+images/patches/PACKAGE/NAME.patch, is told at the package that it changes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+Document = dict[str, Any]
+ENVIRONMENT = "opt/trainyard/bin/python"
+
+
+def python_packages(root: Path) -> Document:
+    """The bill of the image's Python environment."""
+    command = [
+        "cyclonedx-py",
+        "environment",
+        str(root / ENVIRONMENT),
+        "--output-reproducible",
+        "--no-validate",
+    ]
+    told = subprocess.run([*command, "-o", "-"], stdout=subprocess.PIPE, text=True, check=True)
+    document: Document = json.loads(told.stdout)
+    return document
+
+
+def debian_packages(root: Path) -> Iterator[Document]:
+    """Components for the packages that dpkg has installed."""
+    for entry in (root / "var/lib/dpkg/status").read_text().split("\n\n"):
+        lines = (line.split(": ", 1) for line in entry.splitlines() if ": " in line[:40])
+        fields = {line[0]: line[1] for line in lines if not line[0].startswith(" ")}
+        if fields.get("Status") != "install ok installed":
+            continue
+        name, version, machine = (fields[key] for key in ("Package", "Version", "Architecture"))
+        purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={machine}"
+        yield {
+            "bom-ref": purl,
+            "type": "library",
+            "name": name,
+            "version": version,
+            "purl": purl,
+        }
+
+
+def patches(folder: Path) -> Iterator[tuple[str, Document]]:
+    """Name of the package and what CycloneDX says of a patch, for each one of ours."""
+    for path in sorted(folder.glob("*/*.patch")):
+        text = {"content": path.read_text(), "contentType": "text/x-diff"}
+        yield path.parent.name, {"type": "unofficial", "diff": {"text": text}}
+
+
+def tell_patches(components: list[Document], folder: Path) -> None:
+    """Write each patch into the pedigree of its package."""
+    named = {str(one["name"]).lower(): one for one in components}
+    for package, patch in patches(folder):
+        if package not in named:
+            raise SystemExit(f"{folder / package}: the image has no package of this name")
+        named[package].setdefault("pedigree", {}).setdefault("patches", []).append(patch)
+
+
+def main() -> int:
+    """The command line; returns its exit status."""
+    parser = argparse.ArgumentParser(description="Write the bill of materials of an image.")
+    parser.add_argument("--root", type=Path, required=True, help="the image's root folder")
+    parser.add_argument("--patches", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    document = python_packages(given.root)
+    components: list[Document] = document["components"]
+    components += debian_packages(given.root)
+    tell_patches(components, given.patches)
+    given.output.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    print(f"{len(components)} components")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""prefect.yaml and a profile make what a server has to know."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.profile import parse_profile
+from flows.register.report import Report, differing
+from flows.register.wanted import ROOT, Wanted, read_deployments, wanted
+from trainyard.errors import ConfigError
+
+FLOWS = [
+    *("prepare-corpus", "pretrain-gpt", "release"),
+    *("corpus-refresh", "run-stage", "collect-garbage"),
+]
+
+
+def want(text: str, environment: dict[str, str] | None = None, file: Path | None = None) -> Wanted:
+    document = tomllib.loads(text)
+    return wanted(parse_profile(document, "site"), document, environment or {}, file)
+
+
+def test_every_flow_is_deployed_under_the_name_of_the_yard() -> None:
+    made = want('[pool]\nname = "gpus"\ncode = "/srv/code"\n')
+    names = [one.entrypoint.rpartition(":")[2].replace("_", "-") for one in made.deployments]
+    assert set(FLOWS) <= set(names)
+    assert len(names) == len(read_deployments(ROOT / "prefect.yaml"))
+    for one in made.deployments:
+        assert (one.name, one.pool, one.parameters["profile"]) == ("site", "gpus", "site")
+        assert one.pull_steps[0].popitem()[1] == {"directory": "/srv/code"}
+        assert {"trainyard", "yard:site"} <= set(one.tags)
+        assert (ROOT / one.entrypoint.partition(":")[0]).exists()
+
+
+def test_parameters_of_prefect_yaml_name_files_that_are_there() -> None:
+    for one in want("").deployments:
+        recipe = one.parameters.get("recipe")
+        assert recipe is None or (ROOT / str(recipe)).exists()
+
+
+def test_a_profile_may_offer_some_flows_at_times() -> None:
+    text = 'deployments = ["corpus-refresh", "run-stage"]\n'
+    text += '[schedules.corpus-refresh]\ncron = "0 3 * * *"\ntimezone = "Europe/Berlin"\n'
+    refresh, run_stage = want(text).deployments
+    assert refresh.schedule is not None
+    assert (refresh.schedule.cron, refresh.schedule.timezone) == ("0 3 * * *", "Europe/Berlin")
+    assert run_stage.schedule is None
+
+
+def test_limits_are_of_the_yard() -> None:
+    assert want("[limits]\npretrain = 2\n").limits == {"yard:site:pretrain": 2}
+
+
+def test_the_url_of_notifications_comes_from_the_environment() -> None:
+    assert want("").notify_url is None
+    assert want("", {"TRAINYARD_NOTIFY_URL": "https://x"}).notify_url == "https://x"
+    own = '[automations]\nnotify_variable = "CHAT"\n'
+    assert want(own, {"CHAT": "https://y"}).notify_url == "https://y"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('deployments = ["pretrain-bgt"]', "did you mean 'pretrain-gpt'"),
+        ('[schedules.corpus_refresh]\ncron = "* * * * *"', "did you mean 'corpus-refresh'"),
+    ],
+)
+def test_a_flow_that_is_none_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"yard site.*{words}"):
+        want(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schedules": []}, "unknown key 'schedules'"),
+        ({"entrypoint": "elsewhere.py:flow"}, "flows/FILE.py:FUNCTION"),
+    ],
+)
+def test_what_nobody_would_heed_in_prefect_yaml_is_refused(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    entry = read_deployments(ROOT / "prefect.yaml")[0]
+    file = tmp_path / "prefect.yaml"
+    file.write_text(yaml.safe_dump({"deployments": [{**entry, **change}]}))
+    with pytest.raises(ConfigError, match=words):
+        want("", file=file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_deployments(tmp_path / "gone.yaml")
+
+
+def test_the_report_says_what_was_done_or_would_be() -> None:
+    done, dry = Report(is_dry=False), Report(is_dry=True)
+    for report in (done, dry):
+        report.created("a")
+        report.changed("b", ["x", "y"])
+        report.unchanged("c")
+        assert report.num_changes == 2
+    assert done.lines == ["created         a", "changed         b: x, y", "unchanged       c"]
+    assert dry.lines[:2] == ["would create    a", "would change    b: x, y"]
+    assert differing({"a": 1, "b": 2, "z": 0}, {"a": 1, "b": 3, "c": 4}) == ["b", "c"]

@@ -1,0 +1,67 @@
+"""Pictures of the pages: whole SVG documents, made of what manifests and ledgers say."""
+
+from __future__ import annotations
+
+import base64
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from flows.board_pictures import data_url, lineage_page, lineage_picture, loss_curve, read_lineage
+from trainyard.artifacts.manifest import InputRecord, Manifest, publish
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def ledger(*losses: float | None) -> list[bytes]:
+    return [
+        json.dumps(
+            {"step": step, "lm_loss": loss, "validation_loss": loss if step == 2 else None}
+        ).encode()
+        for step, loss in enumerate(losses)
+    ]
+
+
+def test_the_loss_curve_is_a_picture_of_every_step() -> None:
+    drawn = loss_curve(ledger(4.0, 3.0, 2.5, None), "pretrain & more")
+    assert drawn is not None
+    root = ElementTree.fromstring(drawn)
+    assert root.tag == f"{SVG}svg"
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"pretrain & more", "training 2.500", "validation 2.500"} <= set(texts)
+    line = next(path.get("d") for path in root.iter(f"{SVG}path"))
+    assert line is not None
+    assert line.count("L") == 2  # three points: the last step has no loss
+
+
+def test_a_ledger_without_a_loss_has_no_picture() -> None:
+    assert loss_curve([], "x") is None
+    assert loss_curve(ledger(None), "x") is None
+
+
+def test_a_data_url_is_the_picture() -> None:
+    kind, _, data = data_url("<svg/>").partition(",")
+    assert (kind, base64.b64decode(data)) == ("data:image/svg+xml;base64", b"<svg/>")
+
+
+def make(folder: Path, stage: str, **inputs: str) -> str:
+    folder.mkdir()
+    digest = "0" * 64
+    records = {name: InputRecord((url,), digest) for name, url in inputs.items()}
+    publish(str(folder / "manifest.json"), Manifest(stage=stage, inputs=records), None)
+    return str(folder)
+
+
+def test_lineage_is_drawn_from_manifests(tmp_path: Path) -> None:
+    corpus = make(tmp_path / "corpus", "collect", source=str(tmp_path / "raw|text"))
+    run = make(tmp_path / "run", "pretrain")
+    card = make(tmp_path / "card", "report", checkpoint=run)
+    found = read_lineage([corpus, run, card], run)
+    root = ElementTree.fromstring(lineage_picture(found))
+    assert root.get("viewBox")
+    names = {text.text for text in root.iter(f"{SVG}text") if text.get("class") == "name"}
+    assert {"pretrain", "report"} <= names
+    page = lineage_page(found)
+    assert page.startswith("![What this run was made of](data:image/svg+xml;base64,")
+    assert "raw\\|text" in page
+    assert "| pretrain |" in page

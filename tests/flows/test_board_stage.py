@@ -1,0 +1,144 @@
+"""What the pages of a stage hold, and how far its log says that it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.board_progress import Heard, progress_shown, share_done
+from flows.board_stage import by_hand, has_pages, page_key, show_stage, shown, stage_rows, submitted
+from flows.launch.spec import LaunchSpec
+from flows.stage_task import Summary
+from trainyard.artifacts.manifest import InputRecord, Manifest
+from trainyard.artifacts.store import FileRecord
+from trainyard.errors import InfrastructureError
+
+SUMMARY = Summary(
+    job="merge",
+    stage="merge",
+    reused=False,
+    reason="input a changed",
+    seconds=1.26,
+    metrics={"tokens": 1234567, "device": "cpu"},
+    manifest_url="/yard/tokens.manifest.json",
+    log="/runs/merge/1/log.txt",
+)
+
+
+def test_a_stages_table_says_inputs_output_metrics_and_why_it_ran() -> None:
+    urls = tuple(f"/yard/part-{i}" for i in range(5))
+    manifest = Manifest(
+        stage="merge",
+        code={"version": "0.1", "digest": "c" * 64},
+        inputs={"input": InputRecord(urls, "a" * 64)},
+        files=(FileRecord(".bin", 2_000, "b" * 64), FileRecord(".idx", 34, "d" * 64)),
+    )
+    rows = {row["what"]: row for row in stage_rows(SUMMARY, manifest)}
+    assert rows["stage merge"]["value"] == "done in 1.3 s"
+    assert rows["why it ran"]["value"] == "input a changed"
+    assert rows["input input"]["value"] == "/yard/part-0, /yard/part-1, /yard/part-2 and 2 more"
+    assert rows["input input"]["digest"] == "a" * 12
+    assert rows["output"]["digest"] == manifest.output_digest[:12]
+    assert rows["files"]["value"] == "2, of 2,034 bytes together"
+    assert rows["metric tokens"]["value"] == "1,234,567"
+    assert rows["metric device"]["value"] == "cpu"
+    assert {tuple(row) for row in rows.values()} == {("what", "digest", "value")}
+
+
+def test_a_stage_without_an_output_has_a_table_too() -> None:
+    reused = Summary(job="verify", stage="verify", reused=True, reason="", seconds=0.1)
+    assert [row["what"] for row in stage_rows(reused, None)] == ["stage verify", "log"]
+
+
+def test_the_command_of_a_process_can_be_run_again_by_hand(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getcwd(), os.environ['COLOUR'], sys.argv[1])"
+    spec = LaunchSpec(
+        name="job",
+        command=(sys.executable, "-c", code, "it's $HOME"),
+        run_directory=str(tmp_path),
+        working_directory=str(tmp_path),
+        environment={"COLOUR": "dark red"},
+    )
+    done = subprocess.run(["sh", "-e", "-c", by_hand(spec)], capture_output=True, text=True)
+    assert done.stdout == f"{tmp_path.resolve()} dark red it's $HOME\n"
+    assert shlex.quote("it's $HOME") in by_hand(spec)
+
+
+def test_what_a_block_submitted_is_shown_as_it_was(tmp_path: Path) -> None:
+    spec = LaunchSpec(name="job", command=("echo", "a b"), run_directory=str(tmp_path))
+    assert submitted(spec) == "```bash\necho 'a b'\n```\n"
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\n")
+    assert submitted(spec).endswith("```bash\n#!/bin/bash\n#SBATCH --nodes=2\n```\n")
+
+
+def test_names_of_pages_are_ones_that_prefect_takes() -> None:
+    assert page_key("tokenize-Train_0.x", "script") == "tokenize-train-0-x-script"
+
+
+def test_a_page_that_cannot_be_made_is_told_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def away() -> None:
+        raise InfrastructureError("the store is away")
+
+    async def wrong() -> None:
+        raise KeyError("ours")
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(shown(away())) is None
+    assert "the store is away" in caplog.text
+    with pytest.raises(KeyError):
+        asyncio.run(shown(wrong()))
+
+
+def test_without_a_flow_there_are_no_pages(tmp_path: Path) -> None:
+    assert not has_pages()
+    asyncio.run(show_stage(SUMMARY))  # would ask a server
+
+    async def inside() -> str:
+        spec = LaunchSpec(name="job", command=("true",), run_directory=str(tmp_path))
+        async with progress_shown(spec):
+            return "done"
+
+    assert asyncio.run(inside()) == "done"
+
+
+# --- progress -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "done"),
+    [
+        (" [2026-11-21 18:00:00] iteration      150/     400 | lm loss: 5.1E+00", 0.375),
+        ("18:00:01 info    tokenize: 1,200 of 4,000 documents (30 %), 400 documents/s, 7 s", 0.3),
+        ("iteration 500/ 400 |", 1.0),
+        ("iteration 1/ 0 |", None),
+        ("saved checkpoint step=100 of 400", None),
+        ("merge: 12 documents, 4 documents/s", None),
+    ],
+)
+def test_lines_say_how_far_a_stage_is(line: str, done: float | None) -> None:
+    assert share_done(line) == done
+
+
+def test_a_log_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
+    heard, log = Heard(tmp_path), tmp_path / "log.txt"
+    assert heard.look() is None
+    log.write_text("begins\niteration 1/ 4 |\niteration 2")
+    assert heard.look() == 0.25
+    with log.open("a") as file:
+        file.write("/ 4 |\n")
+    assert heard.look() == 0.5
+    assert heard.look() == 0.5
+
+
+def test_shares_that_have_said_nothing_count_as_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "log-00000.txt").write_text("t: 5 of 10 documents (50 %), 1 documents/s\n")
+    (tmp_path / "log-00001.txt").write_text("t: 10 of 10 documents (100 %), 1 documents/s\n")
+    assert Heard(tmp_path, num_shares=4).look() == 0.375

@@ -1,0 +1,159 @@
+"""Yard profiles: what comes with trainyard holds, what cannot be is refused where it stands."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.launch.kubernetes_options import Claim
+from flows.launch.slurm_options import SlurmOptions
+from flows.launch.spec import Mount, Resources
+from flows.place import BLOCK_OPTIONS
+from flows.profile import YARDS, Profile, parse_profile, read_profile
+from trainyard.errors import ConfigError
+from trainyard.version import VERSION
+
+SLURM = 'block = "slurm"\n'
+
+
+def parse(text: str, name: str = "site") -> Profile:
+    return parse_profile(tomllib.loads(text), name)
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("YARD_HOME", "/srv/yard")
+    for name in ("YARD", "YARD_SHARED", "YARD_BUCKET", "TRAINYARD_REGISTRY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_there_is_a_profile_for_each_kind_of_place() -> None:
+    blocks = {read_profile(file.stem).block for file in YARDS.glob("*.toml")}
+    assert blocks == set(BLOCK_OPTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
+def test_a_profile_that_comes_with_trainyard_makes_a_place(name: str) -> None:
+    profile = read_profile(name)
+    place = profile.place("s3://bucket/yard/tiny")
+    assert (place.yard, place.block, profile.pool.name) == (name, profile.block, name)
+    assert Path(place.run_folder).is_absolute()
+    assert place.run_folder.endswith(("/.runs/tiny", "tiny/.runs"))
+
+
+def test_a_name_leads_to_ours_and_a_path_to_any(tmp_path: Path) -> None:
+    (tmp_path / "mysite.toml").write_text('block = "slurm"\n[slurm]\npartition = "gpu"\n')
+    profile = read_profile(str(tmp_path / "mysite.toml"))
+    assert (profile.name, profile.pool.name) == ("mysite", "mysite")
+    assert profile.options == SlurmOptions(partition="gpu")
+    with pytest.raises(ConfigError, match=r"no yard profile 'slrum'; did you mean 'slurm'"):
+        read_profile("slrum")
+    with pytest.raises(ConfigError, match=r"gone\.toml cannot be read"):
+        read_profile(str(tmp_path / "gone.toml"))
+
+
+def test_a_stages_table_goes_over_the_common_one() -> None:
+    text = "[resources]\ncpus_per_node = 8\n[resources.pretrain]\nnodes = 2\ngpus_per_node = 4\n"
+    place = parse(SLURM + text).place("yard/tiny")
+    assert place.resources_of("merge") == Resources(cpus_per_node=8)
+    assert place.resources_of("pretrain") == Resources(nodes=2, gpus_per_node=4, cpus_per_node=8)
+
+
+def test_deep_tables_become_what_blocks_take() -> None:
+    profile = parse(
+        """
+        block = "kubernetes"
+        [[mounts]]
+        source = "/data"
+        target = "/data"
+        [kubernetes]
+        claims = [{ name = "yard", target = "/yard" }]
+        node_selector = { "kubernetes.io/arch" = "amd64" }
+        """
+    )
+    place = profile.place("yard/tiny")
+    assert place.kubernetes.claims == (Claim(name="yard", target="/yard"),)
+    assert place.kubernetes.node_selector == {"kubernetes.io/arch": "amd64"}
+    assert place.mounts == (Mount(source="/data", target="/data"),)
+
+
+def test_an_image_is_told_stage_and_version() -> None:
+    text = 'block = "container"\nimage = "r.io/{stage}:{version}"\n[images]\nmerge = "r.io/own:1"\n'
+    place = parse(text).place("yard/tiny")
+    assert place.image_of("train_tokenizer") == f"r.io/train-tokenizer:{VERSION}"
+    assert place.image_of("merge") == "r.io/own:1"
+    assert place.python == "python"
+    assert parse("").place("yard/tiny").python == sys.executable
+
+
+def test_the_root_is_given_else_of_the_environment_else_of_the_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = parse('store = "s3://bucket/yard/"')
+    assert profile.yard_root() == "s3://bucket/yard"
+    monkeypatch.setenv("YARD", "/elsewhere")
+    assert profile.yard_root() == "/elsewhere"
+    assert profile.yard_root("here/") == "here"
+    monkeypatch.delenv("YARD")
+    assert parse("").yard_root() == "yard"
+
+
+def test_variables_are_filled_in_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'store = "s3://${SITE_BUCKET:-yard}/x"\n[environment]\nA = "${SITE_A}"\n'
+    with pytest.raises(ConfigError, match="environment: A: the variable SITE_A is not set"):
+        parse(text)
+    monkeypatch.setenv("SITE_A", "1")
+    assert parse(text).store == "s3://yard/x"
+    monkeypatch.setenv("SITE_BUCKET", "other")
+    assert parse(text).store == "s3://other/x"
+
+
+def test_a_training_is_told_what_it_gets() -> None:
+    gpus = SLURM + "gpu_memory_gib = 80\n[resources.pretrain]\nnodes = 4\nprocesses_per_node = 8\n"
+    assert parse(gpus + "gpus_per_node = 8\n").means().to_plan() == {
+        "world_size": 32,
+        "gpu_memory_gib": 80.0,
+    }
+    assert parse(gpus).means().to_plan() == {"world_size": 32}
+    assert parse("").means().to_plan() == {}
+
+
+REFUSED: list[tuple[str, str]] = [
+    ('block = "slrum"', "block 'slrum' is none of process, container"),
+    ('blok = "slurm"', "unknown key 'blok'; did you mean 'block'"),
+    ('[slurm]\npartition = "a"', "unknown key 'slurm'"),
+    ('block = "slurm"\n[slurm]\npartitoin = "a"', r"\[slurm\]: unknown key .* 'partition'"),
+    ('block = "slurm"\n[slurm]\nexclusive = 1', r"\[slurm\]: exclusive must be true or false"),
+    ("[resources.pretrian]\nnodes = 2", r"\[resources\]: .*'pretrain'"),
+    ("[resources]\nnodes = 0", r"\[resources\].*nodes"),
+    ("[resources.pretrain]\nprocesses_per_node = 2", "nproc_per_node in the recipe"),
+    ("[limits]\npretrain = 0", r"\[limits\] pretrain must be at least 1"),
+    ("[shares]\ntokenize = 4", "a block with a scheduler"),
+    ('block = "slurm"\n[shares]\nmerge = 4', r"\[shares\].*'merge'"),
+    ("gpu_memory_gib = 0", "gpu_memory_gib must be positive"),
+    ("gpu_memory_gib = true", "gpu_memory_gib must be a number"),
+    ('[[mounts]]\nsource = "/a"', "target is required"),
+    ('[[mounts]]\nsource = "a"\ntarget = "/a"', "mount source 'a'"),
+    ("mounts = 3", "mounts must be a list"),
+    ("[environment]\nA = 1", "environment.A must be text"),
+    ("[automations]\nzombie_seconds = 5", "zombie_seconds must be 0 or at least 60"),
+    ("[schedules.corpus-refresh]\nactive = true", "cron is required"),
+    ("deployments = 3", "deployments must be a list"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED)
+def test_what_cannot_be_is_refused_where_it_stands(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)yard site.*{words}"):
+        parse(text)
+
+
+def test_a_limit_for_gpus_is_no_profile_without_gpus() -> None:
+    place = parse("gpu_memory_gib = 80").place("yard/tiny")
+    assert place.shares_of("tokenize") == 1
+    shared: dict[str, Any] = {"block": "slurm", "shares": {"tokenize": 4}}
+    assert parse_profile(shared, "site").place("yard/tiny").shares_of("tokenize") == 4

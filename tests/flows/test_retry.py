@@ -1,0 +1,197 @@
+"""What is tried again, and when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prefect.client.schemas.objects import State
+from prefect.logging import disable_run_logger
+from prefect.states import Failed
+
+from flows import retry, stage_task
+from flows.job import StageJob
+from flows.launch.outcome import RETRIED, Kind, Outcome, StageError
+from flows.retry import DELAYS_SECONDS, Trying, given_up, reached_step
+from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
+from trainyard.artifacts.output import Output
+from trainyard.errors import ConfigError, InfrastructureError
+
+
+def failed(kind: Kind = Kind.PREEMPTED, step: int | None = None) -> Outcome:
+    return Outcome(name="pretrain", kind=kind, exit_status=3, message="m", step=step)
+
+
+def training(folder: Path, *published: int, unfinished: Sequence[int] = ()) -> StageJob:
+    """A job whose run folder holds these steps."""
+    for step in (*published, *unfinished):
+        (folder / f"iter_{step:07d}").mkdir(parents=True)
+    for step in published:
+        (folder / f"iter_{step:07d}" / "manifest.json").write_text("{}")
+    return StageJob(stage="pretrain", document={}, output=Output.directory(str(folder)))
+
+
+def count(steps: Sequence[int | None]) -> Trying:
+    trying = Trying()
+    for step in steps:
+        trying.note(step)
+    return trying
+
+
+@pytest.mark.parametrize(
+    ("steps", "fruitless"),
+    [
+        ([], 0),
+        ([None], 1),
+        ([None, None, None], 3),
+        ([10], 0),
+        ([10, 10], 1),
+        ([10, 10, 20, 20, 20], 2),
+        ([10, None, 5, 10], 3),
+        ([None, 10], 0),
+    ],
+)
+def test_attempts_that_get_no_further_are_counted(steps: list[int | None], fruitless: int) -> None:
+    assert count(steps).fruitless == fruitless
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 4))
+def test_attempts_end_however_they_fail(steps: list[int], limit: int) -> None:
+    trying = count(steps)
+    for step in range(limit):
+        trying.note(20 - step)
+    trying.note(0)
+    assert trying.fruitless >= limit
+    assert trying.furthest is not None
+    assert trying.furthest >= max([20, *steps])
+
+
+def test_only_published_steps_count_as_reached(tmp_path: Path) -> None:
+    job = training(tmp_path / "run", 50, 100, unfinished=[150])
+    assert reached_step(job, failed()) == 100
+    assert reached_step(job, failed(step=70)) == 100
+    assert reached_step(job, failed(step=120)) == 120  # saved where this program cannot look
+
+
+def test_a_job_without_steps_reaches_none(tmp_path: Path) -> None:
+    nowhere = StageJob(stage="merge", document={}, output=Output.prefix(str(tmp_path / "tokens")))
+    assert reached_step(nowhere, failed()) is None
+    assert reached_step(StageJob(stage="verify", document={}, output=None), failed()) is None
+    assert reached_step(training(tmp_path / "run"), failed()) is None
+
+
+def test_a_store_that_is_away_leaves_what_the_stage_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(url: str) -> dict[str, int]:
+        raise InfrastructureError("the store does not answer")
+
+    monkeypatch.setattr(retry.store, "list_files", away)
+    assert reached_step(training(tmp_path / "run", 50), failed(step=7)) == 7
+
+
+def test_waiting_grows() -> None:
+    assert sorted(DELAYS_SECONDS) == DELAYS_SECONDS
+    assert DELAYS_SECONDS[0] < 10
+    assert 120 <= DELAYS_SECONDS[-1] <= 600
+    assert run_stage_task.retry_delay_seconds == DELAYS_SECONDS
+
+
+def test_why_it_is_given_up_is_told() -> None:
+    error = StageError(failed(), "log.txt", given_up(count([40, 40, 40])))
+    assert str(error).endswith(
+        "(2 attempts in a row failed and none got beyond step 40: not tried again)"
+    )
+    assert given_up(count([None])) == "an attempt failed: not tried again"
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_is_tried_again(kind: Kind) -> None:
+    def judged(error: StageError) -> bool:
+        state: State[object] = Failed(data=error)
+        return asyncio.run(worth_retrying(None, None, state))  # type: ignore[arg-type]
+
+    assert judged(StageError(failed(kind))) is (kind in RETRIED)
+    assert not judged(StageError(failed(kind), "", "no further"))
+
+
+class Attempts:
+    """Attempts that fail, each having published a step, until they do not."""
+
+    def __init__(self, folder: Path, steps: Sequence[int]) -> None:
+        self.steps = list(steps)
+        self.made = 0
+        self.outcome = failed()
+        self.job = training(folder)
+
+    async def __call__(self, job: StageJob, place: Place) -> Summary:
+        self.made += 1
+        if not self.steps:
+            return Summary(job="pretrain", stage="pretrain", reused=False, reason="", seconds=0)
+        assert job.output is not None
+        folder = Path(job.output.url, f"iter_{self.steps.pop(0):07d}")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "manifest.json").write_text("{}")
+        raise StageError(self.outcome)
+
+
+def try_all(attempts: Attempts, limit: int, monkeypatch: pytest.MonkeyPatch) -> StageError | None:
+    """As Prefect does: again as long as it is worth it."""
+    monkeypatch.setattr(stage_task, "_attempt", attempts)
+    monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
+    monkeypatch.setattr(stage_task, "_tryings", {})
+    place = Place(run_folder="unused", fruitless_attempts=limit)
+
+    async def whole() -> StageError | None:
+        while True:
+            try:
+                await run_stage_task.fn(attempts.job, place)
+            except StageError as error:
+                state: State[object] = Failed(data=error)
+                if not await worth_retrying(None, None, state):  # type: ignore[arg-type]
+                    return error
+            else:
+                return None
+
+    with disable_run_logger():
+        return asyncio.run(whole())
+
+
+def test_a_training_that_gets_further_is_tried_as_often_as_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = Attempts(tmp_path / "run", range(10, 200, 10))
+    assert try_all(attempts, 2, monkeypatch) is None
+    assert attempts.made == 20
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_one_that_does_not_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    attempts = Attempts(tmp_path / "run", [10, 20] + [20] * 9)
+    error = try_all(attempts, limit, monkeypatch)
+    assert error is not None
+    assert error.given_up.endswith("none got beyond step 20: not tried again")
+    assert attempts.made == 2 + limit
+
+
+def test_waiting_for_another_run_is_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = Attempts(tmp_path / "run", [10] * 9)
+    monkeypatch.setattr(attempts, "outcome", replace(failed(), error="ClaimHeldError"))
+    assert try_all(attempts, 1, monkeypatch) is None
+    assert attempts.made == 10
+
+
+def test_no_attempt_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fruitless_attempts must be at least 1"):
+        Place(run_folder="x", fruitless_attempts=0)
+    assert Place(run_folder="x").python == sys.executable

@@ -1,0 +1,64 @@
+"""Fan-out: an output made in shares by jobs side by side; those that failed are made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows import stage_task
+from flows.job import in_shares, joined, stage_job
+from flows.launch.spec import Shares
+from flows.place import Place
+from trainyard.version import VERSION
+
+DOCUMENT = {
+    "input": ["a.jsonl"],
+    "output_prefix": "out",
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 300,
+}
+FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
+    shares = {"tokenize": 4}
+    return Place(run_folder=str(tmp_path), block="slurm", shares_by_stage=shares, shares_at_once=2)
+
+
+def test_a_job_in_shares_and_the_one_that_joins_them() -> None:
+    job = stage_job("tokenize", DOCUMENT, "test", "tokenize-a")
+    shared, whole = in_shares(job, 4), joined(job, 4)
+    assert (shared.name, shared.num_shares, shared.output) == ("tokenize-a-shares", 4, None)
+    assert (whole.name, whole.num_shares, whole.output) == ("tokenize-a", 0, job.output)
+    assert shared.document == whole.document == {**DOCUMENT, "world_size": 4}
+
+
+def test_only_a_block_with_a_scheduler_makes_shares(place: Place) -> None:
+    assert place.shares_of("tokenize") == 4
+    assert place.shares_of("merge") == 1
+    here = Place(run_folder="x", shares_by_stage={"tokenize": 4})
+    assert here.shares_of("tokenize") == 1
+
+
+def test_all_shares_are_made_and_of_those_only_the_failed_ones_again(place: Place) -> None:
+    job = in_shares(stage_job("tokenize", DOCUMENT, "test"), 4)
+    first = stage_task._prepare(job, place)
+    assert first.shares == Shares(count=4, at_once=2)
+    settled = {"kind": "node failure", "message": "", "shares": [1, 3]}
+    Path(first.run_directory, stage_task.SETTLED).write_text(json.dumps(settled))
+    second = stage_task._prepare(job, place)
+    assert second.run_directory != first.run_directory
+    assert second.shares == Shares(count=4, only=(1, 3), at_once=2)
+
+
+def test_a_job_of_its_own_has_none(place: Place) -> None:
+    assert stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), place).shares is None
+
+
+def test_a_stage_is_told_the_version_of_its_flow(place: Place) -> None:
+    spec = stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), place)
+    assert spec.environment == {"TRAINYARD_FLOW_VERSION": VERSION}

@@ -1,0 +1,94 @@
+"""Two flow runs on one root take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows import turn as turn_module
+from flows.turn import TURN, turn
+from tests.flows.processes import ROOT
+
+log = logging.getLogger(__name__)
+
+
+def test_a_second_run_begins_when_the_first_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(turn_module, "SILENT_SECONDS", 0.05)
+    told: list[str] = []
+
+    async def run(name: str) -> None:
+        async with turn(str(tmp_path), log):
+            told.append(f"{name} begins")
+            await asyncio.sleep(0.3)
+            told.append(f"{name} ends")
+
+    async def both() -> None:
+        await asyncio.gather(run("one"), run("other"))
+
+    with caplog.at_level("INFO"):
+        asyncio.run(both())
+    first, second = told[0].split()[0], told[2].split()[0]
+    assert told == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
+    assert "another flow run works on" in caplog.text
+    assert not (tmp_path / TURN).exists()
+
+
+def test_other_roots_do_not_wait(tmp_path: Path) -> None:
+    async def both() -> None:
+        async with turn(str(tmp_path / "a"), log), turn(str(tmp_path / "b"), log):
+            pass
+
+    asyncio.run(asyncio.wait_for(both(), 5))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def cancelled() -> None:
+        async with turn(str(tmp_path), log):
+            other = asyncio.create_task(_hold(tmp_path))
+            await asyncio.sleep(0.1)
+            other.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await other
+        deadline = time.monotonic() + 5
+        while (tmp_path / TURN).exists() and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
+    began = time.monotonic()
+    asyncio.run(cancelled())
+    assert time.monotonic() - began < 10
+    time.sleep(1.2)  # the thread that nobody listens to any more gets its turn, and lets it go
+    asyncio.run(asyncio.wait_for(_hold(tmp_path, 0.0), 10))
+
+
+async def _hold(root: Path, seconds: float = 60.0) -> None:
+    async with turn(str(root), log):
+        await asyncio.sleep(seconds)
+
+
+KILLED = """
+import asyncio, logging, os, signal, sys
+from flows.turn import turn
+
+async def main():
+    async with turn(sys.argv[1], logging.getLogger()):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_the_turn_of_a_run_that_was_killed_is_taken_over_at_once(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, check=False)
+    assert killed.returncode == -9
+    assert (tmp_path / TURN).exists()
+    asyncio.run(asyncio.wait_for(_hold(tmp_path, 0.0), 5))

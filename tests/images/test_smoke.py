@@ -1,0 +1,98 @@
+"""The smoke test of an image refuses an environment that is not what a lock says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from images import smoke
+from trainyard.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def trainyard_as_pyproject_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's metadata as an installation writes them; a checkout may stand on none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [f"Requires-Dist: {line}" for line in project["dependencies"]]
+    for extra, wanted in project["optional-dependencies"].items():
+        for line in wanted:
+            head, _, marker = line.partition(";")
+            both = f"({marker.strip()}) and " if marker else ""
+            lines.append(f'Requires-Dist: {head.strip()} ; {both}extra == "{extra}"')
+    folder = tmp_path / f"trainyard-{VERSION}.dist-info"
+    folder.mkdir()
+    head = f"Metadata-Version: 2.1\nName: trainyard\nVersion: {VERSION}\n"
+    (folder / "METADATA").write_text(head + "\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_too_much_is_named() -> None:
+    with pytest.raises(smoke.Smoke, match=r"in the image and not in the lock.*'pytest'"):
+        smoke.check_versions({}, set(), exact=True)
+
+
+def test_another_version_is_named() -> None:
+    with pytest.raises(smoke.Smoke, match="numpy"):
+        smoke.check_versions({"numpy": "0.1"}, set(), exact=False)
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(smoke.Smoke, match="no-such-package"):
+        smoke.check_versions({}, {"no-such-package"}, exact=False)
+
+
+def test_a_lock_that_fits_passes() -> None:
+    smoke.check_versions({"numpy": metadata.version("numpy")}, {"trainyard"}, exact=False)
+
+
+def test_a_module_that_must_not_be_there_is_named() -> None:
+    smoke.check_absent(("no_such_module",))
+    with pytest.raises(smoke.Smoke, match="numpy"):
+        smoke.check_absent(("no_such_module", "numpy"))
+
+
+def test_the_first_package_on_the_path_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shadow = tmp_path / "first" / "numpy-0.0.1.dist-info"
+    shadow.mkdir(parents=True)
+    (shadow / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.0.1\n")
+    assert smoke.installed()["numpy"] != "0.0.1"
+    monkeypatch.syspath_prepend(str(tmp_path / "first"))
+    assert smoke.installed()["numpy"] == "0.0.1"
+
+
+def test_extras_are_followed_into_each_other() -> None:
+    assert {"tokenizers", "pyarrow", "nltk"} <= smoke.wanted_packages(["tokenize"])
+    assert "prefect" not in smoke.wanted_packages(["tokenize", "s3"])
+    assert smoke.wanted_packages(["collect"]) == set()
+
+
+def test_an_older_package_of_the_base_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke.check_floors({"numpy"}, lock={})
+    monkeypatch.setattr(metadata, "version", lambda name: "1.26.4")
+    smoke.check_floors({"numpy"}, lock={"numpy": "2.4.6"})
+    with pytest.raises(smoke.Smoke, match=r"numpy is 1\.26\.4"):
+        smoke.check_floors({"numpy"}, lock={})
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("2.13.0a0+145a.nv26.6", (2, 13, 0)), ("84.2.1", (84, 2, 1))]
+)
+def test_numbers_of_a_version(version: str, numbers: tuple[int, ...]) -> None:
+    assert smoke.release(version) == numbers
+
+
+def test_this_environment_is_no_image() -> None:
+    command = [sys.executable, smoke.__file__, "collect", "--device", "cpu", "--version", "0"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert "not in the lock" in told.stderr

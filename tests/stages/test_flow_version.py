@@ -1,0 +1,31 @@
+"""A stage whose flow is of another version: refused in words, before anything is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.stages.directly import run_program
+from trainyard.version import VERSION
+
+MODEL = ("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2")
+PLAN = (*MODEL, "--seq-length", "32", "--vocab-size", "300")
+
+
+def test_the_same_version_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_FLOW_VERSION", VERSION)
+    assert run_program("stages.plan", *PLAN).status == 0
+
+
+def test_another_version_is_refused_with_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_FLOW_VERSION", "0.0.9")
+    monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path))
+    refused = run_program("stages.plan", *PLAN, "--output-dir", str(tmp_path / "plan"))
+    assert refused.status == 2
+    said = json.loads((tmp_path / "failure.json").read_text())["message"]
+    assert f"this stage is of trainyard {VERSION}, the flow that started it of 0.0.9" in said
+    assert not (tmp_path / "plan").exists()

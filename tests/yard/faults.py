@@ -1,0 +1,208 @@
+"""Bad luck on real parts: a training to disturb, a server that dies, a line that is cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.local_api import LocalApi
+from tests.yard.yard import HEADLINE, Yard
+from trainyard.corpus.indexed import IndexedWriter
+
+SECONDS = 90
+REGION = "us-east-1"
+EVERYTHING = json.dumps(
+    {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}],
+    }
+)
+
+TRAINING = """
+num_layers = 1
+hidden_size = 32
+num_attention_heads = 2
+seq_length = 32
+hidden_dropout = 0.0
+attention_dropout = 0.0
+position_embedding_type = "rope"
+micro_batch_size = 2
+global_batch_size = 4
+lr = 1e-3
+eval_iters = 0
+log_interval = 10
+tokenizer_type = "NullTokenizer"
+vocab_size = 255
+split = "100,0,0"
+num_threads = 1
+data_path = ["{tokens}"]
+save = "{save}"
+train_iters = {iters}
+save_interval = {save_interval}
+"""
+
+
+def write_tokens(prefix: Path) -> Path:
+    """Token files of a few documents."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{prefix}.bin", "wb") as data, open(f"{prefix}.idx", "wb") as index:
+        writer = IndexedWriter(data, np.uint16)
+        for start in range(200):
+            writer.add_document([((start + np.arange(300) * 3) % 250).astype(np.uint16)])
+        writer.write_index(index)
+    return prefix
+
+
+def training(folder: Path, save: str, iters: int, save_interval: int = 20) -> str:
+    """The document of a training that saves often; its path."""
+    tokens = folder / "tokens" / "corpus"
+    if not Path(f"{tokens}.idx").exists():
+        write_tokens(tokens)
+    path = folder / f"training-{iters}.toml"
+    path.write_text(
+        TRAINING.format(tokens=tokens, save=save, iters=iters, save_interval=save_interval)
+    )
+    return str(path)
+
+
+def steps(save: str | Path) -> list[int]:
+    """The published steps of a local run folder."""
+    found = Path(save).glob("iter_*/manifest.json")
+    return sorted(int(path.parent.name.removeprefix("iter_")) for path in found)
+
+
+def logs(folder: Path) -> str:
+    """What all stages of a yard wrote."""
+    return "".join(path.read_text() for path in folder.rglob("log.txt"))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Until it holds; AssertionError when it does not come to."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+@dataclass
+class Ended:
+    """A flow that has ended."""
+
+    status: int
+    said: str
+    seconds: float
+
+    def states(self, job: str) -> list[str]:
+        """What became of a job, attempt after attempt."""
+        return [state for name, state, _ in HEADLINE.findall(self.said) if name == job]
+
+
+@dataclass
+class Flow:
+    """A flow that runs one stage from a document, and what it says."""
+
+    process: subprocess.Popen[str]
+    began: float
+
+    def ends(self, seconds: float = SECONDS) -> Ended:
+        """Wait for its end."""
+        out, err = self.process.communicate(timeout=seconds)
+        return Ended(self.process.returncode, out + err, time.monotonic() - self.began)
+
+    def kill(self) -> None:
+        """End it as a machine would that loses power."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def start_stage(yard: Yard, stage: str, document: str) -> Flow:
+    """Start flow run_stage."""
+    process = yard.start("-m", "flows.run_stage", stage, "--config", document)
+    return Flow(process, time.monotonic())
+
+
+@contextmanager
+def closed_store(folder: Path) -> Iterator[dict[str, str]]:
+    """A moto server that checks signatures; the environment that opens it."""
+    from botocore.session import Session
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    # What comes first is not checked: the user and the bucket are made.
+    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "4"}
+
+    def client(service: str) -> Any:
+        keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
+        return Session().create_client(service, REGION, endpoint_url=url, **keys)
+
+    with (
+        (folder / "store.txt").open("w") as said,
+        subprocess.Popen(command, env=environment, stdout=said, stderr=said) as server,
+    ):
+        try:
+            wait_for(lambda: answers(port))
+            users = client("iam")
+            users.create_user(UserName="yard")
+            policy = {"UserName": "yard", "PolicyName": "all", "PolicyDocument": EVERYTHING}
+            users.put_user_policy(**policy)
+            key = users.create_access_key(UserName="yard")["AccessKey"]
+            client("s3").create_bucket(Bucket="yard-tests")
+            yield {
+                "AWS_ENDPOINT_URL": url,
+                "AWS_DEFAULT_REGION": REGION,
+                "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+                "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+            }
+        finally:
+            server.terminate()
+
+
+def free_port() -> int:
+    """A port of localhost that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """True when somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Server:
+    """A Prefect server that can be killed and started again, at the same address."""
+
+    def __init__(self, home: Path) -> None:
+        self._port = free_port()
+        self._home = home
+        self._api: LocalApi | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/api"
+
+    def start(self) -> None:
+        self._api = LocalApi(self._home, self._port)
+        self._api.wait()
+
+    def kill(self) -> None:
+        """Without a word to anybody."""
+        if self._api is not None:
+            self._api._process.kill()
+            self._api.stop()
+            self._api = None

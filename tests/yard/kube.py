@@ -1,0 +1,128 @@
+"""Jobs through the Kubernetes block, on the stand-in for a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from flows.blocks.kubernetes import KubernetesJob
+from flows.blocks.kubernetes_run import KubernetesJobRun
+from flows.launch.kubernetes_options import Claim, KubernetesOptions
+from flows.launch.outcome import Outcome
+from flows.launch.spec import LaunchSpec, Resources
+from tests.yard.fake_kube import FakeKube
+from tests.yard.yard import ROOT
+
+SECONDS = 60
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+NETWORK = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def site(fake: FakeKube, folder: Path, **options: Any) -> KubernetesOptions:
+    """The stand-in's one namespace, where a claim is a folder of this machine."""
+    claims = (Claim(name="yard", target=str(folder)),)
+    given = {"namespace": "yard", "kubeconfig": str(fake.kubeconfig), "claims": claims}
+    return KubernetesOptions(**{**given, **options})
+
+
+def job(fake: FakeKube, folder: Path, key: str, code: str, **values: Any) -> KubernetesJob:
+    """A Python program as a job."""
+    block = {name: values.pop(name) for name in ("hang_seconds",) if name in values}
+    options = values.pop("options", site(fake, folder))
+    given = {"name": "job", "command": (sys.executable, "-c", code), "key": key}
+    given |= {"image": "yard/cpu:1", "grace_seconds": 5.0, **values}
+    spec = LaunchSpec(run_directory=str(folder / key), working_directory=str(ROOT), **given)
+    return KubernetesJob(spec=spec, options=options, **block)
+
+
+def follow(
+    block: KubernetesJob,
+    meanwhile: Callable[[KubernetesJobRun], Coroutine[None, None, None]] | None = None,
+) -> Outcome:
+    """Trigger, wait, and fetch; `meanwhile` happens beside the waiting."""
+
+    async def whole() -> Outcome:
+        run = await block.trigger()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run.wait_for_completion())
+            if meanwhile is not None:
+                group.create_task(meanwhile(run))
+        return await run.fetch_result()
+
+    return asyncio.run(whole())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+def log_of(block: KubernetesJob) -> Path:
+    return Path(block.spec.run_directory, "log.txt")
+
+
+def says(block: KubernetesJob, text: str, times: int = 1) -> Callable[[], bool]:
+    """Whether the log has a text at least so often."""
+    log = log_of(block)
+    return lambda: log.exists() and log.read_text().count(text) >= times
+
+
+TWO_NODES: dict[str, Any] = {
+    "resources": Resources(nodes=2),
+    "rank_launcher": TORCHRUN,
+    "environment": NETWORK,
+}
+
+ALL_REDUCE = """
+import socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([2.0 ** dist.get_rank()])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} on {socket.gethostname()}: {total.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+TRAINING = """
+import json, os, signal, time
+run = os.environ["TRAINYARD_RUN_DIR"]
+def save(number, frame):
+    said = {"class": "Stopped", "exit_status": 128 + number, "step": step, "message": "saved"}
+    json.dump(said, open(run + "/failure.json", "w"))
+    print("saved step", step, flush=True)
+    raise SystemExit(128 + number)
+signal.signal(signal.SIGUSR1, save)
+signal.signal(signal.SIGTERM, save)
+for step in range(STEPS):
+    print("step", step, flush=True)
+    time.sleep(0.1)
+"""
+
+
+def training(steps: int = 10_000) -> str:
+    """Counts steps, ten a second; saves when it is told to stop."""
+    return TRAINING.replace("STEPS", str(steps))
+
+
+def saves(block: KubernetesJob) -> int:
+    """Ranks that saved; torchrun's report of a failed one repeats its program."""
+    return len(re.findall(r"^(?:\d: )?saved step \d", log_of(block).read_text(), re.MULTILINE))
+
+
+Meanwhile = Callable[[KubernetesJobRun], Any]
+
+
+def when(ready: Callable[[], bool], act: Callable[[], object]) -> Meanwhile:
+    """Do something when something has come."""
+
+    async def meanwhile(run: KubernetesJobRun) -> None:
+        await asyncio.to_thread(wait_until, ready)
+        await asyncio.to_thread(act)
+
+    return meanwhile

@@ -1,0 +1,89 @@
+"""A corpus that grows, by the real flow: only what is new is tokenized, old versions stay."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.yard.yard import Ended, Yard
+from trainyard.artifacts.manifest import read_manifest
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(240)]
+
+RECIPE = """
+corpus = ["{folder}/arrivals/*.jsonl"]
+
+[tokenize]
+tokenizer_type = "NullTokenizer"
+vocab_size = 300
+append_eod = true
+"""
+
+
+def write(folder: Path, name: str, *texts: str) -> None:
+    lines = [json.dumps({"text": text}) for text in texts]
+    (folder / "arrivals").mkdir(exist_ok=True)
+    (folder / "arrivals" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def yard(tmp_path: Path, prefect_api: dict[str, str]) -> Yard:
+    write(tmp_path, "a", "1 2 3", "4 5")
+    write(tmp_path, "b", "6 7")
+    return Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
+
+
+def refresh(yard: Yard) -> tuple[Ended, dict[str, Any]]:
+    done = yard.run("-m", "flows.corpus_refresh", yard.recipe(RECIPE.format(folder=yard.folder)))
+    assert done.status == 0, done.err
+    pointer: dict[str, Any] = json.loads(Path(done.out.split()[-1]).read_text())
+    return done, pointer
+
+
+def events(api: dict[str, str]) -> list[str]:
+    """Versions that were announced to the server."""
+    names = {"filter": {"event": {"name": ["trainyard.corpus.published"]}}}
+    request = urllib.request.Request(
+        f"{api['PREFECT_API_URL']}/events/filter",
+        json.dumps(names).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return [event["payload"]["version"] for event in json.load(answer)["events"]]
+
+
+def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[str, str]) -> None:
+    first, one = refresh(yard)
+    stages = {"tokenize-a": "done", "tokenize-b": "done", "merge": "done"}
+    assert first.states() == {**stages, "corpus": "done"}
+
+    again, same = refresh(yard)
+    assert again.states() == {"corpus": "done"}
+    assert "no news since" in again.err
+    assert same == one
+
+    write(yard.folder, "c", "8 9 10")
+    second, two = refresh(yard)
+    assert second.states() == {"tokenize-c": "done", "merge": "done", "corpus": "done"}
+    assert (two["number"], two["previous"]) == (2, one["version"])
+    assert two["announced"]
+
+    for pointer, tokens in ((one, 7 + 3), (two, 10 + 4)):  # with an end for each document
+        found = read_manifest(pointer["tokens"]["text"] + ".manifest.json")
+        assert found is not None
+        assert Path(pointer["tokens"]["text"] + ".bin").stat().st_size == 2 * tokens
+    assert {one["version"], two["version"]} <= set(events(prefect_api))
+
+
+def test_of_two_runs_at_once_one_does_the_work_and_the_other_reuses_it(yard: Yard) -> None:
+    recipe = yard.recipe(RECIPE.format(folder=yard.folder))
+    both = [yard.start("-m", "flows.corpus_refresh", recipe) for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sorted("no news since" in err for _, err in said) == [False, True]
+    assert sorted("merge" in err for _, err in said) == [False, True]
+    assert said[0][0] == said[1][0]

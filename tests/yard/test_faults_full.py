@@ -1,0 +1,242 @@
+"""The rest of the bad luck, which takes its time: half a minute without store, server or database,
+a worker that is killed, a flow that is cancelled."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.yard.containers import THIS_PYTHON, docker, running_engine
+from tests.yard.faults import Server, logs, start_stage, steps, training, wait_for
+from tests.yard.test_deployment import RUN_ID, ask
+from tests.yard.wire import Wire
+from tests.yard.yard import ROOT, Yard
+
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(600)]
+
+AWAY_SECONDS = 30
+STOP_SECONDS = 30
+
+ITERATION = re.compile(r"iteration +(\d+)")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "home")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def yard(tmp_path: Path, server: Server) -> Yard:
+    given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "home")}
+    return Yard(tmp_path, {"PREFECT_API_URL": server.url, **given})
+
+
+def state(server: Server, run: str) -> str:
+    return str(ask({"PREFECT_API_URL": server.url}, f"flow_runs/{run}")["state_type"])
+
+
+# --- what a run leans on is away for half a minute ------------------------------------------------
+
+
+def test_a_server_that_is_away_for_half_a_minute(
+    tmp_path: Path, server: Server, yard: Yard
+) -> None:
+    save = tmp_path / "save"
+    flow = start_stage(yard, "pretrain", training(tmp_path, str(save), 150))
+    wait_for(lambda: steps(save))
+    server.kill()
+    time.sleep(AWAY_SECONDS)
+    server.start()
+    ended = flow.ends(180)
+    assert ended.status == 0, ended.said
+    assert ended.states("pretrain") == ["runs", "done"]
+
+
+def test_a_database_that_is_away_for_half_a_minute(
+    tmp_path: Path, server: Server, yard: Yard
+) -> None:
+    save = tmp_path / "save"
+    flow = start_stage(yard, "pretrain", training(tmp_path, str(save), 400))
+    wait_for(lambda: steps(save))
+    (file,) = (tmp_path / "home").glob("*.db")
+    with sqlite3.connect(file, timeout=60, isolation_level=None) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        time.sleep(AWAY_SECONDS)
+        database.execute("COMMIT")
+    ended = flow.ends(180)
+    assert ended.status == 0, ended.said
+    assert ended.states("pretrain") == ["runs", "done"]
+
+
+def test_a_store_that_is_away_for_half_a_minute_is_waited_for(
+    tmp_path: Path, yard: Yard, s3_settings: dict[str, str]
+) -> None:
+    wire = Wire(s3_settings["AWS_ENDPOINT_URL"].replace("http://", "tcp://"))
+    yard.environment |= {**s3_settings, "AWS_ENDPOINT_URL": f"http://{wire.address}"}
+    save = f"s3://yard-tests/{tmp_path.name}-{os.getpid()}"
+    flow = start_stage(yard, "pretrain", training(tmp_path, save, 200, save_interval=50))
+    wait_for(lambda: re.search(r"iteration +10", logs(tmp_path)))
+    wire.cut()
+    time.sleep(AWAY_SECONDS)
+    wire.mend()
+    ended = flow.ends(300)
+    assert ended.status == 0, ended.said
+    assert re.search(r"iteration +200", logs(tmp_path))
+
+
+# --- who runs it is killed ------------------------------------------------------------------------
+
+
+def test_a_flow_that_is_killed_takes_its_stage_along_and_the_next_one_goes_on(
+    tmp_path: Path, yard: Yard
+) -> None:
+    save = tmp_path / "save"
+    document = training(tmp_path, str(save), 1000)
+    flow = start_stage(yard, "pretrain", document)
+    wait_for(lambda: steps(save))
+    flow.kill()
+    assert yard.wait_until_empty(30) == []
+    reached, before = steps(save)[-1], set(tmp_path.rglob("log.txt"))
+    assert reached < 1000
+    ended = start_stage(yard, "pretrain", document).ends(180)
+    assert ended.status == 0, ended.said
+    (log,) = set(tmp_path.rglob("log.txt")) - before
+    made = [int(step) for step in ITERATION.findall(log.read_text())]
+    assert reached < made[0] <= reached + 10
+    assert made[-1] == 1000
+
+
+@pytest.fixture
+def worker(yard: Yard) -> Iterator[subprocess.Popen[str]]:
+    """A worker of pool `local`, and the deployment of one stage."""
+    pool = ("work-pool", "create", "local", "--type", "process")
+    deploy = ("deploy", "flows/run_stage.py:run_stage", "--name", "faults", "--pool", "local")
+    for command in (pool, deploy):
+        done = yard.run("-m", "prefect", "--no-prompt", *command)
+        assert done.status == 0, done.out + done.err
+    process = start_worker(yard)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def start_worker(yard: Yard) -> subprocess.Popen[str]:
+    with (yard.folder / "worker.txt").open("a") as said:
+        return yard.start("-m", "prefect", "worker", "start", "--pool", "local", stderr=said)
+
+
+def begin(yard: Yard, document: str) -> str:
+    """Ask for a run of the deployment; its id."""
+    given = ["--param", "stage=pretrain", "--param", f"config={document}"]
+    asked = yard.run("-m", "prefect", "deployment", "run", "run-stage/faults", *given)
+    found = RUN_ID.search(asked.out)
+    assert found, asked.out + asked.err
+    return found[0]
+
+
+def trainings(yard: Yard) -> int:
+    """Trainings of this yard that run now."""
+    return sum("stages.pretrain" in program for program in yard.processes())
+
+
+def test_a_worker_that_is_killed_ends_no_job_and_the_next_one_starts_none_again(
+    tmp_path: Path, server: Server, yard: Yard, worker: subprocess.Popen[str]
+) -> None:
+    save = tmp_path / "save"
+    run = begin(yard, training(tmp_path, str(save), 1000))
+    wait_for(lambda: steps(save))
+    os.kill(worker.pid, signal.SIGKILL)
+    second, most = start_worker(yard), 0
+    try:
+        deadline = time.monotonic() + 180
+        while state(server, run) == "RUNNING" and time.monotonic() < deadline:
+            most = max(most, trainings(yard))
+            time.sleep(0.5)
+        assert state(server, run) == "COMPLETED"
+    finally:
+        second.kill()
+        second.communicate()
+    assert most == 1
+    assert steps(save)[-1] == 1000
+    assert len(set(tmp_path.rglob("log.txt"))) == 1
+
+
+# --- a flow that is cancelled ---------------------------------------------------------------------
+
+IN_A_CONTAINER = """
+import os
+from prefect import flow
+from flows.job import read_job
+from flows.launch.container_options import ContainerOptions
+from flows.launch.spec import Mount
+from flows.stage_task import Place, run_stage_task
+
+@flow(name="in-a-container")
+async def in_a_container(document: str, folder: str, image: str, mounted: list[str]):
+    mounts = [Mount(source=path, target=path) for path in mounted]
+    place = Place(
+        run_folder=folder + "/runs",
+        block="container",
+        image=image,
+        mounts=(*mounts, Mount(source=folder, target=folder, read_only=False)),
+        container=ContainerOptions(pull="never"),
+        environment={"PYTHONPATH": os.environ["PYTHONPATH"], "OMP_NUM_THREADS": "1"},
+    )
+    await run_stage_task(read_job("pretrain", document), place)
+
+if __name__ == "__main__":
+    in_a_container.serve(name="faults")
+"""
+
+
+def test_cancelling_a_flow_stops_its_container_within_half_a_minute(
+    tmp_path: Path, server: Server, yard: Yard
+) -> None:
+    save = tmp_path / "save"
+    script = tmp_path / "served.py"
+    script.write_text(IN_A_CONTAINER)
+    yard.environment["PYTHONPATH"] = str(ROOT)
+    with running_engine() as image, (tmp_path / "served.txt").open("w") as said:
+        yard.environment["DOCKER_HOST"] = os.environ["DOCKER_HOST"]
+        serving = yard.start(str(script), stderr=said)
+        try:
+            document = training(tmp_path, str(save), 100_000)
+            parameters = {
+                "document": document,
+                "folder": str(tmp_path),
+                "image": image,
+                "mounted": [mount.source for mount in THIS_PYTHON],
+            }
+            wait_for(lambda: "faults" in (tmp_path / "served.txt").read_text() or _served(server))
+            run = _run_of(server, parameters)
+            wait_for(lambda: steps(save), 120)
+            (name,) = docker("ps", "-q", "--filter", f"volume={tmp_path}").split()
+            yard.run("-m", "prefect", "flow-run", "cancel", run)
+            wait_for(lambda: not docker("ps", "-aq", "--filter", f"id={name}"), STOP_SECONDS)
+            wait_for(lambda: state(server, run) == "CANCELLED", STOP_SECONDS)
+            assert "asked to stop" in logs(tmp_path), "it did not save when it was told to stop"
+        finally:
+            serving.kill()
+            serving.communicate()
+
+
+def _served(server: Server) -> bool:
+    return bool(ask({"PREFECT_API_URL": server.url}, "deployments/filter", {}))
+
+
+def _run_of(server: Server, parameters: dict[str, object]) -> str:
+    api = {"PREFECT_API_URL": server.url}
+    wait_for(lambda: _served(server))
+    (deployment,) = ask(api, "deployments/filter", {})
+    made = ask(api, f"deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
+    return str(made["id"])

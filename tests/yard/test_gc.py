@@ -1,0 +1,57 @@
+"""A sweep as people and schedules start it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.flows.gc.yards import Corpus, train
+from tests.yard.yard import Yard
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
+
+AT_ONCE = ("--keep-corpus-versions", "1", "--corpus-days", "0")
+
+FLOW = """
+import asyncio, json, sys
+from flows.collect_garbage import collect_garbage
+found = asyncio.run(collect_garbage(yard=sys.argv[1], keep_corpus_versions=1, corpus_days=0))
+print(json.dumps(found))
+"""
+
+
+def test_a_dry_run_then_the_flow_then_nothing(tmp_path: Path, prefect_api: dict[str, str]) -> None:
+    yard = Yard(tmp_path, {**prefect_api, "PYTHONPATH": "."})
+    root = str(tmp_path / "yard")
+    corpus = Corpus(root)
+    used, _, _ = (corpus.publish(text) for text in "abc")
+    train(f"{root}/gpt", used)
+
+    dry = yard.run("-m", "flows.gc", "--dry-run", *AT_ONCE)
+    assert dry.status == 0, dry.err
+    assert "kept: web/versions/0001-abc: gpt/ was made of it" in dry.out
+    assert "corpus version: " in dry.out
+    assert dry.out.splitlines()[-1].endswith("would be removed")
+
+    (tmp_path / "gc.py").write_text(FLOW)
+    done = yard.run(str(tmp_path / "gc.py"), root)
+    assert done.status == 0, done.err
+    found = json.loads(done.out.splitlines()[-1])
+    kinds = {one["kind"] for one in found["garbage"]} - {"scratch"}
+    assert (kinds, found["failed"]) == ({"corpus version", "corpus part"}, [])
+
+    again = yard.run("-m", "flows.gc", "--json", *AT_ONCE)
+    assert again.status == 0, again.err
+    left = [one for one in json.loads(again.out)["garbage"] if one["kind"] != "scratch"]
+    assert left == []
+    verified = yard.run("-m", "stages.verify", root)
+    assert verified.status == 0, verified.err
+    assert "5 artifacts" in verified.out
+
+
+def test_a_policy_that_cannot_be_is_refused_before_anything_is_looked_at(tmp_path: Path) -> None:
+    ended = Yard(tmp_path).run("-m", "flows.gc", "--keep-corpus-versions", "0")
+    assert ended.status == 2
+    assert "--keep-corpus-versions must be at least 1" in ended.err

@@ -1,0 +1,166 @@
+"""The CPU images, built and run on a real engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from images.smoke import PINNED, normal
+from tests.yard.engine import REGISTRY, Compose, compose, docker, engine
+from tests.yard.yard import ROOT
+from trainyard.version import VERSION
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(1200)]
+
+TORCH = ("pretrain", "evaluate")
+CONFINED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "none")
+STOP_SECONDS = 5
+
+
+def image(name: str) -> str:
+    return f"{REGISTRY}/{name}:{VERSION}"
+
+
+def inspected(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(docker("image", "inspect", image(name)).stdout)[0]
+    return document
+
+
+def inside(name: str, *command: str) -> str:
+    """What a command prints in an image that is confined as the yard confines it."""
+    return docker("run", "--rm", *CONFINED, image(name), *command).stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+    with engine() as variables, compose(tmp_path_factory.mktemp("images"), variables) as project:
+        project.build("tokenize", "flow")
+        yield project
+
+
+@pytest.fixture(scope="module")
+def torch_project(project: Compose) -> Compose:
+    project.build(*TORCH)
+    return project
+
+
+def test_no_argument_and_options_alone_are_those_of_the_stage(project: Compose) -> None:
+    for arguments in ((), ("--help",)):
+        done = docker("run", "--rm", *CONFINED, image("tokenize"), *arguments, check=False)
+        assert "stages.tokenize" in done.stdout + done.stderr
+    assert inside("tokenize", "python", "-c", "print(6 * 7)") == "42\n"
+
+
+def test_an_image_is_not_root_and_writes_in_tmp_alone(project: Compose) -> None:
+    assert inside("tokenize", "id", "-u") == "10001\n"
+    tried = (
+        "touch /tmp/a && for d in /opt/trainyard /usr /yard /; do touch $d/a && exit 9; done; true"
+    )
+    docker(
+        "run",
+        "--rm",
+        "--tmpfs",
+        "/tmp",
+        "--entrypoint",
+        "sh",
+        "--read-only",
+        image("tokenize"),
+        "-c",
+        tried,
+    )
+
+
+def test_sigterm_stops_a_stage_in_seconds(project: Compose) -> None:
+    sleep = "import time; print('up', flush=True); time.sleep(600)"
+    name = docker(
+        "run", "--detach", *CONFINED, image("tokenize"), "python", "-c", sleep
+    ).stdout.strip()
+    try:
+        while "up" not in docker("logs", name).stdout:
+            time.sleep(0.1)
+        began = time.monotonic()
+        docker("stop", "--time", "60", name)
+        assert time.monotonic() - began < STOP_SECONDS
+    finally:
+        docker("rm", "--force", name)
+
+
+@pytest.mark.parametrize("name", ["tokenize", "flow"])
+def test_an_image_says_what_it_is(project: Compose, name: str) -> None:
+    labels = inspected(name)["Config"]["Labels"]
+    assert labels["org.opencontainers.image.version"] == VERSION
+    assert labels["org.opencontainers.image.revision"] == project.secret("TRAINYARD_REVISION")
+    assert labels["trainyard.stage"] == name
+
+
+@pytest.mark.parametrize("name", ["tokenize", "flow"])
+def test_the_bill_of_materials_names_the_lock_and_debian(project: Compose, name: str) -> None:
+    bill = json.loads(inside(name, "cat", "/usr/share/trainyard/sbom.cdx.json"))
+    assert bill["bomFormat"] == "CycloneDX"
+    told = {(normal(one["name"]), one["version"]) for one in bill["components"]}
+    pins = set(PINNED.findall((ROOT / "images" / "locks" / f"{name}.txt").read_text()))
+    assert len(pins) > 20
+    assert {(normal(pin), version) for pin, version in pins} <= told
+    assert ("trainyard", VERSION) in told
+    debian = [one for one in bill["components"] if one.get("purl", "").startswith("pkg:deb/")]
+    assert "libc6" in {one["name"] for one in debian}
+
+
+def smoke(name: str, claimed: str) -> tuple[int, str]:
+    """The smoke test of one stage in the image of another: exit status and what it says."""
+    folder = ROOT / "images"
+    command = ("python", "/images/smoke.py", claimed, "--device", "cpu", "--version", VERSION)
+    done = docker(
+        "run", "--rm", *CONFINED, "-v", f"{folder}:/images:ro", image(name), *command, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_smoke_test_knows_too_much_from_too_little(project: Compose) -> None:
+    assert smoke("tokenize", "tokenize")[0] == 0
+    status, said = smoke("tokenize", "merge")
+    assert status != 0
+    assert "in the image and not in the lock" in said
+    assert "pyarrow" in said
+    status, said = smoke("tokenize", "flow")
+    assert status != 0
+    assert "not as the lock has them" in said
+    assert "prefect" in said
+
+
+@pytest.mark.full
+def test_images_with_torch_share_its_layer(torch_project: Compose) -> None:
+    layers = [inspected(name)["RootFS"]["Layers"] for name in TORCH]
+    shared = [one for one, other in zip(*layers, strict=False) if one == other]
+    sizes = [inspected(name)["Size"] for name in TORCH]
+    assert layers[0] != layers[1]
+    history = docker(
+        "history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", image("pretrain")
+    ).stdout
+    assert "torch.txt" in history
+    assert len(shared) >= 5, sizes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TORCH)
+def test_torch_computes_as_nobody_on_a_read_only_disk(torch_project: Compose, name: str) -> None:
+    said = inside(
+        name, "python", "-c", "import torch; print(torch.version.cuda, torch.ones(2).sum())"
+    )
+    assert said == "None tensor(2.)\n"
+
+
+@pytest.mark.full
+def test_every_image_builds(project: Compose) -> None:
+    services = project.run("--profile", "*", "config", "--services").stdout.split()
+    project.build(*sorted(set(services) - {"postgres", "store", "bucket", "server", "worker"}))
+    made = docker("image", "ls", "--format", "{{.Repository}}", f"{REGISTRY}/*").stdout.split()
+    stages = {path.parent.name for path in Path(ROOT, "stages").glob("*/__main__.py")}
+    assert {name.removeprefix(f"{REGISTRY}/") for name in made} >= {
+        stage.replace("_", "-") for stage in stages
+    } | {"flow"}

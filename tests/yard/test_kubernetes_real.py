@@ -1,0 +1,135 @@
+"""The Kubernetes block on a cluster of your own.
+
+    TRAINYARD_KUBERNETES=mysite.toml python -m pytest -m kubernetes tests/yard
+
+The file is a profile of a yard (docs/kubernetes.md). Everything made bears keys that begin with
+`try-` and is removed. Nobody of us has run this: no cluster is to be had where we test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.blocks.kubernetes import KubernetesJob
+from flows.blocks.kubernetes_run import KubernetesJobRun
+from flows.launch.kubernetes_options import Variant
+from flows.launch.outcome import Kind, Outcome
+from flows.launch.spec import LaunchSpec, Resources
+from flows.place import Place
+from flows.profile import read_profile
+
+ASKED = "TRAINYARD_KUBERNETES"
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        not os.environ.get(ASKED), reason=f"{ASKED} names no profile of a yard on a cluster"
+    ),
+]
+
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+on_gpu = torch.cuda.is_available()
+if on_gpu:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if on_gpu else "gloo")
+total = torch.tensor([2.0 ** dist.get_rank()], device="cuda" if on_gpu else "cpu")
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+WAITING = "import time; print('begun', flush=True); time.sleep(600)"
+
+
+def site() -> Place:
+    """Where the stages of that yard run."""
+    return read_profile(os.environ[ASKED]).place("try")
+
+
+def block(code: str, stage: str = "plan", **values: Any) -> KubernetesJob:
+    """A Python program in the image of a stage, in a run folder of its own."""
+    place = site()
+    key = f"try-{uuid.uuid4().hex[:8]}"
+    given = {"name": "try", "command": ("python", "-c", code), "key": key}
+    given |= {"run_directory": str(Path(place.run_folder, "try", key)), "resources": Resources()}
+    given |= {"image": place.image_of(stage), "environment": place.environment}
+    options = values.pop("options", place.kubernetes)
+    return KubernetesJob(spec=LaunchSpec(**{**given, **values}), options=options)
+
+
+def follow(block: KubernetesJob) -> Outcome:
+    async def whole() -> Outcome:
+        run = await block.trigger()
+        await run.wait_for_completion()
+        return await run.fetch_result()
+
+    return asyncio.run(whole())
+
+
+def log_of(block: KubernetesJob) -> str:
+    return Path(block.spec.run_directory, "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("status", "kind"), [(0, Kind.DONE), (2, Kind.CONFIG)])
+def test_the_exit_status_of_a_command_comes_back(status: int, kind: Kind) -> None:
+    one = block(f"print('here'); raise SystemExit({status})")
+    assert follow(one).kind is kind
+    assert log_of(one) == "here\n"
+
+
+@pytest.mark.parametrize("variant", ["job", "auto"])
+def test_ranks_on_two_nodes_find_each_other(variant: Variant) -> None:
+    wanted = site().resources_of("pretrain")
+    per_node = max(1, wanted.gpus_per_node)
+    two = Resources(nodes=2, processes_per_node=per_node, gpus_per_node=wanted.gpus_per_node)
+    options = replace(site().kubernetes, variant=variant)
+    one = block(
+        ALL_REDUCE,
+        "pretrain",
+        resources=two,
+        options=options,
+        rank_launcher=("python", "-m", "torch.distributed.run"),
+    )
+    assert follow(one).kind is Kind.DONE, log_of(one)
+    assert log_of(one).count(f": {2.0 ** (2 * per_node) - 1}") == 2 * per_node
+
+
+def test_an_image_that_is_not_there_ends_it_in_words() -> None:
+    options = replace(site().kubernetes, broken_seconds=20)
+    one = block("pass", image="trainyard.invalid/no:missing", options=options)
+    outcome = follow(one)
+    assert outcome.kind is not Kind.DONE
+    assert "image cannot be pulled" in outcome.message
+
+
+def test_cancelling_leaves_nothing_and_another_flow_would_have_followed() -> None:
+    one = block(WAITING, grace_seconds=5.0)
+
+    async def whole() -> KubernetesJobRun:
+        first = await one.trigger()
+        waiting = asyncio.create_task(first.wait_for_completion())
+        log = Path(one.spec.run_directory, "log.txt")
+        while not log.exists() or "begun" not in log.read_text():
+            assert not waiting.done()
+            await asyncio.sleep(1)
+        second = await one.trigger()
+        assert second.name == first.name
+        await second.stop()
+        await second.wait_for_completion()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return first
+
+    began = time.monotonic()
+    asyncio.run(whole())
+    assert time.monotonic() - began < 600
+    assert log_of(one).count("begun") == 1

@@ -1,0 +1,222 @@
+"""The Kubernetes block where something is wrong: what does not start, what is refused, a server
+that is away."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.blocks.kubernetes import KubernetesJob
+from flows.blocks.kubernetes_client import KubernetesClient
+from flows.launch.kubernetes_options import Claim
+from flows.launch.outcome import Kind
+from tests.yard.fake_kube import TOKEN, FakeKube
+from tests.yard.kube import follow, job, log_of, says, site, training, when
+from trainyard.errors import ConfigError, InfrastructureError
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(120)]
+
+# --- what does not start ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "values", "kind", "words"),
+    [
+        ("image", {}, {"image": "yard/cpu:missing"}, Kind.CONFIG, "image cannot be pulled"),
+        (
+            "secret",
+            {"secret_environment": ("store",)},
+            {},
+            Kind.CONFIG,
+            'CreateContainerConfigError.*secret "store" not found',
+        ),
+        ("room", {"node_selector": {"disk": "none"}}, {}, Kind.INFRASTRUCTURE, "no node has room"),
+    ],
+)
+def test_what_keeps_a_job_from_starting_is_told_at_once_and_ends_it(
+    fake: FakeKube,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    key: str,
+    options: dict[str, Any],
+    values: dict[str, Any],
+    kind: Kind,
+    words: str,
+) -> None:
+    limits = {"broken_seconds": 1, "room_seconds": 1, **options}
+    chosen = site(fake, tmp_path, **limits)
+    outcome = follow(job(fake, tmp_path, f"start-{key}", "pass", options=chosen, **values))
+    assert outcome.kind is kind
+    assert len([r for r in caplog.records if "does not start" in r.message]) == 1
+    assert re.search(words, outcome.message), outcome.message
+    assert not [one for one in fake.all("jobs") if f"start-{key}" in one["metadata"]["name"]]
+
+
+def test_a_claim_that_is_not_there_is_a_wrong_option(fake: FakeKube, tmp_path: Path) -> None:
+    claims = (Claim(name="nowhere", target=str(tmp_path)),)
+    options = site(fake, tmp_path, claims=claims, broken_seconds=1)
+    outcome = follow(job(fake, tmp_path, "claim-1", "pass", options=options))
+    assert (outcome.kind, outcome.exit_status) == (Kind.CONFIG, 2)
+    assert 'persistentvolumeclaim "nowhere" not found' in outcome.message
+
+
+@pytest.mark.full
+def test_a_quota_that_is_used_up_is_waited_for(
+    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.cluster.quota = "pods is forbidden: exceeded quota: yard"
+
+    def warned() -> bool:
+        return any("exceeded quota" in record.message for record in caplog.records)
+
+    def give() -> None:
+        fake.cluster.quota = ""
+
+    assert follow(job(fake, tmp_path, "quota-1", "pass"), when(warned, give)).kind is Kind.DONE
+
+
+@pytest.mark.full
+def test_a_job_in_a_queue_is_told_so_and_followed_when_it_is_let_go(
+    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    options = site(fake, tmp_path, queue="team-a")
+
+    def told() -> bool:
+        return any("waits in queue team-a" in record.message for record in caplog.records)
+
+    block = job(fake, tmp_path, "queue-1", "print('in')", options=options)
+    assert follow(block, when(told, fake.let_go)).kind is Kind.DONE
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def test_credentials_that_are_wrong_end_it_in_words_and_at_once(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    config = yaml.safe_load(fake.kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = "old"
+    (tmp_path / "old").write_text(yaml.safe_dump(config))
+    options = site(fake, tmp_path, kubeconfig=str(tmp_path / "old"))
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="does not know these credentials"):
+        follow(job(fake, tmp_path, "token-1", "pass", options=options))
+    assert time.monotonic() - began < 5
+
+
+def test_what_the_account_may_not_is_named_with_the_role(fake: FakeKube, tmp_path: Path) -> None:
+    fake.denied.add(("POST", "jobs"))
+    with pytest.raises(ConfigError, match=r"create Job .* not allowed.*rbac.yaml"):
+        follow(job(fake, tmp_path, "denied-1", "pass"))
+
+
+def test_a_namespace_that_is_not_there_is_named(fake: FakeKube, tmp_path: Path) -> None:
+    options = site(fake, tmp_path, namespace="nowhere")
+    with pytest.raises(ConfigError, match='namespaces "nowhere" not found'):
+        follow(job(fake, tmp_path, "space-1", "pass", options=options))
+
+
+def test_no_kubeconfig_and_no_pod_is_told(
+    fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    options = site(fake, tmp_path, kubeconfig=None)
+    with pytest.raises(ConfigError, match="set KUBECONFIG or the option kubeconfig"):
+        follow(job(fake, tmp_path, "access-1", "pass", options=options))
+
+
+# --- a server at fault --------------------------------------------------------------------------
+
+
+def test_watches_and_logs_that_break_are_taken_up_where_they_were(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    block = job(fake, tmp_path, "broken-1", training(40))
+
+    def trouble() -> None:
+        for forget in (False, True, True):
+            fake.drop_streams(forget)
+            time.sleep(0.7)
+
+    assert follow(block, when(says(block, "step 3"), trouble)).kind is Kind.DONE
+    told = log_of(block).read_text()
+    assert told == "".join(f"step {number}\n" for number in range(40))
+
+
+def test_a_token_that_is_replaced_is_read_anew(fake: FakeKube, tmp_path: Path) -> None:
+    block = job(fake, tmp_path, "renew-1", training(30))
+    first = fake.kubeconfig.read_text()
+
+    def replace_token() -> None:
+        fake.kubeconfig.write_text(first.replace(fake.token, "another"))
+        fake.token = "another"
+        fake.drop_streams()
+
+    try:
+        outcome = follow(block, when(says(block, "step 3"), replace_token))
+    finally:
+        fake.token = TOKEN
+        fake.kubeconfig.write_text(first)
+    assert outcome.kind is Kind.DONE
+    assert log_of(block).read_text() == "".join(f"step {number}\n" for number in range(30))
+
+
+@pytest.mark.full
+def test_a_server_that_is_away_for_a_while_is_waited_for(fake: FakeKube, tmp_path: Path) -> None:
+    block = job(fake, tmp_path, "away-1", training(30))
+
+    def trouble() -> None:
+        fake.is_away = True
+        fake.drop_streams()
+        time.sleep(2)
+        fake.is_away = False
+
+    assert follow(block, when(says(block, "step 3"), trouble)).kind is Kind.DONE
+    assert log_of(block).read_text().count("step 29\n") == 1
+
+
+class Impatient(KubernetesJob):
+    """Waits two seconds for a server."""
+
+    _block_type_name = "Impatient Kubernetes Job"
+    _block_type_slug = "impatient-kubernetes-job"
+
+    def client(self) -> KubernetesClient:
+        options = self.options
+        return KubernetesClient(options.namespace, options.kubeconfig, None, 2.0)
+
+
+@pytest.mark.full
+def test_a_server_that_stays_away_ends_the_waiting_and_not_the_job(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    whole = job(fake, tmp_path, "away-2", training(60))
+    block = Impatient(spec=whole.spec, options=whole.options)
+
+    def trouble() -> None:
+        fake.is_away = True
+        fake.drop_streams()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        follow(block, when(says(block, "step 3"), trouble))
+    assert isinstance(caught.value.exceptions[0], InfrastructureError)
+    assert "is away since" in str(caught.value.exceptions[0])
+    fake.is_away = False
+    assert follow(block).kind is Kind.DONE
+    assert log_of(block).read_text() == "".join(f"step {number}\n" for number in range(60))
+    posted = [path for method, path in fake.asked if method == "POST"]
+    assert len(posted) == 1
+
+
+def test_an_account_that_may_not_read_events_is_told_and_goes_on(
+    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.denied.add(("GET", "events"))
+    assert follow(job(fake, tmp_path, "events-1", "print('ran')")).kind is Kind.DONE
+    assert [r for r in caplog.records if "list Event in namespace yard is not allowed" in r.message]

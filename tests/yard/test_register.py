@@ -1,0 +1,217 @@
+"""`python -m flows.register` on a real server, with a password and CSRF protection on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from flows.program import ENVIRONMENT
+from tests.yard.yard import ROOT
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(240)]
+
+PASSWORD = "yard:geheim"
+FLOWS = ("prepare-corpus", "pretrain-gpt", "release", "corpus-refresh", "run-stage")
+
+PROFILE = """
+[pool]
+concurrency_limit = 3
+
+[limits]
+pretrain = 2
+
+[automations]
+train_on_new_corpus = "recipes/quickstart.toml"
+
+[schedules.corpus-refresh]
+cron = "0 3 * * *"
+timezone = "Europe/Berlin"
+"""
+
+
+class Server:
+    """A Prefect server of its own, with a password."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/api"
+        settings = {
+            "PREFECT_HOME": str(folder / "home"),
+            "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT_UI_ENABLED": "false",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
+            env={**self._environment(), **settings},
+            stdout=(folder / "server.log").open("w"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        return {**kept, **ENVIRONMENT}
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            with suppress(urllib.error.URLError, OSError):
+                self.ask("health")
+                return
+            time.sleep(0.2)
+        raise AssertionError((self.folder / "server.log").read_text())
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        token = base64.b64encode(PASSWORD.encode()).decode()
+        head = {"Authorization": f"Basic {token}", "Content-Type": "application/json"}
+        if body is not None:
+            csrf = self.ask("csrf-token?client=tests")
+            head |= {"Prefect-Csrf-Token": csrf["token"], "Prefect-Csrf-Client": "tests"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data, head)) as it:
+            return json.load(it)
+
+    def register(
+        self, *arguments: str, password: str | None = PASSWORD, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        given = {"PREFECT_API_URL": self.url, "PREFECT_HOME": str(self.folder / "client")}
+        if password is not None:
+            given["PREFECT_API_AUTH_STRING"] = password
+        return subprocess.run(
+            [sys.executable, "-m", "flows.register", *arguments],
+            env={**self._environment(), **given, **variables},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.process.wait(15)
+        server.process.kill()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("profiles") / "mysite.toml"
+    path.write_text(PROFILE)
+    return str(path)
+
+
+def verbs(done: subprocess.CompletedProcess[str]) -> set[str]:
+    assert done.returncode == 0, done.stderr
+    return {line.split("  ")[0].strip() for line in done.stdout.splitlines()}
+
+
+def test_a_yard_is_registered_once_and_again_nothing_changes(server: Server, site: str) -> None:
+    assert verbs(server.register("--yard", site, "--dry-run")) == {"would create"}
+    assert server.ask("deployments/filter", {}) == []
+    chat = {"TRAINYARD_NOTIFY_URL": "http://127.0.0.1:9/hook"}
+    assert verbs(server.register("--yard", site, **chat)) == {"created"}
+    again = server.register("--yard", site, **chat)
+    assert verbs(again) == {"unchanged"}
+    assert "0 written" in again.stderr
+
+    deployments = {one["name"]: one for one in server.ask("deployments/filter", {})}
+    assert set(deployments) == {"mysite"}
+    found = [server.ask(f"deployments/name/{flow}/mysite") for flow in FLOWS]
+    for one in found:
+        assert (one["work_pool_name"], one["parameters"]["profile"]) == ("mysite", "mysite")
+        assert one["enforce_parameter_schema"]
+    refresh = found[FLOWS.index("corpus-refresh")]
+    assert refresh["schedules"][0]["schedule"]["cron"] == "0 3 * * *"
+    form = found[FLOWS.index("pretrain-gpt")]["parameter_openapi_schema"]["properties"]
+    assert form["pretrain"]["properties"]["lr"]["type"] == "number"
+    assert server.ask("work_pools/mysite")["concurrency_limit"] == 3
+    limits = server.ask("concurrency_limits/tag/yard:mysite:pretrain")
+    assert limits["concurrency_limit"] == 2
+    automations = {one["name"] for one in server.ask("automations/filter", {})}
+    assert automations == {
+        f"trainyard mysite: {what}" for what in ("zombie runs", "failures", "new corpus")
+    }
+
+
+def test_only_what_the_profile_changed_is_written(server: Server, site: str) -> None:
+    Path(site).write_text(PROFILE.replace("= 3", "= 4").replace("0 3 *", "0 4 *"))
+    done = server.register("--yard", site)
+    changed = [line for line in done.stdout.splitlines() if line.startswith("changed")]
+    assert [line.split()[1] for line in changed] == ["work", "block", "deployment"]
+    assert changed[2].endswith("corpus-refresh/mysite: schedule")
+    assert server.ask("work_pools/mysite")["concurrency_limit"] == 4
+    refresh = server.ask("deployments/name/corpus-refresh/mysite")
+    assert [one["schedule"]["cron"] for one in refresh["schedules"]] == ["0 4 * * *"]
+
+
+def test_without_the_password_it_says_which_variable(server: Server) -> None:
+    refused = server.register(password=None)
+    assert refused.returncode == 2
+    assert "PREFECT_API_AUTH_STRING" in refused.stderr
+
+
+def test_without_a_server_it_says_which(server: Server) -> None:
+    nowhere = server.register(PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert nowhere.returncode == 3
+    assert "http://127.0.0.1:9/api" in nowhere.stderr
+
+
+def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
+    """A real run that fails before any stage: the automation calls a chat's URL."""
+    posted: list[dict[str, Any]] = []
+
+    class Chat(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # http.server's name
+            length = int(self.headers["Content-Length"])
+            posted.append(json.loads(self.rfile.read(length)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    chat = HTTPServer(("127.0.0.1", 0), Chat)
+    Thread(target=chat.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{chat.server_port}/hook"
+    profile = tmp_path / "told.toml"
+    profile.write_text('deployments = ["run-stage"]\n')
+    assert verbs(server.register("--yard", str(profile), TRAINYARD_NOTIFY_URL=url))
+
+    deployment = server.ask("deployments/name/run-stage/told")["id"]
+    asked = {"parameters": {"stage": "merge"}, "state": {"type": "SCHEDULED"}}
+    run = server.ask(f"deployments/{deployment}/create_flow_run", asked)["id"]
+    state = {"state": {"type": "FAILED", "message": "because of a test"}, "force": True}
+    server.ask(f"flow_runs/{run}/set_state", state)
+    deadline = time.monotonic() + 40
+    while not posted and time.monotonic() < deadline:
+        time.sleep(0.2)
+    chat.shutdown()
+    assert posted
+    assert "run-stage" in posted[0]["text"]
+    assert "yard told: Failed. because of a test" in posted[0]["text"]

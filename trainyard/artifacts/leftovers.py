@@ -1,0 +1,161 @@
+"""What runs leave that were killed, as a store holds it: everything below a place with its age, and
+uploads that nobody completed.
+
+Ages are by the clock of the store itself, so that no two clocks are compared."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from trainyard.artifacts import store
+from trainyard.artifacts.s3 import S3Backend
+from trainyard.artifacts.urls import is_local, join, local_path
+from trainyard.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file below a place."""
+
+    name: str
+    """Relative to the place."""
+    size_bytes: int
+    age_seconds: float
+    """Since it was last written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """The parts of an object that was never completed: no object, and yet paid for."""
+
+    url: str
+    upload_id: str
+    age_seconds: float
+    size_bytes: int
+
+
+def entries(url: str) -> list[Entry]:
+    """Every file below a folder, temporary ones too, in the order of their names; empty for none.
+
+    Raises ConfigError for a kind of store that is only read from."""
+    with store.operation("list", url) as behind:
+        path = local_path(url)
+        if path is not None:
+            return sorted(_local_entries(path), key=lambda entry: entry.name)
+        if not isinstance(behind, S3Backend):
+            raise ConfigError(f"{url}: nothing is removed there: trainyard writes to s3:// only")
+        return sorted(_s3_entries(behind, url), key=lambda entry: entry.name)
+
+
+def _local_entries(root: Path) -> Iterator[Entry]:
+    if not root.is_dir():
+        return
+    now = _file_system_now(root)
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            with suppress(FileNotFoundError):  # gone since; a link counts as itself
+                stat = path.lstat()
+                relative = path.relative_to(root).as_posix()
+                yield Entry(relative, stat.st_size, max(0.0, now - stat.st_mtime))
+
+
+def _file_system_now(folder: Path) -> float:
+    """The time as the file system's own machine gives it to a new file; ours where we may not
+    write."""
+    probe = folder / f".tmp-probe-{uuid.uuid4().hex[:12]}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def _s3_entries(backend: S3Backend, url: str) -> Iterator[Entry]:
+    place = backend.place(url)
+    root = place["Key"].rstrip("/")
+    root = root + "/" if root else ""
+    asked = {"Bucket": place["Bucket"], "Prefix": root}
+    while True:
+        reply = backend.call("list_objects_v2", **asked)
+        now = _date(reply)
+        for found in reply.get("Contents", ()):
+            if not found["Key"].endswith("/"):  # what stands for a folder in some tools
+                age = now - found["LastModified"].timestamp()
+                yield Entry(found["Key"][len(root) :], int(found["Size"]), max(0.0, age))
+        if not reply["IsTruncated"]:
+            return
+        asked["ContinuationToken"] = reply["NextContinuationToken"]
+
+
+def _date(reply: Any) -> float:
+    """When the store answered, by its clock."""
+    told = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return parsedate_to_datetime(told).timestamp() if told else time.time()
+
+
+# --- uploads ----------------------------------------------------------------------------------
+
+
+def uploads(url: str) -> list[Upload]:
+    """The uploads below a folder that are not completed: begun by runs that live, or that were
+    killed. None on a file system."""
+    if is_local(url):
+        return []
+    with store.operation("list", url) as behind:
+        if not isinstance(behind, S3Backend):
+            raise ConfigError(f"{url}: nothing is removed there: trainyard writes to s3:// only")
+        return list(_uploads(behind, url))
+
+
+def _uploads(backend: S3Backend, url: str) -> Iterator[Upload]:
+    place = backend.place(url)
+    root = place["Key"].rstrip("/")
+    root = root + "/" if root else ""
+    asked = {"Bucket": place["Bucket"], "Prefix": root}
+    while True:
+        reply = backend.call("list_multipart_uploads", **asked)
+        now = _date(reply)
+        for found in reply.get("Uploads", ()):
+            if found["Key"].startswith(root):  # not every store knows Prefix here
+                yield Upload(
+                    join(url, found["Key"][len(root) :]),
+                    found["UploadId"],
+                    max(0.0, now - found["Initiated"].timestamp()),
+                    _size_of_parts(backend, place["Bucket"], found),
+                )
+        if not reply.get("IsTruncated"):
+            return
+        asked["KeyMarker"] = reply["NextKeyMarker"]
+        asked["UploadIdMarker"] = reply["NextUploadIdMarker"]
+
+
+def _size_of_parts(backend: S3Backend, bucket: str, upload: Any) -> int:
+    asked = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+    total = 0
+    with suppress(FileNotFoundError):  # completed or given up since
+        while True:
+            reply = backend.call("list_parts", **asked)
+            total += sum(int(part["Size"]) for part in reply.get("Parts", ()))
+            if not reply.get("IsTruncated"):
+                break
+            asked["PartNumberMarker"] = reply["NextPartNumberMarker"]
+    return total
+
+
+def abort(upload: Upload) -> None:
+    """Remove the parts of an upload, if they are there still."""
+    with store.operation("delete", upload.url) as behind, suppress(FileNotFoundError):
+        assert isinstance(behind, S3Backend)
+        behind.call("abort_multipart_upload", **behind.place(upload.url), UploadId=upload.upload_id)

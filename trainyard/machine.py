@@ -1,0 +1,117 @@
+"""What this process may use of its machine, as it finds it: shared memory, limits, encodings, GPUs.
+
+Standard library alone, since it has to run wherever a stage does. Judges nothing."""
+
+from __future__ import annotations
+
+import locale
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SHARED_MEMORY = Path("/dev/shm")
+
+QUERY_SECONDS = 10.0
+"""nvidia-smi answers in one or two; where a driver hangs it never does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device as its driver describes it."""
+
+    name: str
+    driver: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was found."""
+
+    host: str
+    python: str
+    shared_memory_bytes: int | None
+    """Free in /dev/shm; None where there is none."""
+    open_files: int
+    """ulimit -n, soft; -1: without limit, as for the next two."""
+    open_files_hard: int
+    locked_memory_bytes: int
+    """ulimit -l, soft: InfiniBand registers memory by locking it."""
+    locale: str
+    """What LC_ALL, LC_CTYPE or LANG says, for all programs; empty when none is set."""
+    encodings: tuple[str, ...]
+    """Of file names, of text, and of what is printed, as this Python uses them."""
+    gpus: tuple[Gpu, ...]
+    gpu_fault: str
+    """Why nvidia-smi could not list any; empty where it did."""
+
+    def to_document(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+    @staticmethod
+    def from_document(document: dict[str, Any]) -> Machine:
+        """The inverse."""
+        gpus = tuple(Gpu(**gpu) for gpu in document["gpus"])
+        return Machine(**{**document, "gpus": gpus, "encodings": tuple(document["encodings"])})
+
+
+def look_around() -> Machine:
+    """This machine, as this process may use it."""
+    gpus, fault = _gpus()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Machine(
+        host=platform.node(),
+        python=platform.python_version(),
+        shared_memory_bytes=_free(SHARED_MEMORY),
+        open_files=soft,
+        open_files_hard=hard,
+        locked_memory_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        locale=next((v for n in ("LC_ALL", "LC_CTYPE", "LANG") if (v := os.environ.get(n))), ""),
+        encodings=(
+            sys.getfilesystemencoding(),
+            locale.getpreferredencoding(False),
+            sys.stdout.encoding or "",
+        ),
+        gpus=gpus,
+        gpu_fault=fault,
+    )
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str]:
+    fields = "--query-gpu=name,driver_version,memory.total"
+    try:
+        said = subprocess.run(
+            ("nvidia-smi", fields, "--format=csv,noheader,nounits"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=QUERY_SECONDS,
+        )
+    except FileNotFoundError:
+        return (), "nvidia-smi is not installed here"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (), f"nvidia-smi does not answer: {error}"
+    if said.returncode != 0:
+        words = (said.stderr or said.stdout).strip().splitlines()
+        return (), f"nvidia-smi: {words[-1] if words else said.returncode}"
+    return tuple(_gpu(line) for line in said.stdout.splitlines() if line.count(",") == 2), ""
+
+
+def _gpu(line: str) -> Gpu:
+    name, driver, mebibytes = (word.strip() for word in line.split(","))
+    return Gpu(name, driver, int(mebibytes) << 20 if mebibytes.isdigit() else 0)
