@@ -29,8 +29,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 LAYOUTS := tests/trainyard/training/layouts
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard test-full fuzz bench check \
-  lint format ui env images locks up down clean clean-quickstart
+.PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard \
+  test-in-yard test-full fuzz bench check lint format ui env images locks up down clean \
+  clean-quickstart
 
 help: ## List the targets and variables
 	@echo "trainyard: make TARGET [VARIABLE=value]"
@@ -110,11 +111,17 @@ test-slow: install ## Kill-anywhere and whole-yard suites, minutes
 	@$(PYTEST) -q -m '(slow or kill or yard) and not full' --ignore=$(LAYOUTS)
 
 test-yard: install ## Images, compose, Slurm and an object store, brought up and cleaned up by itself
-	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m 'yard and not full' tests/yard
+	@deploy/dev/with-yard.sh $(MAKE) --no-print-directory test-in-yard
+
+# The quick start's own recipe, too, by `docker compose run --rm` on the store of the yard.
+test-in-yard:
+	@$(BIN)/python -m tests.yard.engine $(ALL_IMAGES) postgres store
+	@$(PYTEST) -q -m 'yard and not full' tests/yard
+	@$(PYTEST) -q -m yard -k 'quick_start and compose' tests/yard/test_everywhere.py
 
 test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
 	@$(PYTEST) -q -n $(JOBS) -m 'full and not yard' --ignore=$(LAYOUTS)
-	@$(PYTEST) -q -m 'full and yard' tests/yard
+	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m 'full and yard' tests/yard
 	@$(PYTEST) -q -m full $(LAYOUTS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
 

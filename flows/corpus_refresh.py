@@ -30,6 +30,9 @@ from flows.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, 
 PUBLISHED = "trainyard.corpus.published"
 """The event of a new version; its resource is trainyard.corpus.RECIPE."""
 
+YARD = "trainyard.yard"
+"""Label of that resource: the profile by which the corpus was refreshed."""
+
 
 @flow(name="corpus-refresh", flow_run_name="{recipe}", persist_result=False)
 async def corpus_refresh(
@@ -61,7 +64,7 @@ async def corpus_refresh(
             read = await asyncio.to_thread(publish, written, work)
         headline(get_run_logger(), "corpus", "done", note=_told(version, work.is_news))
         if not version.announced and read is not None:
-            _announce(written, version)
+            _announce(written, version, place.name)
             await asyncio.to_thread(mark_announced, written, version, read)
     return {
         "news": work.is_news,
@@ -79,13 +82,14 @@ def _told(version: CorpusVersion, is_news: bool) -> str:
     return f"version {version.version}: {len(version.sources)} sources, {changes}"
 
 
-def _announce(recipe: Recipe, version: CorpusVersion) -> None:
+def _announce(recipe: Recipe, version: CorpusVersion, yard: str) -> None:
     emit_event(
         PUBLISHED,
         resource={
             "prefect.resource.id": f"trainyard.corpus.{recipe.name}",
             "prefect.resource.name": recipe.name,
             "trainyard.version": version.version,
+            YARD: yard,
         },
         payload={
             "version": version.version,

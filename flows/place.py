@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from flows.launch.container_options import ContainerOptions
 from flows.launch.kubernetes_options import KubernetesOptions
 from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import Mount, Resources
+from flows.launch.spec import GRACE_SECONDS, Mount, Resources
 from flows.retry import FRUITLESS_ATTEMPTS
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
@@ -28,6 +28,30 @@ SCHEDULED = ("container", "slurm", "kubernetes")
 SHARING = ("slurm", "kubernetes")
 """Blocks that run one job in shares, side by side."""
 
+POLLING = ("container", "slurm")
+"""Blocks that ask how a job is; Kubernetes tells by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """How a job is looked after while it runs, and ended."""
+
+    hang_seconds: float | None = None
+    """A running job that says nothing for so long, in its log or by its heartbeat file, has hung:
+    it is ended and tried again. None: it may be silent."""
+    poll_seconds: float | None = None
+    """Between two questions to an engine or a scheduler; None: the block's own."""
+    grace_seconds: float = GRACE_SECONDS
+    """Between the signal to stop and SIGKILL: a training saves meanwhile."""
+
+    def __post_init__(self) -> None:
+        for name in ("hang_seconds", "poll_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive or left out, got {value}")
+        if not self.grace_seconds >= 0:
+            raise ConfigError(f"grace_seconds must not be negative, got {self.grace_seconds}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -40,6 +64,8 @@ class Place:
     resources: Resources = field(default_factory=Resources)
     resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
     """For stages that need something else than the others."""
+    watch: Watch = field(default_factory=Watch)
+    watch_by_stage: Mapping[str, Watch] = field(default_factory=dict)
     python: str = sys.executable
     image: str | None = None
     """What stages run in; `{stage}` and `{version}` stand for theirs. None: what is installed."""
@@ -72,6 +98,10 @@ class Place:
     def resources_of(self, stage: str) -> Resources:
         """What a stage asks for."""
         return self.resources_by_stage.get(stage, self.resources)
+
+    def watch_of(self, stage: str) -> Watch:
+        """How a stage's job is looked after."""
+        return self.watch_by_stage.get(stage, self.watch)
 
     def image_of(self, stage: str) -> str | None:
         """The image that a stage runs in."""

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flows.job import CONFIGS
 from flows.launch.spec import Mount, Resources
-from flows.place import BLOCK_OPTIONS, SHARING, Place
+from flows.place import BLOCK_OPTIONS, POLLING, SCHEDULED, SHARING, Place, Watch
 from flows.pretrain_jobs import Means
 from flows.retry import FRUITLESS_ATTEMPTS
 from flows.tables import build, convert, filled_in, refuse_unknown
@@ -32,7 +32,7 @@ DEFAULT = "local"
 CAN_BE_SHARED = ("tokenize",)
 """Stages whose output several jobs can make together, and one joins."""
 
-GIBIBYTE = 2**30
+C = TypeVar("C", Resources, Watch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,8 @@ class Profile:
     mounts: tuple[Mount, ...] = ()
     resources: Resources = field(default_factory=Resources)
     resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    watch_by_stage: Mapping[str, Watch] = field(default_factory=dict)
     shares: Mapping[str, int] = field(default_factory=dict)
     """Jobs that make one output of a stage together."""
     shares_at_once: int | None = None
@@ -120,6 +122,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         _check_stages(self)
+        _check_watch(self)
         if self.shares and self.block not in SHARING:
             raise ConfigError(
                 f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
@@ -157,6 +160,8 @@ class Profile:
             environment=dict(self.environment),
             resources=self.resources,
             resources_by_stage=self.resources_by_stage,
+            watch=self.watch,
+            watch_by_stage=self.watch_by_stage,
             python=self.python or (sys.executable if self.image is None else "python"),
             image=self.image,
             images_by_stage=self.images,
@@ -180,12 +185,23 @@ class Profile:
 def _check_stages(profile: Profile) -> None:
     refuse_unknown(profile.images, CONFIGS, "[images]")
     refuse_unknown(profile.resources_by_stage, CONFIGS, "[resources]")
+    refuse_unknown(profile.watch_by_stage, CONFIGS, "[watch]")
     refuse_unknown(profile.limits, CONFIGS, "[limits]")
     refuse_unknown(profile.shares, CAN_BE_SHARED, "[shares]")
     for name, table in (("limits", profile.limits), ("shares", profile.shares)):
         for stage, count in table.items():
             if count < 1:
                 raise ConfigError(f"[{name}] {stage} must be at least 1, got {count}")
+
+
+def _check_watch(profile: Profile) -> None:
+    for name, blocks in (("hang_seconds", SCHEDULED), ("poll_seconds", POLLING)):
+        wanted = (profile.watch, *profile.watch_by_stage.values())
+        if profile.block not in blocks and any(getattr(one, name) is not None for one in wanted):
+            raise ConfigError(
+                f"[watch] {name} is for block {', '.join(blocks)}; block {profile.block!r} does "
+                f"not look that way: leave it out"
+            )
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -223,9 +239,18 @@ def _url(name: str) -> str:
     path = YARDS / f"{name}.toml"
     if not path.is_file():
         known = sorted(file.stem for file in YARDS.glob("*.toml"))
+        if not known:
+            raise ConfigError(
+                f"there is no yard profile {name!r}: names are looked for in {YARDS}, which "
+                f"{'holds none' if YARDS.is_dir() else 'is not there'}. They come with the sources "
+                f"of trainyard, so start this in a checkout or in the image of the flows; or give "
+                f"the path of a .toml, such as --yard or --profile /etc/trainyard/mysite.toml"
+            )
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise ConfigError(f"there is no yard profile {name!r}; {hint}, or give the path of a .toml")
+        raise ConfigError(
+            f"there is no yard profile {name!r} in {YARDS}; {hint}, or give the path of a .toml"
+        )
     return str(path)
 
 
@@ -240,11 +265,12 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
         raise ConfigError(f"{where}: block {block!r} is none of {', '.join(BLOCK_OPTIONS)}")
     options = BLOCK_OPTIONS[block]
     own = () if options is None else (block,)
-    known = ("block", *PLAIN, *TABLES, "resources", "deployments", "pool", *own)
+    known = ("block", *PLAIN, *TABLES, "resources", "watch", "deployments", "pool", *own)
     refuse_unknown(document, known, where)
     table = {key: value for key, value in document.items() if key in (*PLAIN, *TABLES)}
     table["deployments"] = document.get("deployments", [])
-    resources, by_stage = _resources(document.get("resources", {}), f"{where} [resources]")
+    resources, resources_by_stage = _by_stage(Resources, document, "resources", where)
+    watch, watch_by_stage = _by_stage(Watch, document, "watch", where)
     hints = {
         **dict.fromkeys(("store", "run_folder", "image", "python"), str),
         **{"gpu_memory_gib": float, "deployments": tuple[str, ...]},
@@ -260,7 +286,9 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
             name=name,
             block=block,
             resources=resources,
-            resources_by_stage=by_stage,
+            resources_by_stage=resources_by_stage,
+            watch=watch,
+            watch_by_stage=watch_by_stage,
             options=options and build(options, document.get(block, {}), f"{where} [{block}]"),
             pool=build(Pool, {"name": name, **document.get("pool", {})}, f"{where} [pool]"),
             **values,
@@ -270,14 +298,17 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
         raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
-def _resources(table: Any, where: str) -> tuple[Resources, dict[str, Resources]]:
-    """What every stage asks for, and what some do: a table for a stage goes over the common one."""
+def _by_stage(
+    cls: type[C], document: Mapping[str, Any], key: str, where: str
+) -> tuple[C, dict[str, C]]:
+    """What holds for every stage, and for some: a table for a stage goes over the common one."""
+    table, where = document.get(key, {}), f"{where} [{key}]"
     if not isinstance(table, dict):
         raise ConfigError(f"{where} must be a table, got {table!r}")
     common = {key: value for key, value in table.items() if not isinstance(value, dict)}
     stages = {key: value for key, value in table.items() if isinstance(value, dict)}
     by_stage = {
-        stage: build(Resources, {**common, **own}, f"{where[:-1]}.{stage}]")
+        stage: build(cls, {**common, **own}, f"{where[:-1]}.{stage}]")
         for stage, own in stages.items()
     }
-    return build(Resources, common, where), by_stage
+    return build(cls, common, where), by_stage

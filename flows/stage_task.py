@@ -34,16 +34,13 @@ from flows.place import SCHEDULED, Place
 from flows.retry import DELAYS_SECONDS, HELD, JITTER, MOST_RETRIES, Trying, given_up, reached_step
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import TrainyardError
-from trainyard.version import VERSION
+from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
 
 SETTLED = "settled.json"
 """File of a run folder of a scheduler's job: its end is known, the next submission is another."""
 
 KEPT_ATTEMPTS = 10
 """Run folders (config, log, failure) kept for each job."""
-
-FLOW_VERSION = "TRAINYARD_FLOW_VERSION"
-"""Variable that tells a stage which version of trainyard chose its options (stages/cli.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +123,30 @@ async def _attempt(job: StageJob, place: Place) -> Summary:
 
 
 async def _run(job: StageJob, place: Place, spec: LaunchSpec) -> Outcome:
-    run = await BLOCKS[place.block](place, spec).trigger()
-    await show_submitted(spec)
-    async with progress_shown(spec):
-        await run.wait_for_completion()
+    try:
+        run = await BLOCKS[place.block](place, spec, place.watch_of(job.stage)).trigger()
+        try:
+            await show_submitted(spec)
+            async with progress_shown(spec):
+                await run.wait_for_completion()
+        except asyncio.CancelledError:
+            await run.stop()  # it may be that nobody waited for it yet
+            raise
+    except asyncio.CancelledError:
+        # The job is gone. Whoever starts the run again wants another one, not this one's end.
+        _settle(place, spec, Kind.STOPPED)
+        raise
     outcome = await run.fetch_result()
-    if place.block in SCHEDULED:
-        told = {"kind": outcome.kind, "message": outcome.message, "shares": outcome.failed_shares}
-        Path(spec.run_directory, SETTLED).write_text(json.dumps(told) + "\n")
+    _settle(place, spec, outcome.kind, outcome.message, outcome.failed_shares)
     return outcome
+
+
+def _settle(
+    place: Place, spec: LaunchSpec, kind: Kind, message: str = "", shares: tuple[int, ...] = ()
+) -> None:
+    if place.block in SCHEDULED:
+        told = {"kind": kind, "message": message, "shares": shares}
+        Path(spec.run_directory, SETTLED).write_text(json.dumps(told) + "\n")
 
 
 def _failed(log: Log, outcome: Outcome, spec: LaunchSpec, seconds: float) -> StageError:
@@ -169,7 +181,8 @@ def _prepare(job: StageJob, place: Place) -> LaunchSpec:
         name=job.name,
         command=(place.python, "-m", f"stages.{job.stage}", "--config", str(document)),
         run_directory=str(folder),
-        environment={**place.environment, FLOW_VERSION: VERSION},
+        environment={**place.environment, **_build()},
+        grace_seconds=place.watch_of(job.stage).grace_seconds,
         resources=place.resources_of(job.stage),
         image=place.image_of(job.stage),
         mounts=place.mounts,
@@ -177,6 +190,12 @@ def _prepare(job: StageJob, place: Place) -> LaunchSpec:
         rank_launcher=(place.python, "-m", "torch.distributed.run"),
         shares=_shares(job, place, attempts, key),
     )
+
+
+def _build() -> dict[str, str]:
+    """What a stage compares with itself (stages/cli.py)."""
+    told = {FLOW_VERSION: VERSION, FLOW_REVISION: build_revision()}
+    return {name: value for name, value in told.items() if value}
 
 
 def _shares(job: StageJob, place: Place, attempts: Path, key: str) -> Shares | None:

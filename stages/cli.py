@@ -35,7 +35,7 @@ from trainyard.config import (
     partial_config,
 )
 from trainyard.errors import ConfigError, Stopped, TrainyardError
-from trainyard.version import VERSION
+from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def _main(
         return 0
     try:
         lifeline.hold()
-        _check_flow()
+        _check_flow(name)
         remarks: list[str] = []
         if megatron:
             arguments, remarks = _in_our_spelling(arguments, config_class)
@@ -132,13 +132,23 @@ def _main(
         return report_failure(name, error, debug)
 
 
-def _check_flow() -> None:
-    """Refuse options that a flow of another version chose and checked."""
-    flow = os.environ.get("TRAINYARD_FLOW_VERSION", VERSION)
+def _check_flow(name: str) -> None:
+    """Refuse options that a flow of another version chose and checked; of another build of the
+    same version say so, where both know what they were built from."""
+    flow = os.environ.get(FLOW_VERSION, VERSION)
     if flow != VERSION:
         raise ConfigError(
             f"this stage is of trainyard {VERSION}, the flow that started it of {flow}: give the "
             f"yard's profile an image (or python) of version {flow}, or the workers {VERSION}"
+        )
+
+    ours, theirs = build_revision(), build_revision(name=FLOW_REVISION)
+    is_first = os.environ.get("RANK", "0") == "0" and not _is_a_rank_of_ours()
+    if ours and theirs and ours != theirs and is_first:
+        logging.getLogger(f"stages.{name}").warning(
+            "this stage is trainyard %s built from revision %s, the flow that started it from %s: "
+            "build the images of both from one revision",
+            *(VERSION, ours, theirs),
         )
 
 

@@ -52,9 +52,12 @@ def location(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={ROLE: "location"})
 
 
-def also(*names: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field that documents and flags may call by other names as well."""
-    return dataclasses.field(default=default, metadata={ALSO: names})
+def also(
+    *names: str, default: Any = dataclasses.MISSING, role: Literal["execution"] | None = None
+) -> Any:
+    """A field that documents and flags may call by other names as well. role: as `execution`."""
+    metadata = {ALSO: names} | ({ROLE: role} if role is not None else {})
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 # --- the flat key space -----------------------------------------------------------------------

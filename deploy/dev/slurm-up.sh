@@ -5,7 +5,7 @@
 #     deploy/dev/slurm-down.sh [DIR] [--purge]
 #
 # Prints `export SLURM_CONF=...`. A second call starts what is missing, such as a node that was
-# powered off (slurm-power-off.sh). Debian and Ubuntu:
+# powered off (slurm-power-off.sh). One cluster a machine. Debian and Ubuntu:
 #
 #     apt-get install --no-install-recommends slurm-wlm munge iproute2
 #
@@ -42,6 +42,13 @@ check_machine() {
   for program in munged slurmctld slurmd ip nsenter unshare; do
     command -v "$program" >/dev/null || fail "$program is not installed; the head of this file says how"
   done
+}
+
+# Two would share the bridge and the ports, and each refuse the other's jobs as forged.
+check_alone() {
+  alive "$DIR/run/slurmctld.pid" && return
+  ! (exec 3<>"/dev/tcp/127.0.0.1/$CONTROL_PORT") 2>/dev/null ||
+    fail "another cluster runs on this machine: port $CONTROL_PORT is taken; wait until it has ended"
 }
 
 start_munge() {
@@ -163,6 +170,7 @@ wait_until_idle() {
 }
 
 check_machine
+check_alone
 start_munge
 start_switch
 alive "$DIR/run/slurmctld.pid" || {

@@ -5,9 +5,9 @@
 #     eval "$(deploy/dev/store-up.sh [DIR])"      DIR: /tmp/yard-store
 #     deploy/dev/store-down.sh [DIR]
 #
-# Prints `export AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...
-# TRAINYARD_TEST_S3_ENDPOINT=...`; the last one is what the tests look for. A second call prints the
-# same. Debian and Ubuntu; installs what is missing:
+# Prints `export AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...`, and the same
+# as TRAINYARD_TEST_S3_ENDPOINT, _KEY and _SECRET, which are what the tests look for. A second call
+# prints the same. Debian and Ubuntu; installs what is missing:
 #
 #     apt-get install --no-install-recommends ceph-mon ceph-osd radosgw ceph-common
 #
@@ -110,16 +110,19 @@ start_daemons() {
 }
 
 make_user() {
+  local key secret
+  key=yard-$(random 6)
+  secret=$(random 20)
   cat >"$DIR/user" <<USER
 AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
-AWS_ACCESS_KEY_ID=yard-$(random 6)
-AWS_SECRET_ACCESS_KEY=$(random 20)
+AWS_ACCESS_KEY_ID=$key
+AWS_SECRET_ACCESS_KEY=$secret
 TRAINYARD_TEST_S3_ENDPOINT=http://127.0.0.1:$PORT
+TRAINYARD_TEST_S3_KEY=$key
+TRAINYARD_TEST_S3_SECRET=$secret
 USER
-  # shellcheck source=/dev/null
-  . "$DIR/user"
-  radosgw-admin user create --uid=yard --display-name=yard --access-key="$AWS_ACCESS_KEY_ID" \
-    --secret-key="$AWS_SECRET_ACCESS_KEY" >/dev/null 2>>"$DIR/log/admin.log"
+  radosgw-admin user create --uid=yard --display-name=yard --access-key="$key" \
+    --secret-key="$secret" >/dev/null 2>>"$DIR/log/admin.log"
 }
 
 mkdir -p "$DIR"

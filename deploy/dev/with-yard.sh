@@ -4,7 +4,8 @@
 #     deploy/dev/with-yard.sh COMMAND...
 #
 # What is there already is used and left; what had to be started ends with the command. As root, on
-# Debian or Ubuntu, it also installs what is missing. Its exit status is the command's.
+# Debian or Ubuntu, it also installs what is missing. What cannot be had is told, and the tests that
+# need it skip. Its exit status is the command's.
 #
 #   YARD_WITH="engine store slurm"     the parts that are wanted
 set -euo pipefail
@@ -24,20 +25,27 @@ trap finish EXIT
 
 evaluate() { # run a script and take over what it prints
   local printed
-  printed=$("$@")
+  printed=$("$@") || return
   eval "$printed"
 }
 
+may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
 if wanted engine; then
-  evaluate deploy/dev/engine-up.sh
-  evaluate deploy/dev/base-image.sh
-  deploy/dev/torch-wheel.sh
+  if evaluate deploy/dev/engine-up.sh; then
+    evaluate deploy/dev/base-image.sh || echo "with-yard.sh: no base image, so no image" >&2
+    deploy/dev/torch-wheel.sh || echo "with-yard.sh: builds fetch torch themselves" >&2
+  else
+    export YARD_ENGINE=none
+  fi
 fi
 if wanted store && [ -z "${TRAINYARD_TEST_S3_ENDPOINT:-}" ]; then
   if [ ! -s "$STORE/user" ]; then started_store=yes; fi
-  evaluate deploy/dev/store-up.sh "$STORE"
+  evaluate deploy/dev/store-up.sh "$STORE" || echo "with-yard.sh: tests bring their own store" >&2
+  # Only the tests that ask for it shall find it.
+  unset AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY
 fi
-if wanted slurm && ! command -v slurmctld >/dev/null; then
+if wanted slurm && ! command -v slurmctld >/dev/null && may_install; then
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq
   apt-get install -y -qq --no-install-recommends slurm-wlm munge iproute2 >/dev/null

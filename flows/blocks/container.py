@@ -7,15 +7,15 @@ When its end is known that is noted in the run folder, and the container removed
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from pathlib import Path
 
 from prefect.blocks.abstract import JobBlock
 
 from flows.blocks.container_client import NOT_STARTED, ContainerClient, Look
-from flows.blocks.container_run import ContainerJobRun, read_note, write_note
-from flows.blocks.live import see_through
+from flows.blocks.container_run import NOTE, ContainerJobRun, end_noted, note_container
+from flows.blocks.notes import read_note
+from flows.blocks.run import when_found
 from flows.launch.container import (
     SCRIPT,
     ContainerRequest,
@@ -46,29 +46,24 @@ class ContainerJob(JobBlock[Outcome]):
     """Without a line in the log for so long a running container counts as hung."""
 
     async def trigger(self) -> ContainerJobRun:
-        """Find the container of this key, or make and start it."""
-        starting = asyncio.create_task(asyncio.to_thread(self._find_or_start))
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # The thread goes on, and what it starts nobody would know of.
-            await see_through(asyncio.create_task(_stop_started(starting)))
-            raise
+        """Find the container of this key, or make and start it. Being cancelled meanwhile ends
+        it."""
+        return await when_found(asyncio.create_task(asyncio.to_thread(self._find_or_start)))
 
     def _find_or_start(self) -> ContainerJobRun:
         folder, name = Path(self.spec.run_directory), container_name(self.spec)
         host = Host(user=f"{os.getuid()}:{os.getgid()}", environment=os.environ)
         request = render_container(self.spec, self.options, host)
-        noted = read_note(folder, name)
-        if noted is not None and noted["end"] is not None:
+        noted = read_note(folder / NOTE, name)
+        if (end := end_noted(noted)) is not None:
             self.logger.info("%s has ended in container %s already", self.spec.name, name)
-            return ContainerJobRun(self, None, Look(**noted["end"]))
+            return ContainerJobRun(self, None, end)
         client = ContainerClient(self.options.engine)
         try:
             look = client.look(name)
             if look is not None or noted is None:  # else it ran, and somebody removed it
                 look = self._started(client, request, look)
-                write_note(folder, name, None)
+                note_container(folder, name, None)
             return ContainerJobRun(self, client, look)
         except TrainyardError:
             client.close()
@@ -107,8 +102,3 @@ class ContainerJob(JobBlock[Outcome]):
             client.remove(name)  # of what cannot be started nothing shall be found
             raise
         return client.look(name)
-
-
-async def _stop_started(starting: asyncio.Task[ContainerJobRun]) -> None:
-    with contextlib.suppress(TrainyardError):  # then there is nothing to stop
-        await (await starting).stop()

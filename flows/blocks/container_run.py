@@ -6,30 +6,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect.blocks.abstract import JobRun
-
 from flows.blocks.container_client import ContainerClient, Look
 from flows.blocks.container_log import ContainerLog
-from flows.blocks.lines import parse_line
-from flows.blocks.live import live, see_through
-from flows.console import JOB, Log
+from flows.blocks.live import live
+from flows.blocks.notes import read_note, write_note
+from flows.blocks.run import BlockRun
+from flows.blocks.signs import HEARTBEAT, Signs
 from flows.launch.container import container_name
 from flows.launch.container_ending import judge_container
-from flows.launch.events import note
 from flows.launch.outcome import Kind, Outcome
-from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+from trainyard.errors import InfrastructureError, TrainyardError
 
 if TYPE_CHECKING:
     from flows.blocks.container import ContainerJob
 
 LOG = "log.txt"
-HEARTBEAT = "heartbeat"
 NOTE = "container.json"
 """File of a run folder: the name of its container, and how that ended once it has."""
 
@@ -45,47 +41,33 @@ KILL_SECONDS = 30.0
 """By then a killed container is gone."""
 
 
-def read_note(folder: Path, name: str) -> dict[str, Any] | None:
-    """What this program, or one before it, noted; None when nothing was started here."""
-    try:
-        document: dict[str, Any] = json.loads((folder / NOTE).read_text())
-    except FileNotFoundError:
-        return None
-    if document["name"] != name:
-        raise ConfigError(
-            f"run folder {folder} is of container {document['name']}, not of {name}: each "
-            f"submission needs a folder of its own"
-        )
-    return document
+def end_noted(noted: dict[str, Any] | None) -> Look | None:
+    """How the container of a note ended; None when nobody has noted that."""
+    return Look(**noted["end"]) if noted is not None and noted["end"] is not None else None
 
 
-def write_note(folder: Path, name: str, end: Look | None) -> None:
+def note_container(folder: Path, name: str, end: Look | None) -> None:
     """Note that a container of this name was started, or how it ended."""
-    being_written = folder / f"{NOTE}.tmp"
     told = None if end is None else dataclasses.asdict(end)
-    being_written.write_text(json.dumps({"name": name, "end": told}) + "\n")
-    being_written.replace(folder / NOTE)
+    write_note(folder / NOTE, {"name": name, "end": told})
 
 
-class ContainerJobRun(JobRun[Outcome]):
+class ContainerJobRun(BlockRun):
     """A container, running or ended; its output goes to the run's logger and to log.txt."""
 
     def __init__(
         self, block: ContainerJob, client: ContainerClient | None, look: Look | None
     ) -> None:
         """client: None when its end was noted before; look: None when it is gone."""
-        self.spec = block.spec
         self.name = container_name(block.spec)
+        super().__init__(block.spec, self.name)
         self._block = block
         self._client = client
         self._look = look
-        self._log: Log = self.logger
-        self._ended_by_us: Kind | None = None
-        self._stopping: asyncio.Task[None] | None = None
         self._closing = asyncio.Lock()
         self._asking = threading.Lock()
         self._last_answer = time.monotonic()
-        self._last_sign = time.time()
+        self._signs = Signs((self.log_path, self._folder / HEARTBEAT))
         self._listener: ContainerLog | None = None
         if client is not None and look is not None:
             self._listen()
@@ -99,7 +81,7 @@ class ContainerJobRun(JobRun[Outcome]):
     @property
     def log_path(self) -> Path:
         """Everything that the job wrote to stdout and stderr."""
-        return Path(self.spec.run_directory, LOG)
+        return self._folder / LOG
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -118,6 +100,7 @@ class ContainerJobRun(JobRun[Outcome]):
     async def _until_ended(self) -> None:
         looked = time.monotonic()
         while not self._has_ended():
+            self._check_stopping()
             await asyncio.sleep(TICK_SECONDS)
             since = time.monotonic() - looked
             if since >= (self._block.poll_seconds if self._is_heard() else 2 * TICK_SECONDS):
@@ -139,14 +122,10 @@ class ContainerJobRun(JobRun[Outcome]):
                 time.sleep(min(1.0, self._block.poll_seconds))
                 return
             self._last_answer = time.monotonic()
-            self._look = look or self._end_noted()
+            # Another flow that follows it too may have been quicker, and removed it.
+            self._look = look or end_noted(read_note(self._folder / NOTE, self.name))
             if not self._has_ended() and not self._is_heard():
                 self._listen()
-
-    def _end_noted(self) -> Look | None:
-        """How it ended, when another flow that follows it too was quicker and removed it."""
-        noted = read_note(Path(self.spec.run_directory), self.name)
-        return Look(**noted["end"]) if noted is not None and noted["end"] is not None else None
 
     def _is_heard(self) -> bool:
         return self._listener is not None and self._listener.is_alive()
@@ -163,18 +142,7 @@ class ContainerJobRun(JobRun[Outcome]):
             self._log.error("%s: its %d s are over: ending it", self.spec.name, limit)
             self._end(Kind.TIME_LIMIT)
             return
-        hang = self._block.hang_seconds
-        if hang is None:
-            return
-        files = (self.log_path, Path(self.spec.run_directory, HEARTBEAT))
-        self._last_sign = max([self._last_sign, *(f.stat().st_mtime for f in files if f.exists())])
-        if (silent := time.time() - self._last_sign) > hang:
-            self._log.error("%s has said nothing for %.0f s: ending it", self.spec.name, silent)
-            self._end(Kind.HANG)
-
-    def _end(self, kind: Kind) -> None:
-        self._ended_by_us = kind
-        self.begin_stopping()
+        self._end_if_silent(self._signs.silent_seconds(), self._block.hang_seconds)
 
     # --- listening ----------------------------------------------------------------------------
 
@@ -182,10 +150,6 @@ class ContainerJobRun(JobRun[Outcome]):
         assert self._client is not None
         self._listener = ContainerLog(self._client, self.name, self.log_path, self._say)
         self._listener.start()
-
-    def _say(self, line: str) -> None:
-        level, text = parse_line(line)
-        self._log.log(level, "%s", text, extra={JOB: self.spec.name})
 
     async def _close(self) -> None:
         """Hear the last lines, note the end, remove the container; once."""
@@ -197,7 +161,7 @@ class ContainerJobRun(JobRun[Outcome]):
                 if self._listener.trouble:
                     self._log.warning("the log is not whole: %s", self._listener.trouble)
             if self._look is not None:
-                write_note(Path(self.spec.run_directory), self.name, self._look)
+                note_container(self._folder, self.name, self._look)
                 await asyncio.to_thread(self._remove, self._client)
             self._client.close()
             self._client = None
@@ -210,23 +174,9 @@ class ContainerJobRun(JobRun[Outcome]):
 
     # --- stopping -----------------------------------------------------------------------------
 
-    @property
-    def is_being_stopped(self) -> bool:
-        """True once it was told to stop, or has ended."""
-        return self._stopping is not None or self._has_ended()
-
-    def begin_stopping(self) -> asyncio.Task[None]:
-        """Tell it to stop, unless it was told; the task ends when it has."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
-        return self._stopping
-
-    async def stop(self) -> None:
+    async def _stop(self) -> None:
         """SIGTERM (SIGUSR1 when its time is over), so that training saves; after the grace
         SIGKILL, until the engine confirms it."""
-        await see_through(self.begin_stopping())
-
-    async def _stop(self) -> None:
         if self._client is None or self._has_ended():
             await self._close()
             return
@@ -256,16 +206,8 @@ class ContainerJobRun(JobRun[Outcome]):
 
     # --- the end ------------------------------------------------------------------------------
 
-    async def fetch_result(self) -> Outcome:
-        """How it ended."""
-        if not self._has_ended():
-            raise ValueError(
-                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
-            )
-        outcome = self._outcome()
-        at = None if self._look is None else self._look.ended
-        note(self.spec.run_directory, "ended", at=at, job=self.name, kind=str(outcome.kind))
-        return outcome
+    def _ended_at(self) -> float | None:
+        return None if self._look is None else self._look.ended
 
     def _outcome(self) -> Outcome:
         look = self._look

@@ -6,7 +6,7 @@ What is watched while it lives: flows/blocks/kubernetes_run.py."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from prefect.blocks.abstract import JobBlock
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.blocks.kubernetes_evidence import read_ends
 from flows.blocks.kubernetes_run import KubernetesJobRun
+from flows.blocks.notes import SUBMITTED, read_note, write_note
+from flows.blocks.run import when_found
 from flows.launch.events import note
 from flows.launch.kubernetes import MANIFESTS, render_kubernetes, resource_name
 from flows.launch.kubernetes_options import KubernetesOptions
@@ -23,8 +25,6 @@ from flows.launch.kubernetes_pod import Document
 from flows.launch.outcome import Outcome
 from flows.launch.spec import LaunchSpec
 from trainyard.errors import ConfigError
-
-SUBMITTED = "submitted.json"
 
 
 class KubernetesJob(JobBlock[Outcome]):
@@ -45,9 +45,12 @@ class KubernetesJob(JobBlock[Outcome]):
         return KubernetesClient(options.namespace, options.kubeconfig, options.context)
 
     async def trigger(self) -> KubernetesJobRun:
-        """Find the job of this key, or create it."""
+        """Find the job of this key, or create it. Being cancelled meanwhile ends the job."""
+        return await when_found(asyncio.create_task(self._open()))
+
+    async def _open(self) -> KubernetesJobRun:
         folder, name = Path(self.spec.run_directory), resource_name(self.spec)
-        noted = _noted(folder, name)
+        noted = read_note(folder / SUBMITTED, name)
         client = await self.client().open()
         try:
             if noted is None:
@@ -110,23 +113,7 @@ class KubernetesJob(JobBlock[Outcome]):
         return replace(options, variant="jobset" if is_there else "job")
 
 
-def _noted(folder: Path, name: str) -> str | None:
-    """The job that an earlier program noted in this run folder."""
-    try:
-        document = json.loads((folder / SUBMITTED).read_text())
-    except FileNotFoundError:
-        return None
-    if document["name"] != name:
-        raise ConfigError(
-            f"run folder {folder} is of job {document['name']}, not of {name}: each submission "
-            f"needs a folder of its own"
-        )
-    return str(document["name"])
-
-
 def _note(folder: Path, name: str, documents: list[Document]) -> None:
     last = documents[-1]
     told = {"name": name, "kind": last["kind"], "namespace": last["metadata"]["namespace"]}
-    being_written = folder / f"{SUBMITTED}.tmp"
-    being_written.write_text(json.dumps(told) + "\n")
-    being_written.replace(folder / SUBMITTED)
+    write_note(folder / SUBMITTED, told)

@@ -8,14 +8,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flows.blocks.notes import write_note
 from flows.launch.ending import Evidence, judge
 from flows.launch.kubernetes import log_name, share_folder
 from flows.launch.kubernetes_state import PodRecord, WorkloadRecord
-from flows.launch.outcome import EXIT_STATUS, Kind, Outcome, read_failure, read_outcome
+from flows.launch.outcome import (
+    EXIT_STATUS,
+    Kind,
+    Outcome,
+    read_failure,
+    read_outcome,
+    read_tail,
+)
 from flows.launch.spec import LaunchSpec
 
 END = "end.json"
-TAIL_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +101,7 @@ def decide(spec: LaunchSpec, share: int | None, end: End, ended_by_us: Kind | No
         exit_code=code,
         is_of_launcher=spec.has_ranks,
         ended_by_us=ended_by_us,
-        log_tail=_tail(Path(spec.run_directory, log_name(share))),
+        log_tail=read_tail(Path(spec.run_directory, log_name(share))),
     )
     return judge(spec.name, seen)
 
@@ -102,9 +109,7 @@ def decide(spec: LaunchSpec, share: int | None, end: End, ended_by_us: Kind | No
 def write_ends(folder: Path, ends: dict[int | None, End], ended_by_us: Kind | None) -> None:
     """Keep what the cluster said, for a program that follows after this one."""
     told = {"" if share is None else str(share): asdict(end) for share, end in ends.items()}
-    being_written = folder / f"{END}.tmp"
-    being_written.write_text(json.dumps({"ends": told, "ended_by_us": ended_by_us}) + "\n")
-    being_written.replace(folder / END)
+    write_note(folder / END, {"ends": told, "ended_by_us": ended_by_us})
 
 
 def read_ends(folder: Path) -> tuple[dict[int | None, End], Kind | None] | None:
@@ -123,12 +128,3 @@ def read_ends(folder: Path) -> tuple[dict[int | None, End], Kind | None] | None:
     }
     by_us = document["ended_by_us"]
     return ends, by_us and Kind(by_us)
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""

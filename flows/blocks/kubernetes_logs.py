@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from typing import Any
 from flows.blocks.kubernetes_api import AwayError, GoneError, RefusedError
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.blocks.lines import LINE_END
+from flows.blocks.notes import write_note
 from flows.launch.kubernetes_pod import CONTAINER
 
 MEMORY = "followed.json"
@@ -39,7 +41,7 @@ class PodLogs:
         self._read: dict[str, tuple[int, int]] = {}
         self._sizes: dict[str, int] = {}
         self.last_line: float | None = None
-        """Of the event loop's clock."""
+        """When the last line came, by time.monotonic()."""
         self._recall()
 
     def follow(self, pod: str, file: str, label: str) -> None:
@@ -103,7 +105,7 @@ class PodLogs:
                     self._write(file, new)
 
     def _write(self, file: str, lines: list[str]) -> None:
-        self.last_line = asyncio.get_running_loop().time()
+        self.last_line = time.monotonic()
         with (self._folder / file).open("ab") as log:
             log.write("".join(f"{line}\n" for line in lines).encode())
             self._sizes[file] = log.tell()
@@ -114,10 +116,7 @@ class PodLogs:
     # --- memory -------------------------------------------------------------------------------
 
     def _remember(self) -> None:
-        document = {"pods": self._read, "sizes": self._sizes}
-        following = self._folder / f"{MEMORY}.tmp"
-        following.write_text(json.dumps(document))
-        following.replace(self._folder / MEMORY)
+        write_note(self._folder / MEMORY, {"pods": self._read, "sizes": self._sizes})
 
     def _recall(self) -> None:
         try:

@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from pathlib import Path
-
-from prefect.blocks.abstract import JobRun
 
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.blocks.kubernetes_evidence import End, decide, end_of, read_ends, write_ends
 from flows.blocks.kubernetes_logs import PodLogs
-from flows.blocks.kubernetes_signs import Signs, Start
+from flows.blocks.kubernetes_signs import Start
 from flows.blocks.kubernetes_watch import Watched
-from flows.blocks.lines import parse_line
 from flows.blocks.live import live, see_through
-from flows.console import JOB, Log
+from flows.blocks.run import BlockRun
+from flows.blocks.signs import HEARTBEAT, Signs
+from flows.console import Log
 from flows.launch.ending import join_shares
 from flows.launch.events import note
-from flows.launch.kubernetes import log_name, resource_name
+from flows.launch.kubernetes import log_name, resource_name, share_folder
 from flows.launch.kubernetes_options import KubernetesOptions
 from flows.launch.kubernetes_pod import Document
 from flows.launch.kubernetes_state import PodRecord, WorkloadRecord, read_pod, read_workload
@@ -38,7 +36,7 @@ KILL_SECONDS = 120.0
 """By then, after the grace, a deleted job is gone."""
 
 
-class KubernetesJobRun(JobRun[Outcome]):
+class KubernetesJobRun(BlockRun):
     """A job; its log goes to the run's logger and to log.txt."""
 
     def __init__(
@@ -50,25 +48,21 @@ class KubernetesJobRun(JobRun[Outcome]):
         workloads: Sequence[Document],
         log: Log,
     ) -> None:
-        self.spec = spec
         self.name = resource_name(spec)
+        super().__init__(spec, self.name, log)
         self._options = options
         self._hang_seconds = hang_seconds
         self._client = client
-        self._log = log
         self._kind: str = workloads[0]["kind"]
         self._names = [one["metadata"]["name"] for one in workloads]
         shares = spec.shares
         self._indices: Sequence[int | None] = (None,) if shares is None else shares.indices
-        self._folder = Path(spec.run_directory)
         self._ends: dict[int | None, End] = {}
-        self._ended_by_us: Kind | None = None
-        self._ended_at: float | None = None
+        self._ended_time: float | None = None
         self._told = ""
         self._start = Start(client, options, self.name, log)
-        self._signs = Signs(self._folder, self._now())
+        self._signs = Signs(self._folder / share_folder(i) / HEARTBEAT for i in self._indices)
         self._ended_for: Obstacle | None = None
-        self._stopping: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
         self._news = asyncio.Event()
         self._workloads = Watched(client, self._kind, spec.key, self._news)
@@ -134,15 +128,15 @@ class KubernetesJobRun(JobRun[Outcome]):
         note(self._folder, "started" if is_running else "queued", job=self.name)
         there = {job.name for job in jobs if job.name in self._workloads.objects}
         if all(name not in there for name in self._names) or self._are_done(jobs):
-            await self._end()
+            await self._keep_end()
 
     def _are_done(self, jobs: Sequence[WorkloadRecord]) -> bool:
         ended = {job.name for job in jobs if job.has_ended}
         return all(name in ended for name in self._names) and self._stopping is None
 
-    async def _end(self) -> None:
+    async def _keep_end(self) -> None:
         """Take down how it ended, when all of its log is there."""
-        self._ended_at = time.time()
+        self._ended_time = time.time()
         deadline = self._now() + LATE_SECONDS
         while self._now() < deadline and self._is_any_left():
             await asyncio.sleep(TICK_SECONDS / 4)
@@ -225,51 +219,28 @@ class KubernetesJobRun(JobRun[Outcome]):
             self._told = text
             self._log.info("job %s: %s", self.name, text)
 
-    def _say(self, line: str) -> None:
-        level, text = parse_line(line)
-        self._log.log(level, "%s", text, extra={JOB: self.spec.name})
-
     async def _look_for_trouble(self) -> None:
         if self.is_being_stopped or not self._pods.is_listed:
             return
         pods = [read_pod(document) for document in self._pods.objects.values()]
         wanted = 1 if self.spec.shares is not None else self.spec.resources.nodes
         begun = [pod.has_started or pod.has_ended for pod in pods]
-        now = self._now()
         if all(begun) and len(begun) >= wanted:
             self._start.forget()
-            silent = self._signs.silent_seconds(now, self._logs.last_line)
-            if self._hang_seconds is not None and silent > self._hang_seconds:
-                self._log.error("%s has said nothing for %.0f s: ending it", self.name, silent)
-                self._ended_by_us = Kind.HANG
-                self.begin_stopping()
+            silent = self._signs.silent_seconds(self._logs.last_line)
+            self._end_if_silent(silent, self._hang_seconds)
             return
-        self._signs.renew(now)
+        self._signs.renew()
         jobs = self._names if self._children is None else [*self._children.objects]
-        self._ended_for = await self._start.check(pods, jobs, now)
+        self._ended_for = await self._start.check(pods, jobs, self._now())
         if self._ended_for is not None:
-            self._ended_by_us = self._ended_for.kind
-            self.begin_stopping()
+            self._end(self._ended_for.kind)
 
     # --- stopping -------------------------------------------------------------------------------
 
-    @property
-    def is_being_stopped(self) -> bool:
-        """True once it was told to stop, or has ended."""
-        return self._stopping is not None or self._has_ended()
-
-    def begin_stopping(self) -> asyncio.Task[None]:
-        """Tell it to stop, unless it was told; the task ends when it has."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
-        return self._stopping
-
-    async def stop(self) -> None:
+    async def _stop(self) -> None:
         """Delete the job: its pods save within the grace; until the cluster confirms that they
         are gone."""
-        await see_through(self.begin_stopping())
-
-    async def _stop(self) -> None:
         if self._has_ended():
             return
         self._ended_by_us = self._ended_by_us or Kind.STOPPED
@@ -294,20 +265,15 @@ class KubernetesJobRun(JobRun[Outcome]):
 
     # --- the end --------------------------------------------------------------------------------
 
-    async def fetch_result(self) -> Outcome:
-        """How it ended."""
-        if not self._has_ended():
-            raise ValueError(
-                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
-            )
+    def _ended_at(self) -> float | None:
+        return self._ended_time
+
+    def _outcome(self) -> Outcome:
         outcomes = {
             share: decide(self.spec, share, end, self._ended_by_us)
             for share, end in self._ends.items()
         }
         if self.spec.shares is None:
-            outcome = outcomes[None]
-        else:
-            shares = {index: one for index, one in outcomes.items() if index is not None}
-            outcome = join_shares(self.spec.name, shares)
-        note(self._folder, "ended", at=self._ended_at, job=self.name, kind=str(outcome.kind))
-        return outcome
+            return outcomes[None]
+        shares = {index: one for index, one in outcomes.items() if index is not None}
+        return join_shares(self.spec.name, shares)

@@ -1,10 +1,9 @@
-"""Signs of a job that does not start, and of one that runs and has fallen silent."""
+"""Signs of a job that does not start: told at once, and a reason to end it when they last."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.console import Log
@@ -13,9 +12,6 @@ from flows.launch.kubernetes_pod import Document
 from flows.launch.kubernetes_state import PodRecord
 from flows.launch.kubernetes_waiting import Obstacle, obstacles
 from trainyard.errors import ConfigError
-
-HEARTBEAT = "heartbeat"
-"""File of a run folder whose time a job may renew to say that it lives, besides its log."""
 
 EVENTS_SECONDS = 10.0
 ASKED = 3
@@ -73,27 +69,3 @@ class Start:
             self._asked_at = math.inf
             return
         self._events = [event for events in found for event in events]
-
-
-class Signs:
-    """When a running job was last heard."""
-
-    def __init__(self, folder: Path, now: float) -> None:
-        self._file = folder / HEARTBEAT
-        self._last = now
-        self._beat = 0.0
-
-    def renew(self, now: float) -> None:
-        """It does not run yet."""
-        self._last = now
-
-    def silent_seconds(self, now: float, last_line: float | None) -> float:
-        """Since the last line of any log, and the last heartbeat."""
-        try:
-            beat = self._file.stat().st_mtime
-        except FileNotFoundError:
-            beat = 0.0
-        if beat != self._beat:  # a change, since the clocks of nodes may differ
-            self._beat, self._last = beat, now
-        self._last = max(self._last, last_line or 0.0)
-        return now - self._last

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from prefect.blocks.abstract import JobBlock, JobRun
+from prefect.blocks.abstract import JobBlock
 
-from flows.blocks.lines import Lines, parse_line
-from flows.blocks.live import live, see_through
-from flows.console import JOB, Log
+from flows.blocks.lines import Lines
+from flows.blocks.live import live
+from flows.blocks.run import BlockRun
 from flows.launch.events import note
 from flows.launch.outcome import Outcome, classify, read_failure
-from flows.launch.spec import LaunchSpec
+from flows.launch.spec import OF_PREFECT, LaunchSpec
 
 LIFELINE = "TRAINYARD_LIFELINE_FD"
 RUN_DIRECTORY = "TRAINYARD_RUN_DIR"
@@ -72,16 +72,14 @@ class ProcessJob(JobBlock[Outcome]):
         return ProcessJobRun(self.spec, process, write_end)
 
 
-class ProcessJobRun(JobRun[Outcome]):
+class ProcessJobRun(BlockRun):
     """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
 
     def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes], lifeline: int) -> None:
-        self.spec = spec
+        super().__init__(spec, str(process.pid))
         self.pid = process.pid
         self._process = process
         self._lifeline: int | None = lifeline
-        self._log: Log = self.logger
-        self._stopping: asyncio.Task[None] | None = None
         # A thread, since it has to go on listening while everything in the loop is cancelled.
         self._listener = threading.Thread(target=self._listen, name=spec.name, daemon=True)
         self._listener.start()
@@ -90,7 +88,7 @@ class ProcessJobRun(JobRun[Outcome]):
     @property
     def log_path(self) -> Path:
         """Everything that the job wrote to stdout and stderr."""
-        return Path(self.spec.run_directory, LOG)
+        return self._folder / LOG
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
         """Until the job has ended. Whatever ends the waiting instead stops the job."""
@@ -100,34 +98,16 @@ class ProcessJobRun(JobRun[Outcome]):
         finally:
             await self.stop()
 
-    async def fetch_result(self) -> Outcome:
-        """How it ended."""
+    def _has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _outcome(self) -> Outcome:
         code = self._process.poll()
-        if code is None:
-            raise ValueError(
-                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
-            )
+        assert code is not None, "it has ended"
         return classify(self.spec.name, code, read_failure(self.spec.run_directory))
 
-    async def stop(self) -> None:
-        """SIGTERM to all of its processes, once; SIGKILL to what is there after the grace.
-
-        Being cancelled meanwhile, as a task of a stopping flow is several times over, changes
-        nothing: the job has its time to save."""
-        await see_through(self.begin_stopping())
-
-    @property
-    def is_being_stopped(self) -> bool:
-        """True once it was told to stop, or has ended."""
-        return self._stopping is not None or self._process.poll() is not None
-
-    def begin_stopping(self) -> asyncio.Task[None]:
-        """Tell it to stop, unless it was told; the task ends when it has."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
-        return self._stopping
-
     async def _stop(self) -> None:
+        """SIGTERM to all of its processes, once; SIGKILL to what is there after the grace."""
         try:
             if self._signal(signal.SIGTERM):
                 with contextlib.suppress(TimeoutError):
@@ -139,7 +119,7 @@ class ProcessJobRun(JobRun[Outcome]):
                 self._lifeline = None
         await self._ended()
         await self._heard()
-        note(self.spec.run_directory, "ended", kind=str((await self.fetch_result()).kind))
+        self._note_end(self._outcome().kind)
 
     def _signal(self, number: int) -> bool:
         """Signal the job's process group; False when nobody is alive in it any more."""
@@ -172,8 +152,7 @@ class ProcessJobRun(JobRun[Outcome]):
             for line in _lines(stream):
                 with contextlib.suppress(OSError):  # a full disk must not stop the reading
                     file.write(line + "\n")
-                level, text = parse_line(line)
-                self._log.log(level, "%s", text, extra={JOB: self.spec.name})
+                self._say(line)
 
 
 def _is_alive(group: int) -> bool:
@@ -196,7 +175,7 @@ def _is_alive(group: int) -> bool:
 
 def _environment(spec: LaunchSpec, lifeline: int) -> dict[str, str]:
     return {
-        **os.environ,
+        **{name: v for name, v in os.environ.items() if not name.startswith(OF_PREFECT)},
         "PYTHONUNBUFFERED": "1",
         **spec.environment,
         LIFELINE: str(lifeline),

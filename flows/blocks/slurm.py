@@ -7,18 +7,19 @@ What decides how it ended: flows/launch/ending.py."""
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from prefect.blocks.abstract import JobBlock, JobRun
+from prefect.blocks.abstract import JobBlock
 
-from flows.blocks.lines import Followed, parse_line
-from flows.blocks.live import live, see_through
+from flows.blocks.lines import Followed
+from flows.blocks.live import live
+from flows.blocks.notes import SUBMITTED, read_note, write_note
+from flows.blocks.run import BlockRun, when_found
+from flows.blocks.signs import HEARTBEAT, Signs
 from flows.blocks.slurm_client import SlurmClient
 from flows.blocks.slurm_evidence import gather
-from flows.console import JOB, Log
 from flows.launch.ending import join_shares, judge
 from flows.launch.events import note
 from flows.launch.outcome import Kind, Outcome
@@ -26,11 +27,7 @@ from flows.launch.slurm import EXIT, SCRIPT, job_name, log_name, render_slurm, s
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.slurm_state import NEVER, JobRecord
 from flows.launch.spec import LaunchSpec
-from trainyard.errors import ConfigError, InfrastructureError
-
-SUBMITTED = "submitted.json"
-HEARTBEAT = "heartbeat"
-"""File of a run folder whose time a job may renew to say that it lives, besides its log."""
+from trainyard.errors import InfrastructureError
 
 TICK_SECONDS = 0.5
 FORGOTTEN_SECONDS = 60.0
@@ -60,13 +57,14 @@ class SlurmJob(JobBlock[Outcome]):
         return SlurmClient()
 
     async def trigger(self) -> SlurmJobRun:
-        """Find the job of this key, or submit it."""
-        return await asyncio.to_thread(self._find_or_submit)
+        """Find the job of this key, or submit it. Being cancelled meanwhile cancels the job."""
+        return await when_found(asyncio.create_task(asyncio.to_thread(self._find_or_submit)))
 
     def _find_or_submit(self) -> SlurmJobRun:
         script = render_slurm(self.spec, self.options)
         folder, name, client = Path(self.spec.run_directory), job_name(self.spec), self.client()
-        job_id = _noted(folder, name) or client.find(name)
+        noted = read_note(folder / SUBMITTED, name)
+        job_id = client.find(name) if noted is None else str(noted["job_id"])
         if job_id is None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SCRIPT).write_text(script)
@@ -76,49 +74,26 @@ class SlurmJob(JobBlock[Outcome]):
         else:
             note(folder, "reattached", job=job_id)
             self.logger.info("%s is Slurm job %s already: following it", self.spec.name, job_id)
-        _note(folder, name, job_id)
+        write_note(folder / SUBMITTED, {"name": name, "job_id": job_id})
         return SlurmJobRun(self, client, job_id)
 
 
-def _noted(folder: Path, name: str) -> str | None:
-    """The job that an earlier program noted in this run folder."""
-    try:
-        document = json.loads((folder / SUBMITTED).read_text())
-    except FileNotFoundError:
-        return None
-    if document["name"] != name:
-        raise ConfigError(
-            f"run folder {folder} is of job {document['name']}, not of {name}: each submission "
-            f"needs a folder of its own"
-        )
-    return str(document["job_id"])
-
-
-def _note(folder: Path, name: str, job_id: str) -> None:
-    being_written = folder / f"{SUBMITTED}.tmp"
-    being_written.write_text(json.dumps({"name": name, "job_id": job_id}) + "\n")
-    being_written.replace(folder / SUBMITTED)
-
-
-class SlurmJobRun(JobRun[Outcome]):
+class SlurmJobRun(BlockRun):
     """A job of Slurm, waiting, running or ended; its log goes to the run's logger."""
 
     def __init__(self, block: SlurmJob, client: SlurmClient, job_id: str) -> None:
-        self.spec = block.spec
+        super().__init__(block.spec, job_id)
         self.job_id = job_id
         self._block = block
         self._client = client
-        self._log: Log = self.logger
         shares = self.spec.shares
         self._indices: Sequence[int | None] = (None,) if shares is None else shares.indices
-        self._followed = Followed(Path(self.spec.run_directory))
+        self._followed = Followed(self._folder)
+        self._signs = Signs(self._files_of_life())
         self._records: list[JobRecord] = []
         self._told = ""
         self._ended = False
-        self._ended_by_us: Kind | None = None
         self._last_known = time.monotonic()
-        self._last_sign = time.time()
-        self._stopping: asyncio.Task[None] | None = None
         live.add(self)
 
     # --- waiting ------------------------------------------------------------------------------
@@ -131,11 +106,14 @@ class SlurmJobRun(JobRun[Outcome]):
         except asyncio.CancelledError:
             await self.stop()
             raise
+        if self._stopping is not None:
+            await self.stop()
         await self._hear_the_end()
 
     async def _until_ended(self) -> None:
         asked, seen = 0.0, -1
         while not self._ended:
+            self._check_stopping()
             await asyncio.to_thread(self._relay)
             exits = sum(path.exists() for path in self._exit_files())
             if exits != seen or time.monotonic() - asked >= self._block.poll_seconds:
@@ -176,39 +154,35 @@ class SlurmJobRun(JobRun[Outcome]):
         """That it waits or runs; of shares, that the first of them does."""
         began = [r.started for r in records if r.started is not None and r.state != "PENDING"]
         if began or any(record.state == "RUNNING" for record in records):
-            note(self.spec.run_directory, "started", at=min(began, default=None), job=self.job_id)
+            note(self._folder, "started", at=min(began, default=None), job=self.job_id)
         else:
-            note(self.spec.run_directory, "queued", job=self.job_id)
+            note(self._folder, "queued", job=self.job_id)
 
-    def _note_end(self, kind: Kind) -> None:
-        """When it gave back what it held, as Slurm or else its exit file tells."""
+    def _ended_at(self) -> float | None:
+        """As Slurm or else its exit file tells."""
         ends = [r.ended for r in self._records if r.ended is not None and r.has_ended]
         ends = ends or [path.stat().st_mtime for path in self._exit_files() if path.exists()]
-        at = max(ends, default=None)
-        note(self.spec.run_directory, "ended", at=at, job=self.job_id, kind=str(kind))
+        return max(ends, default=None)
 
     def _check_start(self) -> None:
         """Cancel a job that a broken node sent back and Slurm holds; another submission may run."""
         if self._stopping is None and any(record.was_not_started for record in self._records):
             self._log.error("Slurm job %s could not be started: ending it", self.job_id)
-            self._ended_by_us = Kind.NODE_FAILURE
-            self.begin_stopping()
+            self._end(Kind.NODE_FAILURE)
 
     def _check_signs(self) -> None:
         """Cancel a job that runs and has said nothing for too long."""
-        limit = self._block.hang_seconds
-        if limit is None or self._stopping is not None:
+        if self._stopping is not None:
             return
         if not self._is_running():
-            self._last_sign = time.time()
+            self._signs.renew()
             return
-        names = (*map(log_name, self._indices), HEARTBEAT)
-        files = [Path(self.spec.run_directory, name) for name in names]
-        self._last_sign = max([self._last_sign, *(f.stat().st_mtime for f in files if f.exists())])
-        if (silent := time.time() - self._last_sign) > limit:
-            self._log.error("%s has said nothing for %.0f s: ending it", self.spec.name, silent)
-            self._ended_by_us = Kind.HANG
-            self.begin_stopping()
+        self._end_if_silent(self._signs.silent_seconds(), self._block.hang_seconds)
+
+    def _files_of_life(self) -> Iterator[Path]:
+        for index in self._indices:
+            yield self._folder / log_name(index)
+            yield self._folder / share_folder(index) / HEARTBEAT
 
     def _is_running(self) -> bool:
         return any(record.state == "RUNNING" for record in self._records)
@@ -217,8 +191,7 @@ class SlurmJobRun(JobRun[Outcome]):
         return self._ended
 
     def _exit_files(self) -> list[Path]:
-        folder = Path(self.spec.run_directory)
-        return [folder / share_folder(index) / EXIT for index in self._indices]
+        return [self._folder / share_folder(index) / EXIT for index in self._indices]
 
     # --- listening ----------------------------------------------------------------------------
 
@@ -228,15 +201,10 @@ class SlurmJobRun(JobRun[Outcome]):
         for index in self._indices:
             for line in self._followed.read(log_name(index)):
                 count += 1
-                self._say(index, line)
+                self._say(line, _label(index))
         if count:
             self._followed.remember()
         return count > 0
-
-    def _say(self, index: int | None, line: str) -> None:
-        level, text = parse_line(line)
-        label = "" if index is None else f"{index}: "
-        self._log.log(level, "%s", label + text, extra={JOB: self.spec.name})
 
     async def _hear_the_end(self) -> None:
         """Until the exit file is there, where the script came to its end, and the log stands."""
@@ -250,26 +218,12 @@ class SlurmJobRun(JobRun[Outcome]):
             await asyncio.sleep(TICK_SECONDS)
         for index in self._indices:
             for line in self._followed.finish(log_name(index)):
-                self._say(index, line)
+                self._say(line, _label(index))
 
     # --- stopping -----------------------------------------------------------------------------
 
-    @property
-    def is_being_stopped(self) -> bool:
-        """True once it was told to stop, or has ended."""
-        return self._stopping is not None or self._ended
-
-    def begin_stopping(self) -> asyncio.Task[None]:
-        """Tell it to stop, unless it was told; the task ends when it has."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
-        return self._stopping
-
-    async def stop(self) -> None:
-        """SIGUSR1, so that training saves; after the grace scancel, until Slurm confirms it."""
-        await see_through(self.begin_stopping())
-
     async def _stop(self) -> None:
+        """SIGUSR1, so that training saves; after the grace scancel, until Slurm confirms it."""
         await asyncio.to_thread(self._ask)
         if self._has_ended():
             return
@@ -298,16 +252,6 @@ class SlurmJobRun(JobRun[Outcome]):
 
     # --- the end ------------------------------------------------------------------------------
 
-    async def fetch_result(self) -> Outcome:
-        """How it ended."""
-        if not self._ended:
-            raise ValueError(
-                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
-            )
-        outcome = self._outcome()
-        self._note_end(outcome.kind)
-        return outcome
-
     def _outcome(self) -> Outcome:
         outcomes = {index: self._judge(index) for index in self._indices}
         if self.spec.shares is None:
@@ -323,3 +267,7 @@ class SlurmJobRun(JobRun[Outcome]):
         if index is None:
             return self._records[0] if self._records else None
         return next((record for record in self._records if index in record.shares), None)
+
+
+def _label(index: int | None) -> str:
+    return "" if index is None else f"{index}: "

@@ -21,6 +21,7 @@ from flows.launch.slurm_state import (
     parse_scontrol,
     parse_submitted,
 )
+from flows.launch.spec import OF_PREFECT
 from trainyard.errors import ConfigError, InfrastructureError
 
 AWAY = re.compile(
@@ -77,12 +78,14 @@ def run_here(command: Sequence[str]) -> Said:
 
 
 def client_environment(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Variables for Slurm's programs: not those that change what they print or what is submitted.
+    """Variables for Slurm's programs: not those that change what they print or what is submitted,
+    and not those of Prefect, whose password no stage has a use for.
 
     SBATCH_PARTITION would win over the script, and within a job SLURM_CPUS_PER_TASK be inherited by
     the jobs that are submitted from it."""
     changing = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
-    kept = {name: v for name, v in variables if name in KEPT or not name.startswith(changing)}
+    dropped = (*changing, OF_PREFECT)
+    kept = {name: v for name, v in variables if name in KEPT or not name.startswith(dropped)}
     return {**kept, "LC_ALL": "C.UTF-8"}
 
 

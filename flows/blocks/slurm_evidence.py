@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.launch.ending import Evidence
-from flows.launch.outcome import Kind, read_failure
+from flows.launch.outcome import Kind, read_failure, read_tail
 from flows.launch.slurm import EXIT, log_name, share_folder
 from flows.launch.slurm_state import JobRecord
 from flows.launch.spec import LaunchSpec
-
-TAIL_BYTES = 2**16
 
 
 def gather(
@@ -38,7 +36,7 @@ def gather(
         exit_code=code,
         is_of_launcher=spec.has_ranks,
         ended_by_us=ended_by_us,
-        log_tail=_tail(Path(spec.run_directory, log_name(index))),
+        log_tail=read_tail(Path(spec.run_directory, log_name(index))),
     )
 
 
@@ -49,12 +47,3 @@ def read_exit_code(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     return int(document["exit_status"])
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from prefect.blocks.core import Block
 
@@ -11,28 +12,34 @@ from flows.blocks.kubernetes import KubernetesJob
 from flows.blocks.process import ProcessJob
 from flows.blocks.slurm import SlurmJob
 from flows.launch.spec import LaunchSpec
-from flows.place import Place
+from flows.place import Place, Watch
 
 StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
 
 
-def _process(place: Place, spec: LaunchSpec) -> StageBlock:
+def _process(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
     return ProcessJob(spec=spec)
 
 
-def _container(place: Place, spec: LaunchSpec) -> StageBlock:
-    return ContainerJob(spec=spec, options=place.container)
+def _container(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
+    return ContainerJob(spec=spec, options=place.container, **_given(watch))
 
 
-def _slurm(place: Place, spec: LaunchSpec) -> StageBlock:
-    return SlurmJob(spec=spec, options=place.slurm)
+def _slurm(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
+    return SlurmJob(spec=spec, options=place.slurm, **_given(watch))
 
 
-def _kubernetes(place: Place, spec: LaunchSpec) -> StageBlock:
-    return KubernetesJob(spec=spec, options=place.kubernetes)
+def _kubernetes(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
+    return KubernetesJob(spec=spec, options=place.kubernetes, hang_seconds=watch.hang_seconds)
 
 
-BLOCKS: dict[str, Callable[[Place, LaunchSpec], StageBlock]] = {
+def _given(watch: Watch) -> dict[str, Any]:
+    """What was said of a block's watching; the block knows the rest."""
+    said = {"hang_seconds": watch.hang_seconds, "poll_seconds": watch.poll_seconds}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+BLOCKS: dict[str, Callable[[Place, LaunchSpec, Watch], StageBlock]] = {
     "process": _process,
     "container": _container,
     "slurm": _slurm,

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import get_client, runtime
+from prefect import get_client, get_run_logger, runtime
 from prefect.blocks.core import Block
 from prefect.exceptions import ObjectNotFound
 
 from flows.profile import Profile, parse_profile, profile_name, read_profile
 from trainyard.errors import ConfigError
-from trainyard.version import VERSION
+from trainyard.version import VERSION, build_revision
 
 
 class YardProfile(Block):
@@ -25,28 +25,45 @@ class YardProfile(Block):
     """The tables of the file."""
     version: str
     """Of trainyard that registered it."""
+    revision: str = ""
+    """Of the sources that it was built from; empty where nobody knows."""
 
 
 async def yard_profile(name: str) -> Profile:
     """The profile of a flow run: as registered for a deployment, else the file.
 
-    Raises ConfigError where the deployment was registered by another version of trainyard."""
+    Raises ConfigError where the deployment was registered by another version of trainyard; of
+    another build of the same version it warns."""
     if runtime.deployment.id is None:
         return read_profile(name)
-    slug, registered = YardProfile.get_block_type_slug(), block_name(profile_name(name))
+    slug, document = YardProfile.get_block_type_slug(), block_name(profile_name(name))
     async with get_client() as client:
         try:
-            found = await client.read_block_document_by_name(registered, slug)
+            found = await client.read_block_document_by_name(document, slug)
         except ObjectNotFound:
             return read_profile(name)
-    version = str(found.data["version"])
-    if version != VERSION:
+    registered = YardProfile(**found.data)
+    if remark := check_build(name, registered, build_revision()):
+        get_run_logger().warning("%s", remark)
+    return parse_profile(registered.document, profile_name(name))
+
+
+def check_build(yard: str, registered: YardProfile, revision: str) -> str:
+    """ConfigError for another version than ours; words for another build of it; else nothing.
+
+    revision: ours; empty where nobody knows it."""
+    if registered.version != VERSION:
         raise ConfigError(
-            f"yard {name} was registered by trainyard {version}, and this worker has {VERSION}: "
-            f"run `python -m flows.register --yard {name}` with {VERSION}, or start workers of "
-            f"{version}"
+            f"yard {yard} was registered by trainyard {registered.version}, and this worker has "
+            f"{VERSION}: run `python -m flows.register --yard {yard}` with {VERSION}, or start "
+            f"workers of {registered.version}"
         )
-    return parse_profile(found.data["document"], profile_name(name))
+    if not revision or registered.revision in ("", revision):
+        return ""
+    return (
+        f"yard {yard} was registered by trainyard {VERSION} of revision {registered.revision}, and "
+        f"this worker is of {revision}: register it from the build that the workers have"
+    )
 
 
 def block_name(yard: str) -> str:

@@ -122,7 +122,7 @@ async def _run(
     Path(spec.run_directory).mkdir(parents=True, exist_ok=True)
     outcome = None
     with _quiet():
-        run = await BLOCKS[yard.place.block](yard.place, spec).trigger()
+        run = await BLOCKS[yard.place.block](yard.place, spec, yard.place.watch).trigger()
         try:
             await asyncio.wait_for(run.wait_for_completion(), limit_seconds)
             outcome = await run.fetch_result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.launch.ending import Evidence, judge
-from flows.launch.outcome import Kind, Outcome, read_failure, read_outcome
+from flows.launch.outcome import Kind, Outcome, read_failure, read_outcome, read_tail
 from flows.launch.spec import LaunchSpec
 from trainyard.errors import ConfigError
 
@@ -14,8 +14,6 @@ LOST = 255
 
 NOT_RUN = (126, 127)
 """What the first process of a container says of a program that it cannot start."""
-
-TAIL_BYTES = 2**16
 
 
 def judge_container(
@@ -55,19 +53,10 @@ def judge_container(
             exit_code=exit_code,
             is_of_launcher=spec.has_ranks,
             ended_by_us=ended_by_us,
-            log_tail=_tail(Path(spec.run_directory, "log.txt")),
+            log_tail=read_tail(Path(spec.run_directory, "log.txt")),
         ),
     )
 
 
 def _program(spec: LaunchSpec) -> str:
     return (spec.rank_launcher if spec.has_ranks else spec.command)[0]
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""

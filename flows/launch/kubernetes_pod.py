@@ -139,7 +139,7 @@ def _command(spec: LaunchSpec, head: str, share: int | None) -> list[str]:
 
 def _literal(word: str) -> str:
     """As it is: Kubernetes replaces $(NAME) in commands and variables, and $$ means $."""
-    return word.replace("$(", "$$(")
+    return word.replace("$", "$$")
 
 
 def _environment(spec: LaunchSpec, share: int | None) -> list[Document]:

@@ -91,6 +91,9 @@ BY_CLASS = {
 }
 """Narrower kinds of an infrastructure failure, by the class of the error that a stage reports."""
 
+TAIL_BYTES = 2**16
+"""Of a log, as much as is looked through for a reason."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -176,6 +179,16 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
+
+
+def read_tail(path: Path) -> str:
+    """The end of a log; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 class StageError(Exception):

@@ -23,8 +23,13 @@ MOUNTED = re.compile(r"/[^,:\n\0]*")
 """What every runtime's list of mounts can tell apart."""
 KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 SECRET = re.compile(
-    r"(^|_)(SECRET|PASSWORD|TOKEN|CREDENTIALS?|(ACCESS|API|PRIVATE)_KEY(_ID)?)(_|$)"
+    r"(^|_)(SECRET|PASSWORD|PASSPHRASE|TOKEN|CREDENTIALS?|AUTH_STRING|"
+    r"(ACCESS|API|PRIVATE)_KEY(_ID)?)(_|$)"
 )
+
+OF_PREFECT = "PREFECT_"
+"""How variables of Prefect begin, its password among them. Who has that starts programs on the
+workers, so stages do not inherit them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@ a training when a corpus has news."""
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from uuid import UUID
 
@@ -15,9 +14,9 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from pydantic import SecretStr
 
 from flows.blocks.yard import block_name
-from flows.corpus_refresh import PUBLISHED
+from flows.corpus_refresh import PUBLISHED, YARD
 from flows.register.server import Registration
-from flows.register.wanted import Wanted
+from flows.register.wanted import FAILED, NEW_CORPUS, ZOMBIES, Wanted
 from trainyard.errors import ConfigError
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
@@ -25,9 +24,10 @@ ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancel
 FAILURES = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
 
 MESSAGE = (
-    "{{ flow.name }}/{{ flow_run.name }} in yard %s: {{ flow_run.state.name }}. "
-    "{{ flow_run.state.message }} {{ flow_run|ui_url }}"
+    '{"text": {{ (flow.name ~ "/" ~ flow_run.name ~ " in yard %s: " ~ flow_run.state.name ~ ". " '
+    '~ (flow_run.state.message or "") ~ " " ~ (flow_run|ui_url)) | tojson }}}'
 )
+"""A template of Prefect's. It quotes the words itself: a message may hold quotes and lines."""
 
 
 async def register_automations(registration: Registration) -> None:
@@ -43,7 +43,7 @@ async def register_automations(registration: Registration) -> None:
         if block is not None:
             await _write(registration, failures(wanted, block))
         else:
-            registration.report.created(f"automation {_name(wanted, 'failures')}")
+            registration.report.created(f"automation {wanted.automation_name(FAILED)}")
     if chosen.train_on_new_corpus is not None:
         await _training(registration, chosen.train_on_new_corpus)
 
@@ -53,7 +53,7 @@ async def _training(registration: Registration, recipe: str) -> None:
     if deployment is not None:
         await _write(registration, training(registration.wanted, recipe, deployment))
     elif registration.report.is_dry:
-        registration.report.created(f"automation {_name(registration.wanted, 'new corpus')}")
+        registration.report.created(f"automation {registration.wanted.automation_name(NEW_CORPUS)}")
     else:
         raise ConfigError(
             f"yard {registration.wanted.profile.name} [automations]: train_on_new_corpus needs "
@@ -94,7 +94,7 @@ def zombies(wanted: Wanted) -> AutomationCore:
     run's jobs go on where a scheduler has them, and are found again by the next attempt."""
     seconds = wanted.profile.automations.zombie_seconds
     return AutomationCore(
-        name=_name(wanted, "zombie runs"),
+        name=wanted.automation_name(ZOMBIES),
         description=f"A flow run that is silent for {seconds} s has crashed.",
         trigger=EventTrigger(
             after={HEARTBEAT},
@@ -120,9 +120,9 @@ def zombies(wanted: Wanted) -> AutomationCore:
 
 def failures(wanted: Wanted, webhook: UUID) -> AutomationCore:
     """A run that failed or crashed is posted to a chat, as `{"text": ...}`."""
-    text = json.dumps({"text": MESSAGE % wanted.profile.name})
+    text = MESSAGE % wanted.profile.name
     return AutomationCore(
-        name=_name(wanted, "failures"),
+        name=wanted.automation_name(FAILED),
         description=f"Posted to the URL of {wanted.profile.automations.notify_variable}.",
         trigger=EventTrigger(
             expect=FAILURES,
@@ -137,13 +137,16 @@ def failures(wanted: Wanted, webhook: UUID) -> AutomationCore:
 
 
 def training(wanted: Wanted, recipe: str, deployment: UUID) -> AutomationCore:
-    """A new version of a corpus starts a training of a recipe, whose `tokens` is the pointer."""
+    """A new version of a corpus of this yard starts a training of a recipe, whose `tokens` is the
+    pointer."""
     return AutomationCore(
-        name=_name(wanted, "new corpus"),
+        name=wanted.automation_name(NEW_CORPUS),
         description=f"A new version of a corpus starts pretrain-gpt of {recipe}.",
         trigger=EventTrigger(
             expect={PUBLISHED},
-            match=ResourceSpecification({"prefect.resource.id": ["trainyard.corpus.*"]}),
+            match=ResourceSpecification(
+                {"prefect.resource.id": ["trainyard.corpus.*"], YARD: [wanted.profile.name]}
+            ),
             posture=Posture.Reactive,
             threshold=1,
             within=timedelta(0),
@@ -159,10 +162,6 @@ def _run(recipe: str, deployment: UUID) -> RunDeployment:
         parameters={"recipe": recipe},
         job_variables=None,
     )
-
-
-def _name(wanted: Wanted, what: str) -> str:
-    return f"trainyard {wanted.profile.name}: {what}"
 
 
 def _tagged(wanted: Wanted) -> ResourceSpecification:

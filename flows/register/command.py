@@ -89,6 +89,7 @@ async def _write(plan: Wanted, is_dry: bool) -> Report:
     from prefect import get_client
 
     from flows.register.automations import register_automations
+    from flows.register.leftovers import report_leftovers
     from flows.register.server import Registration
 
     report = Report(is_dry)
@@ -96,4 +97,5 @@ async def _write(plan: Wanted, is_dry: bool) -> Report:
         registration = Registration(client, plan, report)
         await registration.run()
         await register_automations(registration)
+        await report_leftovers(client, plan, report)
     return report

@@ -27,6 +27,14 @@ class Report:
         """It was there, as wanted."""
         self.lines.append(f"unchanged       {what}")
 
+    def kept(self, what: str) -> None:
+        """A person has it otherwise than the profile, and may."""
+        self.lines.append(f"{'kept':<15} {what}")
+
+    def left_over(self, what: str, removal: str) -> None:
+        """It is of this yard, and nothing wants it any more; the command would remove it."""
+        self.lines.append(f"{'left over':<15} {what} (no longer written; {removal})")
+
     def _say(self, done: str, what: str) -> None:
         self.num_changes += 1
         verb = {"created": "would create", "changed": "would change"}[done] if self.is_dry else done

@@ -3,6 +3,7 @@ registration changes nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -10,13 +11,10 @@ from prefect import Flow
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    DeploymentScheduleUpdate,
     DeploymentUpdate,
     WorkPoolCreate,
     WorkPoolUpdate,
 )
-from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
@@ -25,9 +23,10 @@ from prefect.workers.utilities import get_default_base_job_template_for_infrastr
 from flows.blocks.table import BLOCK_TYPES
 from flows.blocks.yard import YardProfile, block_name
 from flows.register.report import Report, differing
+from flows.register.schedules import active_before, is_as_wanted, switched, to_create, to_update
 from flows.register.wanted import ROOT, Wanted, WantedDeployment
 from trainyard.errors import ConfigError
-from trainyard.version import VERSION
+from trainyard.version import VERSION, build_revision
 
 
 class Registration:
@@ -39,13 +38,18 @@ class Registration:
         self.report = report
         self.deployments: dict[str, UUID] = {}
         """Of the yard, by the name of the flow."""
+        self._before: Mapping[str, Any] = {}
+        """The profile that was registered last."""
 
     async def run(self) -> None:
         """All but the automations (flows/register/automations.py)."""
         await self._pool()
         await self._block_types()
+        self._before = await self._registered()
         await self.block(
-            YardProfile(document=dict(self.wanted.document), version=VERSION),
+            YardProfile(
+                document=dict(self.wanted.document), version=VERSION, revision=build_revision()
+            ),
             block_name(self.wanted.profile.name),
         )
         for tag, most in self.wanted.limits.items():
@@ -101,6 +105,14 @@ class Registration:
             else:
                 self.report.unchanged(f"block type {there.slug}")
 
+    async def _registered(self) -> Mapping[str, Any]:
+        slug, name = YardProfile.get_block_type_slug(), block_name(self.wanted.profile.name)
+        try:
+            there = await self.client.read_block_document_by_name(name, slug)
+        except ObjectNotFound:
+            return {}
+        return dict(there.data["document"])
+
     async def block(self, block: Block, name: str) -> UUID | None:
         """Write a block; its id, or None where it would be new."""
         slug = block.get_block_type_slug()
@@ -153,20 +165,18 @@ class Registration:
             "concurrency_limit": None if limit is None else limit.limit,
         }
         keys = differing(known, fields)
-        if _schedules(there.schedules) != _schedules(_schedule(wanted)):
+        before = active_before(self._before, flow.name)
+        schedule = switched(wanted.schedule, there.schedules, before)
+        if schedule is not None and schedule != wanted.schedule:
+            self.report.kept(f"{what}: schedule {'active' if schedule.active else 'paused'}")
+        if not is_as_wanted(schedule, there.schedules):
             keys.append("schedule")
         if not keys:
             self.report.unchanged(what)
             return
         self.report.changed(what, keys)
         if not self.report.is_dry:
-            schedules = [
-                DeploymentScheduleUpdate(
-                    schedule=one.schedule, active=one.active, parameters=one.parameters
-                )
-                for one in _schedule(wanted)
-            ]
-            update = DeploymentUpdate(**fields, schedules=schedules)
+            update = DeploymentUpdate(**fields, schedules=to_update(schedule))
             await self.client.update_deployment(there.id, update)
 
     async def _create(
@@ -175,7 +185,7 @@ class Registration:
         return await self.client.create_deployment(
             flow_id=await self.client.create_flow_from_name(flow.name),
             name=wanted.name,
-            schedules=_schedule(wanted),
+            schedules=to_create(wanted.schedule),
             **fields,
         )
 
@@ -195,23 +205,6 @@ def _fields(wanted: WantedDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
         "job_variables": {"env": dict(wanted.environment)},
         "concurrency_limit": wanted.concurrency_limit,
     }
-
-
-def _schedule(wanted: WantedDeployment) -> list[DeploymentScheduleCreate]:
-    if wanted.schedule is None:
-        return []
-    cron = CronSchedule(cron=wanted.schedule.cron, timezone=wanted.schedule.timezone)
-    return [
-        DeploymentScheduleCreate(
-            schedule=cron,
-            active=wanted.schedule.active,
-            parameters=dict(wanted.schedule.parameters),
-        )
-    ]
-
-
-def _schedules(given: list[Any]) -> list[tuple[Any, ...]]:
-    return [(one.schedule, one.active, one.parameters) for one in given]
 
 
 def _data(block: Block) -> dict[str, Any]:

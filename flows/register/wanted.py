@@ -31,6 +31,9 @@ HEARTBEAT_SECONDS = 30
 """Between two signs of life of a flow run; Prefect takes no less."""
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 
+ZOMBIES, FAILED, NEW_CORPUS = "zombie runs", "failures", "new corpus"
+"""The automations that a yard may have."""
+
 SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"
 
 
@@ -74,6 +77,20 @@ class Wanted:
     notify_url: str | None
     """Where failures are posted to; None: nowhere."""
 
+    def automation_name(self, what: str) -> str:
+        """What an automation of the yard is called."""
+        return f"trainyard {self.profile.name}: {what}"
+
+    def automation_names(self) -> list[str]:
+        """Of all that the profile, and whoever registers it, ask for."""
+        chosen = self.profile.automations
+        asked = {
+            ZOMBIES: chosen.zombie_seconds,
+            FAILED: self.notify_url,
+            NEW_CORPUS: chosen.train_on_new_corpus,
+        }
+        return [self.automation_name(what) for what, is_asked in asked.items() if is_asked]
+
 
 def wanted(
     profile: Profile,
@@ -101,6 +118,11 @@ def wanted(
 
 def read_deployments(file: Path) -> list[dict[str, Any]]:
     """The deployments of a prefect.yaml; ConfigError for keys that nobody would heed."""
+    if not file.exists():
+        raise ConfigError(
+            f"{file} cannot be read: it is not there. The deployments are written in {FILE} at the "
+            f"top of trainyard's sources: register from a checkout, or in the image of the flows"
+        )
     try:
         document = yaml.safe_load(file.read_text())
         entries = document["deployments"]

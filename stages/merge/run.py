@@ -37,7 +37,7 @@ def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
     with stage.open(".idx") as out:
         merge_index(parts, stage.scratch, out)
     if keeps_provenance:
-        with stage.open(".docs") as out:
+        with stage.open(".docs", volatile=True) as out:
             merge_provenance(parts, out, stage.scratch)
     metrics = {
         "pairs": len(parts),

@@ -62,10 +62,9 @@ class PretrainConfig(LibraryConfig):
                 "optimizer out)"
             )
 
-    @property
-    def DESCRIBES(self) -> tuple[str, ...]:  # noqa: N802
+    def describes(self) -> tuple[str, ...]:
         """What a conversion makes depends on the layout, too, which changes no training."""
-        return CONVERTED if self.ckpt_convert_format else ()
+        return CONVERTED if self.ckpt_convert_format else LibraryConfig.describes(self)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Those of the training; of a conversion the checkpoint and the tokenizer alone."""

@@ -10,7 +10,9 @@ from stages.context import StageRun
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.convert import convert
 from stages.pretrain.folder import StageHost
+from stages.pretrain.heartbeat import heartbeats
 from trainyard.errors import Stopped
+from trainyard.training.parts import Parts
 from trainyard.training.prepare import prepared
 from trainyard.training.pretraining import Pretraining
 
@@ -20,9 +22,9 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     if config.ckpt_convert_format is not None:
         return convert(config, stage)
     with prepared(config) as (groups, device):
-        result = Pretraining(
-            config, StageHost(stage, config.verify_checkpoint), groups, device
-        ).run()
+        host = StageHost(stage, config.verify_checkpoint)
+        parts = Parts(callbacks=heartbeats(groups.rank))
+        result = Pretraining(config, host, groups, device, parts).run()
         if result.outcome == "finished":
             return result.metrics
         if stage.stop_requested:

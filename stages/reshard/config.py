@@ -12,12 +12,12 @@ from trainyard.errors import ConfigError
 Loader = Literal[
     "auto", "trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"
 ]
-Saver = Literal["trainyard", "hf", "core", "legacy", "torch_dist"]
+Saver = Literal["trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"]
 
 LATER = {
     "mixtral_hf": "it comes with mixtures of experts",
 }
-"""Loaders of Megatron-LM that this version does not have, and what to do meanwhile."""
+"""Formats of Megatron-LM's converter that this version does not have, and when it will."""
 
 SPLIT = ("core", "legacy")
 """Savers that cut tensors by ranks."""
@@ -39,9 +39,9 @@ class ReshardConfig:
     or its distributed checkpoint (torch_dist), Llama as Meta or Hugging Face publish it
     (llama_mistral), or what the files say."""
     saver: Saver = "trainyard"
-    """Format to write: ours, a Hugging Face folder for `transformers` (hf), the files of the ranks
-    of Megatron-LM's models (core, legacy), or its distributed checkpoint, which any number of ranks
-    loads (torch_dist)."""
+    """Format to write: ours, a Hugging Face folder for `transformers` (hf; llama_mistral, where the
+    model must be a Llama or Mistral), the files of the ranks of Megatron-LM's models (core,
+    legacy), or its distributed checkpoint, which any number of ranks loads (torch_dist)."""
     model_type: Literal["GPT", "BERT", "T5"] = "GPT"
     """Kind of model; GPT so far."""
     num_shards: int | None = None
@@ -107,10 +107,9 @@ class ReshardConfig:
             )
 
     def _check_formats(self) -> None:
-        if self.loader in LATER:
-            raise ConfigError(
-                f"--loader {self.loader} is not in this version: {LATER[self.loader]}"
-            )
+        for option, value in (("--loader", self.loader), ("--saver", self.saver)):
+            if value in LATER:
+                raise ConfigError(f"{option} {value} is not in this version: {LATER[value]}")
         if self.model_type != "GPT":
             raise ConfigError(
                 f"--model-type {self.model_type}: this version converts GPT; the others come with "

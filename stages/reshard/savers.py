@@ -9,7 +9,7 @@ from stages.context import StageRun
 from stages.replacing import Replacing, replacing
 from stages.reshard.config import ReshardConfig
 from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
-from trainyard.checkpoint.foreign.hf_config import architecture
+from trainyard.checkpoint.foreign.hf_config import LLAMA, MISTRAL, architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
 from trainyard.checkpoint.foreign.into import check_source, write_step_of
 from trainyard.checkpoint.foreign.megatron import write_megatron
@@ -17,6 +17,7 @@ from trainyard.checkpoint.foreign.megatron_folder import marks_of
 from trainyard.checkpoint.foreign.megatron_names import ModelClass
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.rewrite import OpenFile
+from trainyard.errors import ConfigError
 
 Save = Callable[[ReshardConfig, StageRun, Source, str], None]
 """Writes a source; the last is the loader that it was read with."""
@@ -41,6 +42,16 @@ def save_hf(config: ReshardConfig, stage: StageRun, source: Source, loader: str)
     refuse_strangers(config, stage, lambda name: "/" not in name and name.endswith(WEIGHTS))
     with stage.progress(_size(source, "model."), "bytes", "reshard") as progress:
         write_hf_folder(source, config.shards, stage.open, progress.update)
+
+
+def save_llama_mistral(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
+    """The same, of a model that Megatron-LM's loader of this name takes."""
+    if (found := architecture(source.config)) not in (LLAMA, MISTRAL):
+        raise ConfigError(
+            f"--saver llama_mistral: this model would be a {found}, neither Llama nor Mistral; "
+            "--saver hf writes it"
+        )
+    save_hf(config, stage, source, loader)
 
 
 def save_core(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
@@ -108,6 +119,7 @@ def _tokens_to_pad(config: ReshardConfig, source: Source) -> int | None:
 SAVERS: dict[str, Save] = {
     "trainyard": save_trainyard,
     "hf": save_hf,
+    "llama_mistral": save_llama_mistral,
     "core": save_core,
     "legacy": save_legacy,
     "torch_dist": save_torch_dist,

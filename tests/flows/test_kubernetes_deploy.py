@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from trainyard.version import VERSION as VERSION_OF_TRAINYARD
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
 VERSION = "1.34"
@@ -96,6 +99,17 @@ def test_stages_have_no_token_and_the_worker_meets_the_strictest_policy() -> Non
     (container,) = pod["containers"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_the_workers_image_is_of_this_version_and_it_knows_what_its_profile_asks_for() -> None:
+    kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+    (image,) = kustomization["images"]
+    assert image["newTag"] == VERSION_OF_TRAINYARD  # flows refuse to go with another
+    (made,) = kustomization["configMapGenerator"]
+    variables = dict(line.split("=", 1) for line in made["literals"])
+    assert image["newName"] == f"{variables['TRAINYARD_REGISTRY']}/flow"
+    profile = (FOLDER.parent / "yards/kubernetes.toml").read_text()
+    assert set(re.findall(r"\$\{(\w+)", profile)) <= variables.keys()
 
 
 def test_the_yards_profile_names_what_is_there() -> None:

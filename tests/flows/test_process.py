@@ -101,6 +101,14 @@ def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Pat
     asyncio.run(ask())
 
 
+def test_prefects_password_does_not_reach_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:x")
+    code = "import os; raise SystemExit(any(name.startswith('PREFECT_') for name in os.environ))"
+    assert run(tmp_path, code).exit_status == 0
+
+
 def test_environment_and_working_directory_reach_the_job(tmp_path: Path) -> None:
     code = "import os; print(os.environ['COLOUR'], os.getcwd())"
     run(tmp_path / "run", code, environment={"COLOUR": "red"}, working_directory=str(tmp_path))

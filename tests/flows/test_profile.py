@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from flows import profile
+from flows.blocks.table import BLOCKS
 from flows.launch.kubernetes_options import Claim
 from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import Mount, Resources
+from flows.launch.spec import LaunchSpec, Mount, Resources
 from flows.place import BLOCK_OPTIONS
 from flows.profile import YARDS, Profile, parse_profile, read_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
 SLURM = 'block = "slurm"\n'
+STAGES = ("pretrain", "merge")
 
 
 def parse(text: str, name: str = "site") -> Profile:
@@ -50,10 +53,25 @@ def test_a_name_leads_to_ours_and_a_path_to_any(tmp_path: Path) -> None:
     profile = read_profile(str(tmp_path / "mysite.toml"))
     assert (profile.name, profile.pool.name) == ("mysite", "mysite")
     assert profile.options == SlurmOptions(partition="gpu")
-    with pytest.raises(ConfigError, match=r"no yard profile 'slrum'; did you mean 'slurm'"):
+    with pytest.raises(ConfigError, match=r"profile 'slrum' in .*/yards; did you mean 'slurm'"):
         read_profile("slrum")
     with pytest.raises(ConfigError, match=r"gone\.toml cannot be read"):
         read_profile(str(tmp_path / "gone.toml"))
+
+
+@pytest.mark.parametrize(("made", "words"), [(False, "is not there"), (True, "holds none")])
+def test_outside_a_checkout_it_says_where_profiles_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool, words: str
+) -> None:
+    nowhere = tmp_path / "yards"
+    if made:
+        nowhere.mkdir()
+    monkeypatch.setattr(profile, "YARDS", nowhere)
+    with pytest.raises(ConfigError) as refused:
+        read_profile("compose")
+    said = str(refused.value)
+    assert f"no yard profile 'compose': names are looked for in {nowhere}, which {words}" in said
+    assert "a checkout or in the image of the flows; or give the path of a .toml" in said
 
 
 def test_a_stages_table_goes_over_the_common_one() -> None:
@@ -61,6 +79,32 @@ def test_a_stages_table_goes_over_the_common_one() -> None:
     place = parse(SLURM + text).place("yard/tiny")
     assert place.resources_of("merge") == Resources(cpus_per_node=8)
     assert place.resources_of("pretrain") == Resources(nodes=2, gpus_per_node=4, cpus_per_node=8)
+
+
+@pytest.mark.parametrize("block", ["container", "slurm", "kubernetes"])
+def test_how_a_job_is_watched_reaches_its_block(tmp_path: Path, block: str) -> None:
+    text = f'block = "{block}"\n[watch]\ngrace_seconds = 60\n'
+    text += "[watch.pretrain]\nhang_seconds = 1800\n"
+    place = parse(text).place("yard/tiny")
+    spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
+    found = {stage: BLOCKS[block](place, spec, place.watch_of(stage)) for stage in STAGES}
+    hangs = {stage: one.model_dump()["hang_seconds"] for stage, one in found.items()}
+    assert hangs == {"pretrain": 1800.0, "merge": None}
+    assert place.watch_of("pretrain").grace_seconds == place.watch_of("merge").grace_seconds == 60
+
+
+@pytest.mark.parametrize("block", ["container", "slurm"])
+def test_a_block_is_asked_as_often_as_the_yard_says_or_as_it_knows(
+    tmp_path: Path, block: str
+) -> None:
+    spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
+
+    def seconds(text: str) -> float:
+        place = parse(f'block = "{block}"\n{text}').place("yard/tiny")
+        return float(BLOCKS[block](place, spec, place.watch).model_dump()["poll_seconds"])
+
+    assert seconds("[watch]\npoll_seconds = 30") == 30
+    assert seconds("") > 0
 
 
 def test_deep_tables_become_what_blocks_take() -> None:
@@ -143,6 +187,11 @@ REFUSED: list[tuple[str, str]] = [
     ("[automations]\nzombie_seconds = 5", "zombie_seconds must be 0 or at least 60"),
     ("[schedules.corpus-refresh]\nactive = true", "cron is required"),
     ("deployments = 3", "deployments must be a list"),
+    ("[watch]\nhang_seconds = 60", "hang_seconds is for block container, slurm, kubernetes"),
+    ('block = "kubernetes"\n[watch]\npoll_seconds = 5', "poll_seconds is for block container, sl"),
+    ('block = "slurm"\n[watch.pretrain]\nhang_seconds = 0', r"\[watch.pretrain\]: hang_seconds mu"),
+    ('block = "slurm"\n[watch.pretrian]\nhang_seconds = 9', r"\[watch\]: .*'pretrain'"),
+    ("[watch]\ngrace_seconds = -1", r"\[watch\]: grace_seconds must not be negative"),
 ]
 
 

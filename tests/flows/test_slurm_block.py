@@ -9,12 +9,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from flows.blocks import slurm
-from flows.blocks.slurm import SUBMITTED, SlurmJob
+from flows.blocks.notes import SUBMITTED
+from flows.blocks.slurm import SlurmJob
 from flows.blocks.slurm_client import Said, SlurmClient
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.slurm import EXIT, SCRIPT
@@ -116,6 +118,16 @@ def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path:
     assert played.asked.count("sbatch") == 1
 
 
+def test_a_job_that_cannot_be_ended_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "KILL_SECONDS", 0.01)
+    silent = block(tmp_path, Played([state("RUNNING")]))
+    silent.hang_seconds = 0.01
+    with pytest.raises(InfrastructureError, match="still there 0 s after scancel"):
+        follow(silent)
+
+
 def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
     class Held(Played):
         def __call__(self, command: Sequence[str]) -> Said:
@@ -157,3 +169,52 @@ def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Pat
             await run.fetch_result()
 
     asyncio.run(ask())
+
+
+@dataclass
+class Slow(Played):
+    """An sbatch that takes its time; `begun` is set when somebody waits for it."""
+
+    begun: Event = field(default_factory=Event)
+    answer: Event = field(default_factory=Event)
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        if command[0] == "sbatch":
+            self.begun.set()
+            assert self.answer.wait(10)
+        if command[0] == "scancel":
+            self.scontrol = [state("CANCELLED")]
+        return super().__call__(command)
+
+
+def cancelled_while_it_submits(block: PlayedJob, played: Slow, times: int = 1) -> None:
+    async def whole() -> None:
+        triggering = asyncio.create_task(block.trigger())
+        await asyncio.to_thread(played.begun.wait, 10)
+        for _ in range(times):
+            triggering.cancel()
+            await asyncio.sleep(0)
+        played.answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await triggering
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_being_cancelled_while_it_submits_leaves_no_job_behind(tmp_path: Path, times: int) -> None:
+    played = Slow([state("PENDING")])
+    cancelled_while_it_submits(block(tmp_path, played), played, times)
+    assert played.asked.count("sbatch") == played.asked.count("scancel") == 1
+    assert played.asked.index("sbatch") < played.asked.index("scancel")
+
+
+def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) -> None:
+    class Refuses(Slow):
+        def __call__(self, command: Sequence[str]) -> Said:
+            said = super().__call__(command)
+            return Said(1, "", "Invalid partition") if command[0] == "sbatch" else said
+
+    played = Refuses([UNKNOWN])
+    cancelled_while_it_submits(block(tmp_path, played), played)
+    assert "scancel" not in played.asked

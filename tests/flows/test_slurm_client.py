@@ -132,6 +132,7 @@ def test_variables_that_change_what_is_submitted_stay_behind() -> None:
         "SLURM_JOB_ID": "3",
         "SLURM_CONF": "/etc/slurm/slurm.conf",
         "SQUEUE_FORMAT": "%i",
+        "PREFECT_API_AUTH_STRING": "admin:x",
         "AWS_REGION": "eu",
     }
     assert client_environment(given.items()) == {

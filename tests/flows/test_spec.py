@@ -31,7 +31,11 @@ def test_an_empty_command_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "HF_TOKEN", "PREFECT_API_KEY", "password"]
+    "key",
+    [
+        *("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "HF_TOKEN", "password"),
+        *("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"),
+    ],
 )
 def test_a_secret_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="looks like a secret"):

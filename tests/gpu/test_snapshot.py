@@ -61,6 +61,16 @@ def test_an_update_waits_for_the_copy() -> None:
     memory.free()
 
 
+def test_memory_that_goes_can_be_locked_again() -> None:
+    tensor = torch.arange(100_000.0, device="cuda")
+    memory = HostMemory()
+    kept = memory.reserve({Slice.of(ShardedTensor.whole("model.a", tensor)): tensor})
+    del memory  # a run that ended; the next one of the process may be given the same place
+    cudart = torch.cuda.cudart()
+    assert int(cudart.cudaHostRegister(kept.data_ptr(), kept.numel(), 0)) == 0
+    assert int(cudart.cudaHostUnregister(kept.data_ptr())) == 0
+
+
 def train(save: Path, *flags: str) -> list[dict[str, float]]:
     words = [sys.executable, "-m", "stages.pretrain", *OPTIONS.split(), "--save", str(save), *flags]
     done = subprocess.run(words, capture_output=True, text=True)

@@ -1,4 +1,5 @@
-"""A stage whose flow is of another version: refused in words, before anything is read."""
+"""A stage whose flow is of another version: refused in words, before anything is read. Of another
+build of the same version: told."""
 
 from __future__ import annotations
 
@@ -29,3 +30,19 @@ def test_another_version_is_refused_with_both(
     said = json.loads((tmp_path / "failure.json").read_text())["message"]
     assert f"this stage is of trainyard {VERSION}, the flow that started it of 0.0.9" in said
     assert not (tmp_path / "plan").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "flow", "is_told"),
+    [("aaa", "bbb", True), ("aaa", "aaa", False), ("aaa", "", False), ("unknown", "bbb", False)],
+)
+def test_another_build_of_the_same_version_is_told_where_both_are_known(
+    monkeypatch: pytest.MonkeyPatch, stage: str, flow: str, is_told: bool
+) -> None:
+    monkeypatch.setenv("TRAINYARD_FLOW_VERSION", VERSION)
+    monkeypatch.setenv("TRAINYARD_REVISION", stage)
+    monkeypatch.setenv("TRAINYARD_FLOW_REVISION", flow)
+    done = run_program("stages.plan", *PLAN)
+    assert done.status == 0
+    words = "built from revision aaa, the flow that started it from bbb"
+    assert (words in done.err) == is_told

@@ -11,8 +11,9 @@ import pytest
 
 from stages.merge.config import MergeConfig
 from stages.merge.run import run
-from tests.stages.directly import run_directly
+from tests.stages.directly import run_directly, run_program
 from trainyard.artifacts import store
+from trainyard.artifacts.manifest import read_manifest
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.corpus.provenance import Provenance, ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError, DataError
@@ -29,10 +30,10 @@ def put(prefix: str, docs: Any, dtype: str = "uint16", multimodal: bool = False)
         writer.write_index(idx)
 
 
-def put_docs(prefix: str, docs: Any) -> None:
+def put_docs(prefix: str, docs: Any, bucket: str = "s3://b") -> None:
     writer = ProvenanceWriter()
     for k in range(len(docs)):
-        writer.add(f"s3://b/{store.basename(prefix)}.jsonl", 10 * k, 9, k + 1, f"id {k}")
+        writer.add(f"{bucket}/{store.basename(prefix)}.jsonl", 10 * k, 9, k + 1, f"id {k}")
     with store.open_output(prefix + ".docs") as out:
         writer.write(out)
 
@@ -96,6 +97,24 @@ def test_provenance_is_kept(store_url: str) -> None:
         origins = Provenance(whole + ".docs")
         assert [origins[k].source for k in (0, 3)] == ["s3://b/a.jsonl", "s3://b/b.jsonl"]
         assert (len(origins), origins[2].id) == (4, "id 2")
+
+
+def test_tokens_are_the_same_wherever_their_text_lay_and_a_merge_of_merges_knows_where(
+    tmp_path: Path,
+) -> None:
+    put(str(tmp_path / "parts" / "a"), FIRST)
+    digests = set()
+    for bucket in ("s3://b", "/data"):
+        put_docs(str(tmp_path / "parts" / "a"), FIRST, bucket)
+        whole, again = str(tmp_path / "whole"), str(tmp_path / bucket[-1] / "again")
+        for output_prefix, entry in ((whole, str(tmp_path / "parts")), (again, whole)):
+            done = run_program("stages.merge", "--input", entry, "--output-prefix", output_prefix)
+            assert done.status == 0, done.err
+        found = read_manifest(f"{again}.manifest.json")
+        assert found is not None
+        digests.add(found[0].output_digest)
+        assert Provenance(again + ".docs")[0].source == f"{bucket}/a.jsonl"
+    assert len(digests) == 1
 
 
 def test_provenance_of_some_is_an_error_that_names_the_option(tmp_path: Path) -> None:

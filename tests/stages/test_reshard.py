@@ -98,6 +98,7 @@ def test_tensors_in_several_pieces_become_whole(tmp_path: Path) -> None:
         ({"target_expert_parallel_size": 2}, "--target-expert-parallel-size 2: there are no exp"),
         ({"model_type": "BERT"}, "--model-type BERT: this version converts GPT"),
         ({"loader": "mixtral_hf"}, "--loader mixtral_hf .*comes with mixtures of experts"),
+        ({"saver": "mixtral_hf"}, "--saver mixtral_hf .*comes with mixtures of experts"),
         ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),
         ({"vocab_file": "v"}, "--vocab-file and --merge-file need --tokenizer-type"),
         ({"tokenizer_type": "Llama2Tokenizer"}, "needs --tokenizer-model or --vocab-file"),
@@ -116,6 +117,24 @@ def test_a_model_that_transformers_cannot_hold_is_refused_before_anything_is_wri
     save_gpt(str(tmp_path / "run"), random_gpt(odd))
     with pytest.raises(ConfigError, match=r"--saver hf.*--swiglu"):
         reshard(tmp_path / "run", tmp_path / "out", saver="hf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_saver_of_llamas_writes_what_transformers_loads(tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "llama"), random_gpt(GPT))
+    for saver in ("llama_mistral", "hf"):
+        reshard(tmp_path / "llama", tmp_path / saver, saver=saver)
+    written, expected = contents(tmp_path / "llama_mistral"), contents(tmp_path / "hf")
+    assert "LlamaForCausalLM" in written["config.json"].decode()
+    for name in ("config.json", "model.safetensors"):
+        assert written[name] == expected[name]
+
+
+def test_the_saver_of_llamas_refuses_others(tmp_path: Path) -> None:
+    gpt2 = GPTConfig(num_layers=1, hidden_size=16, num_attention_heads=2, seq_length=16)
+    save_gpt(str(tmp_path / "gpt"), random_gpt(gpt2))
+    with pytest.raises(ConfigError, match=r"would be a GPT2LMHeadModel.*--saver hf writes it"):
+        reshard(tmp_path / "gpt", tmp_path / "out", saver="llama_mistral")
     assert not (tmp_path / "out").exists()
 
 

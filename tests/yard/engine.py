@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from tests.yard.containers import running_engine
 from tests.yard.yard import ROOT
@@ -129,3 +132,21 @@ def docker(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def main(images: list[str]) -> None:
+    """Build images for the tests: `python -m tests.yard.engine IMAGE...`; says why, where it cannot
+    be done, and the tests skip."""
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            engine() as variables,
+            compose(Path(folder), variables) as project,
+        ):
+            print(f"{' '.join(images)}: {project.build(*images):.0f} s")
+    except pytest.skip.Exception as reason:
+        print(reason)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -37,14 +37,12 @@ def why_no_pods() -> str:
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
-    """$(NAME) as a kubelet replaces it; $$(NAME) is $(NAME)."""
+    """$(NAME) as a kubelet replaces it; $$ is $, wherever it stands."""
 
     def put(found: re.Match[str]) -> str:
-        if found[0].startswith("$$"):
-            return found[0][1:]
-        return variables.get(found[1], found[0])
+        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
 
-    return re.sub(r"\$?\$\((\w+)\)", put, text)
+    return re.sub(r"\$\$|\$\(([^)]*)\)", put, text)
 
 
 @dataclass

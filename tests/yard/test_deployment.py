@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.yard.deployed import answer_of
 from tests.yard.yard import COLLECTED, ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
@@ -53,8 +54,7 @@ def ask(api: dict[str, str], path: str, body: dict[str, Any] | None = None) -> A
     data = None if body is None else json.dumps(body).encode()
     head = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{api['PREFECT_API_URL']}/{path}", data, head)
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+    return json.loads(answer_of(request))
 
 
 def begin(yard: Yard, deployment: str, **parameters: str) -> str:
@@ -145,7 +145,7 @@ def _patch_block(api: dict[str, str], block: dict[str, Any], data: dict[str, Any
         {"Content-Type": "application/json"},
         method="PATCH",
     )
-    urllib.request.urlopen(request).close()
+    answer_of(request)
 
 
 def test_every_deployment_names_a_flow_that_exists() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.blocks.kubernetes import SUBMITTED, KubernetesJob
+from flows.blocks.kubernetes import KubernetesJob
+from flows.blocks.notes import SUBMITTED
 from flows.launch.kubernetes import MANIFESTS
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.spec import Resources, Shares

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.kubernetes import SUBMITTED, KubernetesJob
+from flows.blocks.kubernetes import KubernetesJob
 from flows.blocks.kubernetes_evidence import END
+from flows.blocks.notes import SUBMITTED
 from flows.launch.outcome import Kind
 from tests.yard.fake_kube import FakeKube
 from tests.yard.kube import follow, job, log_of, says, training, wait_until

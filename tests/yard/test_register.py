@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from flows.program import ENVIRONMENT
+from tests.yard.deployed import WholeServer
 from tests.yard.yard import ROOT
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(400)]
 
 PASSWORD = "yard:geheim"
 FLOWS = ("prepare-corpus", "pretrain-gpt", "release", "corpus-refresh", "run-stage")
@@ -44,60 +39,19 @@ timezone = "Europe/Berlin"
 """
 
 
-class Server:
+class Server(WholeServer):
     """A Prefect server of its own, with a password."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/api"
-        settings = {
-            "PREFECT_HOME": str(folder / "home"),
-            "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
-            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-            "PREFECT_UI_ENABLED": "false",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
-            env={**self._environment(), **settings},
-            stdout=(folder / "server.log").open("w"),
-            stderr=subprocess.STDOUT,
-        )
-
-    def _environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-        return {**kept, **ENVIRONMENT}
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            with suppress(urllib.error.URLError, OSError):
-                self.ask("health")
-                return
-            time.sleep(0.2)
-        raise AssertionError((self.folder / "server.log").read_text())
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        token = base64.b64encode(PASSWORD.encode()).decode()
-        head = {"Authorization": f"Basic {token}", "Content-Type": "application/json"}
-        if body is not None:
-            csrf = self.ask("csrf-token?client=tests")
-            head |= {"Prefect-Csrf-Token": csrf["token"], "Prefect-Csrf-Client": "tests"}
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data, head)) as it:
-            return json.load(it)
 
     def register(
         self, *arguments: str, password: str | None = PASSWORD, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        given = {"PREFECT_API_URL": self.url, "PREFECT_HOME": str(self.folder / "client")}
+        given = self.environment
         if password is not None:
             given["PREFECT_API_AUTH_STRING"] = password
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         return subprocess.run(
             [sys.executable, "-m", "flows.register", *arguments],
-            env={**self._environment(), **given, **variables},
+            env={**kept, **given, **variables},
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -108,15 +62,12 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
+    server = Server(tmp_path_factory.mktemp("server"), PASSWORD)
     try:
         server.wait()
         yield server
     finally:
-        server.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            server.process.wait(15)
-        server.process.kill()
+        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +121,51 @@ def test_only_what_the_profile_changed_is_written(server: Server, site: str) -> 
     assert [one["schedule"]["cron"] for one in refresh["schedules"]] == ["0 4 * * *"]
 
 
+def refresh_of(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.ask("deployments/name/corpus-refresh/mysite")
+    return found
+
+
+def test_what_a_person_paused_stays_paused(server: Server, site: str) -> None:
+    """The schedule's switch and the deployment's, as Prefect's pages send them."""
+    before = refresh_of(server)
+    schedule = before["schedules"][0]
+    assert schedule["active"]
+    one = f"deployments/{before['id']}/schedules/{schedule['id']}"
+    server.ask(one, {"active": False}, "PATCH")
+    done = server.register("--yard", site)
+    assert verbs(done) == {"unchanged", "kept", "left over"}  # no URL of a chat this time
+    assert "corpus-refresh/mysite: schedule paused" in done.stdout
+
+    server.ask(f"deployments/{before['id']}", {"paused": True}, "PATCH")
+    Path(site).write_text(Path(site).read_text().replace("0 4 *", "0 5 *"))
+    assert "changed" in verbs(server.register("--yard", site))
+    after = refresh_of(server)
+    (schedule,) = after["schedules"]
+    assert (schedule["schedule"]["cron"], schedule["active"]) == ("0 5 * * *", False)
+    assert after["paused"]
+
+
+def test_what_is_no_longer_written_is_named_and_left(server: Server, site: str) -> None:
+    flows = '["pretrain-gpt", "corpus-refresh"]'
+    text = Path(site).read_text().replace("[limits]\npretrain = 2\n", "")
+    text = text.replace("[automations]", "[automations]\nzombie_seconds = 0")
+    Path(site).write_text(f"deployments = {flows}\n{text}")
+    done = server.register("--yard", site)
+    left = [line.split(None, 2)[2] for line in done.stdout.splitlines() if line.startswith("left")]
+    named = [line.partition(" (")[0] for line in left]
+    gone = [name for name in sorted({*FLOWS, "collect-garbage"}) if name not in flows]
+    assert named == [
+        *(f"deployment {name}/mysite" for name in gone),
+        "limit for yard:mysite:pretrain",
+        "automation trainyard mysite: failures",
+        "automation trainyard mysite: zombie runs",
+    ]
+    assert "prefect deployment delete release/mysite" in left[2]
+    for name in gone:
+        assert server.ask(f"deployments/name/{name}/mysite")["name"] == "mysite"
+
+
 def test_without_the_password_it_says_which_variable(server: Server) -> None:
     refused = server.register(password=None)
     assert refused.returncode == 2
@@ -206,7 +202,10 @@ def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
     deployment = server.ask("deployments/name/run-stage/told")["id"]
     asked = {"parameters": {"stage": "merge"}, "state": {"type": "SCHEDULED"}}
     run = server.ask(f"deployments/{deployment}/create_flow_run", asked)["id"]
-    state = {"state": {"type": "FAILED", "message": "because of a test"}, "force": True}
+    state = {
+        "state": {"type": "FAILED", "message": 'because of a "test",\nsaid <it>'},
+        "force": True,
+    }
     server.ask(f"flow_runs/{run}/set_state", state)
     deadline = time.monotonic() + 40
     while not posted and time.monotonic() < deadline:
@@ -214,4 +213,4 @@ def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
     chat.shutdown()
     assert posted
     assert "run-stage" in posted[0]["text"]
-    assert "yard told: Failed. because of a test" in posted[0]["text"]
+    assert 'yard told: Failed. because of a "test",\nsaid ' in posted[0]["text"]

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.slurm import SUBMITTED, SlurmJob, SlurmJobRun
+from flows.blocks.notes import SUBMITTED
+from flows.blocks.slurm import SlurmJob, SlurmJobRun
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.slurm import job_name
 from flows.launch.slurm_options import SlurmOptions
@@ -80,6 +81,18 @@ def says(block: SlurmJob, text: str) -> Callable[[], bool]:
 
 def counts(block: SlurmJob, text: str, number: int) -> Callable[[], bool]:
     return lambda: log_of(block).exists() and log_of(block).read_text().count(text) == number
+
+
+def test_a_second_cluster_on_one_machine_is_refused_and_leaves_the_first(
+    folder: Path, cluster: Cluster
+) -> None:
+    up = subprocess.run(
+        [ROOT / "deploy/dev/slurm-up.sh", folder / "second"], capture_output=True, text=True
+    )
+    assert up.returncode == 1
+    assert "another cluster runs on this machine" in up.stderr
+    assert not (folder / "second").exists()
+    assert "node[1-2]" in ask("sinfo", "--noheader", "--format=%N")
 
 
 # --- to their end -------------------------------------------------------------------------------

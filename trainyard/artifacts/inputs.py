@@ -33,6 +33,8 @@ from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)
 
+SIDECAR = ".docs"
+
 SETTLED_SECONDS = 2.0
 """A file younger than this may change again within the resolution of its modification time."""
 
@@ -71,7 +73,7 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
     pair = [url + ending for ending in (".bin", ".idx") if store.exists(url + ending)]
     if pair:
         # The sidecar names places; the tokens are the same wherever their text lay.
-        beside = [url + ".docs"] if store.exists(url + ".docs") else []
+        beside = [url + SIDECAR] if store.exists(url + SIDECAR) else []
         return sorted([*pair, *beside]), _files_alone(pair, manifests)[1]
     return _folder(url, manifests)
 
@@ -84,7 +86,9 @@ def _own_manifests(url: str) -> list[tuple[str, str]]:
 
 
 def _files_of(manifest: Manifest, base: str) -> list[str]:
-    listed = sorted(record.path for record in manifest.files if not record.volatile)
+    """What the output digest is of, and where documents came from, which it is not of."""
+    files = manifest.files
+    listed = sorted(one.path for one in files if not one.volatile or one.path.endswith(SIDECAR))
     return [base + path for path in listed]
 
 

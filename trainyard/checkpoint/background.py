@@ -141,6 +141,8 @@ class BackgroundSave:
             self._thread.join(seconds)
             if self._thread.is_alive():
                 log.warning("step %d was still being saved and is lost", self._step)
+            elif self._error is not None:
+                log.warning("step %d could not be saved: %s", self._step, self._error)
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -1,17 +1,19 @@
 """A copy in host memory of what a rank is to write, made while training goes on.
 
 From a GPU the copy runs on a stream of its own, beside the next step's forward and backward passes,
-which change nothing of what is saved: only an update of the parameters has to wait for it, on the
-GPU. Tensors of the host are copied at once."""
+which must change nothing of what is saved (so no buffers of the model): only an update of the
+parameters has to wait for it, on the GPU. Tensors of the host are copied at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from trainyard.checkpoint.layout import Slice
+from trainyard.errors import InfrastructureError
 
 ALIGNMENT = 64
 """Bytes at a multiple of which each tensor of a snapshot begins: any type may, and copies are
@@ -21,10 +23,14 @@ fast."""
 class Snapshot:
     """The values as they were when it was begun."""
 
-    def __init__(self, parts: Mapping[Slice, Tensor], copied: torch.cuda.Event | None) -> None:
-        """copied: comes when all values are in host memory; None: they are."""
+    def __init__(
+        self, parts: Mapping[Slice, Tensor], copied: torch.cuda.Event | None, device: int = -1
+    ) -> None:
+        """copied: comes on the GPU of this number when all values are in host memory; None: they
+        are."""
         self._parts = parts
         self._copied = copied
+        self._device = device
         self._stall: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def hold_update(self) -> None:
@@ -42,7 +48,8 @@ class Snapshot:
     def parts(self) -> Mapping[Slice, Tensor]:
         """The values, when all of them are there; in any thread."""
         if self._copied is not None:
-            self._copied.synchronize()
+            with torch.cuda.device(self._device):  # a thread is on GPU 0, and would begin to use it
+                self._copied.synchronize()
         return self._parts
 
     def stalled_seconds(self) -> float:
@@ -51,8 +58,9 @@ class Snapshot:
         if self._stall is None:
             return 0.0
         before, after = self._stall
-        after.synchronize()
-        return float(before.elapsed_time(after)) / 1e3
+        with torch.cuda.device(self._device):
+            after.synchronize()
+            return float(before.elapsed_time(after)) / 1e3
 
 
 class HostMemory:
@@ -61,7 +69,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
-        self._is_locked = False
+        self._unlock: Callable[[], object] | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def copy(self, parts: Mapping[Slice, Tensor]) -> Snapshot:
@@ -84,13 +92,14 @@ class HostMemory:
         with torch.cuda.stream(self._stream):
             _copy(parts, copies)
             copied.record()
-        return Snapshot(copies, copied)
+        return Snapshot(copies, copied, torch.cuda.current_device())
 
     def reserve(self, parts: Mapping[Slice, Tensor]) -> Tensor:
         """Memory for a copy of these. Making it takes longer than the copy."""
         _, size_bytes = _places(parts)
         locked = any(tensor.is_cuda for tensor in parts.values())
-        if self._memory is None or self._memory.numel() < size_bytes or locked > self._is_locked:
+        fits = self._memory is not None and self._memory.numel() >= size_bytes
+        if self._memory is None or not fits or (locked and self._unlock is None):
             self.free()
             self._memory = torch.empty(size_bytes, dtype=torch.uint8)
             if locked and size_bytes:
@@ -100,16 +109,26 @@ class HostMemory:
     def _lock(self, memory: Tensor) -> None:
         # Not pin_memory: its allocator rounds up to a power of two.
         place, size = memory.data_ptr(), memory.numel()
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(place, size, 0)))
-        self._is_locked = True
+        failure = int(torch.cuda.cudart().cudaHostRegister(place, size, 0))
+        if failure:
+            raise InfrastructureError(
+                f"--async-save cannot lock {size / 1e9:.1f} GB of host memory (CUDA error {failure}"
+                "): give the job more memory, or leave the option out"
+            )
+        # At the latest when this goes: the place may be given to others, who lock it again.
+        unlock = weakref.finalize(self, _unlock, place)
+        unlock.atexit = False  # the process gives back everything
+        self._unlock = unlock
 
     def free(self) -> None:
         """Give the memory back; nothing may be reading it."""
-        if self._is_locked and self._memory is not None:
-            torch.cuda.check_error(
-                int(torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))
-            )
-        self._memory, self._is_locked = None, False
+        if self._unlock is not None:
+            self._unlock()
+        self._memory, self._unlock = None, None
+
+
+def _unlock(place: int) -> None:
+    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(place)))
 
 
 @torch.no_grad()

@@ -59,7 +59,15 @@ def pairs_of_folder(folder: str, files: Collection[str]) -> list[str]:
         raise ArtifactError(
             f"{root}{stray[0]} is no half of a .bin/.idx pair; a folder to merge holds nothing else"
         )
+    if not names:
+        raise ArtifactError(f"{folder}: no .bin/.idx pair lies there{_meant(folder, files)}")
     return _pairs_among([root + name for name in names], files, folder)
+
+
+def _meant(prefix: str, files: Collection[str]) -> str:
+    """For who named the prefix of a run, whose pairs have longer ones."""
+    longer = sorted({stem(file) for file in files if file.startswith(f"{prefix}_")})
+    return f"; did you mean {' '.join(longer)}?" if longer else ""
 
 
 def _matching(pattern: str, files: Collection[str]) -> list[str]:

@@ -61,9 +61,13 @@ class Pieces:
             if any(len(text) > LONG_LETTERS for text in texts):
                 return join_rows([self.reference_array(text) for text in texts])
             return flatten(self.by_library(texts))
-        flat = self._gigatoken.encode_flat(texts)
         assert self._apart is not None
-        return replace_found(flat, texts, self._apart, lambda text: self.by_library([text])[0])
+        return encode_apart(
+            texts,
+            self._apart,
+            lambda text: self.by_library([text])[0],
+            self._gigatoken.encode_flat,
+        )
 
     def by_library(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of several texts, by the library that defines them."""
@@ -109,11 +113,16 @@ def any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile(pattern) if pattern else None
 
 
-def replace_found(
-    flat: Flat, texts: Sequence[str], what: re.Pattern[str], encode: Callable[[str], list[int]]
+def encode_apart(
+    texts: Sequence[str],
+    what: re.Pattern[str],
+    encode: Callable[[str], Sequence[int] | NDArray[np.uint32]],
+    encode_flat: Callable[[Sequence[str]], Flat],
 ) -> Flat:
-    """The ids of texts, those in which something is found encoded in another way."""
+    """The ids of texts: of each in which something is found by `encode`, of the others at once."""
     numbers = [i for i, text in enumerate(texts) if what.search(text)]
     if not numbers:
-        return flat
+        return encode_flat(texts)
+    found = set(numbers)
+    flat = encode_flat(["" if i in found else text for i, text in enumerate(texts)])
     return replace_rows(flat, numbers, [encode(texts[i]) for i in numbers])

@@ -15,7 +15,8 @@ library holds up to 40 bytes for each of the text. A long one is encoded in wind
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -29,11 +30,11 @@ from trainyard.tokenizers.base import (
     as_lists,
     check_vocab_size,
     description,
-    flatten,
+    join_rows,
     read_part,
 )
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.piece_engine import Pieces, any_of, replace_found
+from trainyard.tokenizers.piece_engine import Pieces, any_of, encode_apart
 from trainyard.tokenizers.pieces import SPACE
 
 MODEL = "tokenizer.model"
@@ -41,7 +42,11 @@ CLASS, SEPARATOR, END, MASK = STANDARD = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
 EXTRA_SPACE = "\u262f"
 """Megatron-LM's sign for a space that the model would drop; hardly in any vocabulary."""
 
-Encode = Callable[[str], list[int]]
+LONG_LETTERS = 1 << 16
+"""A part of so many letters or more is encoded as an array."""
+
+Ids = Sequence[int] | NDArray[np.uint32]
+Encode = Callable[[str], Ids]
 
 
 class SentencePieceTokenizer:
@@ -67,14 +72,14 @@ class SentencePieceTokenizer:
         self.bos = _known(library.bos_id(), self._special.get("<BOS>"))
         self.eos = _known(library.eos_id(), self._special.get("<EOS>"))
         self.pad = _known(library.pad_id(), self._special.get("<PAD>"))
-        self._end, self._url = end, url
+        self._end = end
         self._keep_spaces = keeps_spaces(config, self._pieces)
 
     @property
     def eod(self) -> int:
         """Id that ends a document; ConfigError where the model has none, which only those need to
         know who end documents."""
-        return _end_of_document(self._end, self.eos, self._url)
+        return _end_of_document(self._end, self.eos, self.config)
 
     @property
     def engine(self) -> str:
@@ -83,16 +88,16 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        return self._encode(text, self._pieces.encode)
+        return self._encode(text, self._encode_part).tolist()
 
     def encode_reference(self, text: str) -> list[int]:
         """The ids of a text by the sentencepiece library alone."""
-        return self._encode(text, lambda part: self._pieces.by_library([part])[0])
+        return self._encode(text, self._reference_part).tolist()
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
         """The same as an array."""
         if self._keep_spaces or (self._cut and self._cut.search(text)):
-            return np.array(self.encode_reference(text), np.uint32)
+            return _as_array(self._encode(text, self._reference_part))
         return self._pieces.reference_array(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -102,9 +107,10 @@ class SentencePieceTokenizer:
     def encode_flat(self, texts: Sequence[str]) -> Flat:
         """The ids of several texts as arrays."""
         if self._keep_spaces:
-            return flatten(self.encode(text) for text in texts)
-        flat = self._pieces.encode_flat(texts)
-        return replace_found(flat, texts, self._cut, self.encode) if self._cut else flat
+            return join_rows([self._encode_array(text) for text in texts])
+        if self._cut is None:
+            return self._pieces.encode_flat(texts)
+        return encode_apart(texts, self._cut, self._encode_array, self._pieces.encode_flat)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids; special tokens that were added have a space after them."""
@@ -137,19 +143,36 @@ class SentencePieceTokenizer:
         """Megatron-LM's newer tokenizer drops a space that a chat template puts behind a token."""
         return bool(self.config.tokenizer_special_tokens)
 
-    def _encode(self, text: str, encode: Encode) -> list[int]:
-        ids: list[int] = []
+    def _encode_array(self, text: str) -> NDArray[np.uint32]:
+        return _as_array(self._encode(text, self._encode_part))
+
+    def _encode_part(self, part: str) -> Ids:
+        if len(part) < LONG_LETTERS:
+            return self._pieces.encode(part)
+        return self._pieces.encode_flat([part])[0]
+
+    def _reference_part(self, part: str) -> Ids:
+        if len(part) < LONG_LETTERS:
+            return self._pieces.by_library([part])[0]
+        return self._pieces.reference_array(part)
+
+    def _encode(self, text: str, encode: Encode) -> array[int]:
+        """The ids of a text, each part of it by `encode`; a list would be ten times as large."""
+        ids = array("I")
         if self._keep_spaces:
             text = mark_spaces(text)
         place = 0
         for found in self._cut.finditer(text) if self._cut else ():
-            part = encode(text[place : found.start()])
-            if self._trims and ids and ids[-1] in self._names and part[:1] == [self._space]:
+            part = encode(text[place : found.start()]) if found.start() > place else []
+            if self._trims and ids and ids[-1] in self._names and list(part[:1]) == [self._space]:
                 part = part[1:]
-            ids += [*part, self._special[found[0]]]
+            _extend(ids, part)
+            ids.append(self._special[found[0]])
             place = found.end()
         rest = text[place:]
-        return ids + (encode_marked(rest, encode) if self._keep_spaces else encode(rest))
+        for part in marked_ids(rest, encode) if self._keep_spaces else [encode(rest)]:
+            _extend(ids, part)
+        return ids
 
     @cached_property
     def _space(self) -> int:
@@ -203,10 +226,21 @@ def mark_spaces(text: str) -> str:
     return marked.rstrip()
 
 
-def encode_marked(text: str, encode: Encode) -> list[int]:
-    """The ids of a marked text, without those of the marks."""
-    parts = [part for part in text.split(EXTRA_SPACE) if part]
-    return [i for part in parts for i in encode(part + EXTRA_SPACE)[:-1]]
+def marked_ids(text: str, encode: Encode) -> Iterator[Ids]:
+    """The ids of a marked text, without those of the marks, from mark to mark."""
+    for part in re.finditer(f"[^{EXTRA_SPACE}]+", text):
+        yield encode(part[0] + EXTRA_SPACE)[:-1]
+
+
+def _extend(ids: array[int], part: Ids) -> None:
+    if isinstance(part, np.ndarray):
+        ids.frombytes(part.astype(np.uintc, copy=False).tobytes())
+    else:
+        ids.extend(part)
+
+
+def _as_array(ids: array[int]) -> NDArray[np.uint32]:
+    return np.frombuffer(ids, np.uintc).astype(np.uint32, copy=False)
 
 
 def _is_legacy(config: TokenizerConfig) -> bool:
@@ -224,12 +258,17 @@ def _known(of_model: int, added: int | None) -> int | None:
     return of_model if of_model >= 0 else added
 
 
-def _end_of_document(end: int | None, eos: int | None, url: str) -> int:
+def _end_of_document(end: int | None, eos: int | None, config: TokenizerConfig) -> int:
     found = eos if end is None else end
     if found is None:
+        advice = (
+            "take --tokenizer-type SentencePieceTokenizer with --tokenizer-sentencepiece-legacy, "
+            f"which adds {END}"
+        )
+        if _is_legacy(config):
+            advice = f"add {END} to --tokenizer-special-tokens, or leave that option out"
         raise ConfigError(
-            f"--tokenizer-model {url} has no piece that ends a sentence, by which documents are "
-            "ended; take --tokenizer-type SentencePieceTokenizer with "
-            "--tokenizer-sentencepiece-legacy, which adds one"
+            f"--tokenizer-model {config.tokenizer_model} has no piece that ends a sentence, by "
+            f"which documents are ended; {advice}"
         )
     return found

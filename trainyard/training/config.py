@@ -27,7 +27,7 @@ AT_LEAST_ONE = (
 class TrainingConfig:
     """How long to train, in what batches, and how often to look up."""
 
-    micro_batch_size: int = also("batch_size")
+    micro_batch_size: int = also("batch_size", role="execution")
     """Samples that a rank works on at once."""
     global_batch_size: int | None = None
     """Samples of an optimizer step over all ranks; unset: one micro-batch on each rank."""

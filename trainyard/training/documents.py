@@ -27,7 +27,8 @@ def config_document(
         "model": digest_relevant(config.model),
         "vocab_size": vocab_size,
         "padded_vocab_size": padded_vocab_size,
-        "run": digest_relevant(config),
+        # The size of a micro-batch makes no other run, but who asks for a row needs it.
+        "run": digest_relevant(config) | {"micro_batch_size": config.training.micro_batch_size},
         "inputs": dict(input_digests),
     }
     return document | ({"provided": dict(provided)} if provided else {})

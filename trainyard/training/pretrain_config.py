@@ -53,6 +53,15 @@ class PretrainConfig:
     """With --finetune: weights of --load that this model has not and that are left there, by
     patterns of their names."""
 
+    @property
+    def DESCRIBES(self) -> tuple[str, ...]:  # noqa: N802
+        """What matters by these options though it does not by others."""
+        return self.describes()
+
+    def describes(self) -> tuple[str, ...]:
+        """Where no global batch is given, a step is one micro-batch on each rank."""
+        return ("micro_batch_size",) if self.training.global_batch_size is None else ()
+
     def __post_init__(self) -> None:
         """Refuse combinations that cannot be meant."""
         if self.finetune and self.load is None:

@@ -102,10 +102,11 @@ def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> Found
 def announce(found: FoundSteps, root_url: str) -> None:
     """Say what is passed over and why."""
     if found.foreign:
-        log.info(
-            "passing over step %s in %s: of other options or inputs; they go to %s/ at the first "
-            "checkpoint",
-            *(_listed(found.foreign), root_url, ASIDE),
+        log.warning(
+            "passing over step %s in %s: of other options or inputs, so this is another run; they "
+            "go to %s/ at its first checkpoint. To go on from them, stop and give --load %s and "
+            "another --save",
+            *(_listed(found.foreign), root_url, ASIDE, root_url),
         )
 
 

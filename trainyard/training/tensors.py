@@ -23,19 +23,23 @@ from trainyard.training.repadding import Repadding
 from trainyard.training.step import Trainee
 
 
-def model_tensors(chunks: Sequence[nn.Module]) -> dict[str, Held]:
-    """`model.NAME` of every weight here; the copy of a tied embedding under the original's name."""
+def model_tensors(chunks: Sequence[nn.Module], *, buffers_apart: bool = False) -> dict[str, Held]:
+    """`model.NAME` of every weight here; the copy of a tied embedding under the original's name.
+
+    buffers_apart: of buffers, which a forward pass may change, copies; else all is live memory."""
     held: dict[str, Held] = {}
     for chunk in chunks:
         for name, tensor in chunk.state_dict(keep_vars=True).items():
             whole_name = f"model.{copy_of(tensor) or name}"
-            held.setdefault(whole_name, _parts(whole_name, tensor))
+            held.setdefault(whole_name, _parts(whole_name, tensor, buffers_apart))
     return held
 
 
-def _parts(name: str, tensor: Tensor) -> Held:
+def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> Held:
     shard = shard_of(tensor)
     values = tensor.detach()
+    if buffers_apart and not isinstance(tensor, nn.Parameter):
+        values = values.clone()
     if shard is None:
         return values
     return [

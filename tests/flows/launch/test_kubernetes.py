@@ -37,7 +37,7 @@ def spec(**values: Any) -> LaunchSpec:
 TRAINING = spec(
     name="pretrain",
     key="7c1f0d9a2b3e4f56-1",
-    environment={"NCCL_DEBUG": "WARN", "LITERAL": "$(HOME) and $HOME"},
+    environment={"NCCL_DEBUG": "WARN", "LITERAL": "$(HOME), $$(HOME) and $HOME"},
     mounts=(Mount(source="/data/pile", target="/pile"),),
     working_directory="/opt/yard",
     resources=Resources(
@@ -173,7 +173,7 @@ def test_a_pods_rank_is_its_index_and_all_meet_at_the_first() -> None:
 
 def test_what_people_write_is_not_expanded() -> None:
     variables = {one["name"]: one.get("value") for one in container_of("four-nodes")["env"]}
-    assert variables["LITERAL"] == "$$(HOME) and $HOME"
+    assert variables["LITERAL"] == "$$(HOME), $$$$(HOME) and $$HOME"
 
 
 def test_preemption_is_told_from_failure() -> None:

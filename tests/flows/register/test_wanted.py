@@ -62,6 +62,13 @@ def test_the_url_of_notifications_comes_from_the_environment() -> None:
     assert want(own, {"CHAT": "https://y"}).notify_url == "https://y"
 
 
+def test_automations_are_those_that_somebody_asks_for() -> None:
+    assert want("").automation_names() == ["trainyard site: zombie runs"]
+    text = '[automations]\nzombie_seconds = 0\ntrain_on_new_corpus = "recipes/web.toml"\n'
+    names = want(text, {"TRAINYARD_NOTIFY_URL": "https://x"}).automation_names()
+    assert names == ["trainyard site: failures", "trainyard site: new corpus"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -89,7 +96,7 @@ def test_what_nobody_would_heed_in_prefect_yaml_is_refused(
     file.write_text(yaml.safe_dump({"deployments": [{**entry, **change}]}))
     with pytest.raises(ConfigError, match=words):
         want("", file=file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read: it is not there.*a checkout"):
         read_deployments(tmp_path / "gone.yaml")
 
 
@@ -100,6 +107,11 @@ def test_the_report_says_what_was_done_or_would_be() -> None:
         report.changed("b", ["x", "y"])
         report.unchanged("c")
         assert report.num_changes == 2
+    done.kept("d")
+    done.left_over("e", "delete e")
+    assert done.num_changes == 2
+    assert done.lines.pop() == "left over       e (no longer written; delete e)"
+    assert done.lines.pop() == "kept            d"
     assert done.lines == ["created         a", "changed         b: x, y", "unchanged       c"]
     assert dry.lines[:2] == ["would create    a", "would change    b: x, y"]
     assert differing({"a": 1, "b": 2, "z": 0}, {"a": 1, "b": 3, "c": 4}) == ["b", "c"]

@@ -127,6 +127,24 @@ def test_a_failed_run_waits_only_so_long(
     assert find_steps(str(tmp_path / "run")) == [STEP]
 
 
+def test_a_failed_run_tells_of_the_save_that_failed_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(operation: str, url: str) -> None:
+        if operation == "write":
+            raise InfrastructureError(f"{url}: no space left on device")
+
+    saving = BackgroundSave(ALONE)
+    store.observers.append(full)
+    try:
+        begin(str(tmp_path / "run"), some_tensors(), saving)
+        saving.give_up(30)
+    finally:
+        store.observers.remove(full)
+    assert "step 50 could not be saved" in caplog.text
+    assert "no space left" in caplog.text
+
+
 def save_beside_training(folder: str) -> float:
     rank = dist.get_rank()
     ranks = Ranks(dist.new_group(backend="gloo"), rank, 2)

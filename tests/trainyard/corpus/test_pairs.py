@@ -52,5 +52,7 @@ def test_a_pair_named_twice_or_not_at_all_is_refused() -> None:
         find_pairs(["d", "d/a"], both("d/a"))
     with pytest.raises(ArtifactError, match=r"d/q\*: no .bin/.idx pair"):
         find_pairs(["d/q*"], both("d/a"))
+    with pytest.raises(ArtifactError, match=r"d/a: no .* did you mean d/a_x d/a_y\?"):
+        find_pairs(["d/a"], both("d/a_x", "d/a_y"))
     with pytest.raises(ArtifactError, match=r"d/a\.idx has no a\.bin beside it"):
         find_pairs(["d/a"], ["d/a.idx"])

@@ -388,5 +388,7 @@ def test_options_that_do_not_go_together(folder: Path, shared: Path, tmp_path: P
     assert endless.encode("some text")
     with pytest.raises(ConfigError, match="no piece that ends a sentence"):
         _ = endless.eod  # only who ends documents needs it
+    with pytest.raises(ConfigError, match="add <EOD> to --tokenizer-special-tokens"):
+        _ = legacy(str(shared / MODELS["albert"]), tokenizer_special_tokens=("<x>",)).eod
     with pytest.raises(ArtifactError, match="--tokenizer-model: there is no SentencePiece model"):
         build(str(tmp_path / "none.model"))

@@ -157,26 +157,32 @@ def test_16_bits_go_on_at_other_layouts(tokens: str, ranks: RankPool, tmp_path: 
     assert certificate(tmp_path / "run").is_complete
 
 
-def test_another_micro_batch_goes_on_in_a_run_of_its_own(tokens: str, tmp_path: Path) -> None:
-    """It decides what is dropped and how a mean of means is taken, so it is another run, which goes
-    on from the first with all its training; without dropout it is the same but for rounding."""
+def test_another_micro_batch_goes_on(tokens: str, tmp_path: Path) -> None:
+    """In the same folder or in another: the same samples, and without dropout (which is drawn for
+    each micro-batch) the same losses but for rounding."""
     still = {"hidden_dropout": 0.0}
-    assert go(tokens, tmp_path / "whole", **still) == "finished"
-    assert go(tokens, tmp_path / "first", **still, exit_interval=3) == "paused"
-    more = {**still, "micro_batch_size": 4, "load": str(tmp_path / "first")}
-    assert go(tokens, tmp_path / "on", **more) == "finished"
-    found, right = ledger(tmp_path / "on"), ledger(tmp_path / "whole")[3:]
-    seeds = {"rng": ()}  # one for each micro-batch
-    assert exact(found, seeds) == exact(right, seeds)
-    for line, other in zip(found, right, strict=True):
-        assert line["lm_loss"] == pytest.approx(other["lm_loss"], rel=FP32_LAYOUT.loss)
-    joined = certificate(tmp_path / "on")
+    whole, here, there = (tmp_path / name for name in ("whole", "here", "there"))
+    assert go(tokens, whole, **still) == "finished"
+    assert go(tokens, here, **still, exit_interval=3) == "paused"
+    more = {**still, "micro_batch_size": 4}
+    assert go(tokens, there, **more, load=str(here)) == "finished"
+    joined, first = certificate(there), certificate(here, data_path=[tokens])
+    assert first.is_complete, first.sentence
+    assert (first.finished, first.last_step) == (False, 3)
+    assert go(tokens, here, **more) == "finished"
+    right, seeds = ledger(whole)[3:], {"rng": ()}  # one for each micro-batch
+    for folder in (here, there):
+        found = ledger(folder)[-3:]
+        assert exact(found, seeds) == exact(right, seeds)
+        for line, other in zip(found, right, strict=True):
+            assert line["lm_loss"] == pytest.approx(other["lm_loss"], rel=FP32_LAYOUT.loss)
     assert joined.is_complete, joined.sentence
     assert (joined.first_step, joined.begins_at) == (4, "step 3 of another run")
     assert joined.spans == (Span(4, 6, 1, 4),)
-    first = certificate(tmp_path / "first", data_path=[tokens])
-    assert first.is_complete, first.sentence
-    assert (first.finished, first.last_step) == (False, 3)
+    in_place = certificate(here, data_path=[tokens])
+    assert in_place.is_complete, in_place.sentence
+    assert [span.micro_batch_size for span in in_place.spans][-1] == 4
+    assert (in_place.finished, in_place.last_step, len(in_place.spans)) == (True, 6, 2)
 
 
 @pytest.mark.slow

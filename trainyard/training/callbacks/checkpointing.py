@@ -241,7 +241,8 @@ class Checkpointing(Callback):
         )
 
     def _tensors(self) -> dict[str, Held]:
-        tensors = model_tensors(self._trainee.chunks)
+        goes_on = self._background is not None
+        tensors = model_tensors(self._trainee.chunks, buffers_apart=goes_on)
         return tensors | (optimizer_tensors(self._trainee) if self._save_optimizer else {})
 
     def _spans_to(self, step: int) -> tuple[Span, ...]:

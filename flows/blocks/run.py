@@ -1,0 +1,133 @@
+"""What the runs of all blocks have in common: told to stop once, and that seen through; a job that
+is silent for too long ended; its lines passed on; its end noted."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from pathlib import Path
+from typing import TypeVar
+
+from prefect.blocks.abstract import JobRun
+
+from flows.blocks.lines import parse_line
+from flows.blocks.live import see_through
+from flows.console import JOB, Log
+from flows.launch.events import note
+from flows.launch.outcome import Kind, Outcome
+from flows.launch.spec import LaunchSpec
+from trainyard.errors import TrainyardError
+
+
+class BlockRun(JobRun[Outcome]):
+    """A job that was found or started, until its end is known.
+
+    Who makes one adds it to `live` when all of it is there."""
+
+    def __init__(self, spec: LaunchSpec, job: str, log: Log | None = None) -> None:
+        """job: what its place knows it by; log: where its lines go, else to the run's logger."""
+        self.spec = spec
+        self._job = job
+        self._folder = Path(spec.run_directory)
+        self._log: Log = self.logger if log is None else log
+        self._ended_by_us: Kind | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    # --- of each block ------------------------------------------------------------------------
+
+    @abstractmethod
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Until the job has ended. Being cancelled stops it."""
+
+    @abstractmethod
+    def _has_ended(self) -> bool:
+        """True when nothing of it runs any more, as far as is known here."""
+
+    @abstractmethod
+    async def _stop(self) -> None:
+        """Let it save within its grace, then end it; until its place confirms the end."""
+
+    @abstractmethod
+    def _outcome(self) -> Outcome:
+        """How it ended, once it has."""
+
+    def _ended_at(self) -> float | None:
+        """When it gave back what it held, where its place tells; None: now."""
+        return None
+
+    # --- listening ----------------------------------------------------------------------------
+
+    def _say(self, line: str, label: str = "") -> None:
+        """Pass a line of its output on, at the level that the stage gave it."""
+        level, text = parse_line(line)
+        self._log.log(level, "%s", label + text, extra={JOB: self.spec.name})
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    @property
+    def is_being_stopped(self) -> bool:
+        """True once it was told to stop, or has ended."""
+        return self._stopping is not None or self._has_ended()
+
+    def begin_stopping(self) -> asyncio.Task[None]:
+        """Tell it to stop, unless it was told; the task ends when it has."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return self._stopping
+
+    async def stop(self) -> None:
+        """Tell it to stop, and wait until it has, however often this is cancelled meanwhile."""
+        await see_through(self.begin_stopping())
+
+    def _end(self, kind: Kind) -> None:
+        """Tell it to stop for a reason of ours, which is then how it ended."""
+        self._ended_by_us = kind
+        self.begin_stopping()
+
+    def _end_if_silent(self, silent_seconds: float, limit: float | None) -> None:
+        if limit is not None and silent_seconds > limit:
+            name = self.spec.name
+            self._log.error("%s has said nothing for %.0f s: ending it", name, silent_seconds)
+            self._end(Kind.HANG)
+
+    def _check_stopping(self) -> None:
+        """Raise why a job that was told to stop could not be: nobody would tell it again."""
+        if self._stopping is not None and self._stopping.done():
+            self._stopping.result()
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def fetch_result(self) -> Outcome:
+        """How it ended; ValueError while it runs."""
+        if not self._has_ended():
+            raise ValueError(
+                f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
+            )
+        outcome = self._outcome()
+        self._note_end(outcome.kind)
+        return outcome
+
+    def _note_end(self, kind: Kind) -> None:
+        note(self._folder, "ended", at=self._ended_at(), job=self._job, kind=str(kind))
+
+
+AnyRun = TypeVar("AnyRun", bound=BlockRun)
+
+
+async def when_found(finding: asyncio.Task[AnyRun]) -> AnyRun:
+    """The run that a block finds or starts. One that is cancelled meanwhile stops the job, once it
+    is there: nobody else would know of it."""
+    try:
+        return await asyncio.shield(finding)
+    except asyncio.CancelledError:
+        await see_through(asyncio.create_task(_stop_found(finding)))
+        raise
+
+
+async def _stop_found(finding: asyncio.Task[AnyRun]) -> None:
+    try:
+        run = await finding
+    except TrainyardError:  # then there is nothing to stop
+        return
+    run.begin_stopping()
+    await run.wait_for_completion()

@@ -1,0 +1,67 @@
+"""Whose word counts on whether a schedule is active: the profile's when it changed, else that of
+the person who switched it in Prefect's pages."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.schedules import CronSchedule
+
+from flows.profile import Schedule
+from flows.register.schedules import active_before, is_as_wanted, switched
+
+NIGHT, NOON = "0 3 * * *", "0 12 * * *"
+
+
+def there(cron: str, active: bool) -> DeploymentSchedule:
+    """A schedule as a server has it."""
+    return DeploymentSchedule(
+        id=uuid4(),
+        deployment_id=uuid4(),
+        schedule=CronSchedule(cron=cron, timezone="UTC"),
+        active=active,
+    )
+
+
+@pytest.mark.parametrize("profile", [True, False])
+@pytest.mark.parametrize("person", [True, False])
+def test_what_a_person_switched_stays_so(profile: bool, person: bool) -> None:
+    wanted = Schedule(cron=NIGHT, active=profile)
+    for before in (profile, None):
+        found = switched(wanted, [there(NIGHT, person)], before)
+        assert found == Schedule(cron=NIGHT, active=person)
+
+
+@pytest.mark.parametrize("profile", [True, False])
+@pytest.mark.parametrize("person", [True, False])
+def test_a_profile_that_changed_its_mind_is_heeded(profile: bool, person: bool) -> None:
+    wanted = Schedule(cron=NIGHT, active=profile)
+    assert switched(wanted, [there(NIGHT, person)], not profile) == wanted
+
+
+def test_another_hour_does_not_wake_a_paused_schedule() -> None:
+    found = switched(Schedule(cron=NOON), [there(NIGHT, False)], True)
+    assert found == Schedule(cron=NOON, active=False)
+
+
+def test_one_that_a_person_added_is_not_taken_for_ours() -> None:
+    wanted, ours = Schedule(cron=NIGHT), there(NIGHT, True)
+    assert switched(wanted, [there(NOON, False), ours], True) == wanted
+    assert not is_as_wanted(wanted, [there(NOON, False), ours])
+    assert is_as_wanted(wanted, [ours])
+
+
+def test_none_there_or_none_wanted() -> None:
+    wanted = Schedule(cron=NIGHT, active=False)
+    assert switched(wanted, [], None) == wanted
+    assert switched(None, [there(NIGHT, False)], True) is None
+    assert is_as_wanted(None, [])
+
+
+def test_what_the_last_profile_said() -> None:
+    document = {"schedules": {"release": {"cron": NIGHT}, "pretrain-gpt": {"active": False}}}
+    found = [active_before(document, flow) for flow in ("release", "pretrain-gpt", "run-stage")]
+    assert found == [True, False, None]
+    assert active_before({}, "release") is None

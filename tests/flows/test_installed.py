@@ -1,0 +1,35 @@
+"""The flows as a package without the rest of the sources, as `pip install` leaves them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.flows.processes import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "command", [("flows.prepare_corpus", "x.toml", "--profile"), ("flows.register", "--yard")]
+)
+def test_a_name_of_a_yard_is_answered_with_where_yards_are(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    shutil.copytree(ROOT / "flows", tmp_path / "flows")
+    told = subprocess.run(
+        [sys.executable, "-m", *command, "compose"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 2
+    assert f"names are looked for in {tmp_path}/deploy/yards, which is not there" in told.stderr
+    assert "Traceback" not in told.stderr

@@ -1,0 +1,41 @@
+"""What registered a yard and what works for it: one version, and told when two builds of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.blocks.yard import YardProfile, block_name, check_build
+from trainyard.errors import ConfigError
+from trainyard.version import VERSION, build_revision
+
+
+def registered(revision: str, version: str = VERSION) -> YardProfile:
+    return YardProfile(document={}, version=version, revision=revision)
+
+
+def test_another_version_is_refused_whatever_the_revision() -> None:
+    with pytest.raises(ConfigError, match=f"by trainyard 0.0.0, and this worker has {VERSION}"):
+        check_build("site", registered("aaa", "0.0.0"), "aaa")
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("aaa", "aaa"), ("", "aaa"), ("aaa", ""), ("", "")])
+def test_one_build_or_one_that_nobody_knows_is_no_remark(theirs: str, ours: str) -> None:
+    assert check_build("site", registered(theirs), ours) == ""
+
+
+def test_two_builds_of_a_version_are_told_apart() -> None:
+    told = check_build("site", registered("aaa"), "bbb")
+    assert "of revision aaa, and this worker is of bbb" in told
+
+
+def test_a_block_of_before_revisions_were_kept_is_read() -> None:
+    assert YardProfile(document={}, version=VERSION).revision == ""
+
+
+def test_images_built_without_a_revision_know_none() -> None:
+    assert build_revision({"TRAINYARD_REVISION": "unknown"}) == build_revision({}) == ""
+    assert build_revision({"TRAINYARD_REVISION": "aaa"}) == "aaa"
+
+
+def test_names_of_blocks_are_what_prefect_takes() -> None:
+    assert block_name("My_site.2") == "my-site-2"

@@ -1,0 +1,53 @@
+"""The file that says that a training lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.blocks import signs
+from stages.failure import RUN_DIR
+from stages.pretrain import heartbeat
+from stages.pretrain.heartbeat import Heartbeat, heartbeats
+
+NOTHING: Any = None
+"""What a heartbeat does not look at."""
+
+
+def test_it_is_renewed_by_steps_and_not_by_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    beat = Heartbeat(tmp_path / heartbeat.FILE)
+    beat.begin(NOTHING)
+    os.utime(tmp_path / heartbeat.FILE, (1, 1))
+    now[0] += heartbeat.BETWEEN_SECONDS / 2
+    beat.after_step(NOTHING)
+    assert (tmp_path / heartbeat.FILE).stat().st_mtime == 1
+    now[0] += heartbeat.BETWEEN_SECONDS / 2
+    beat.after_step(NOTHING)
+    assert (tmp_path / heartbeat.FILE).stat().st_mtime > 1
+
+
+def test_it_is_the_file_that_blocks_look_at_and_of_the_first_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert heartbeat.FILE == signs.HEARTBEAT
+    monkeypatch.setenv(RUN_DIR, str(tmp_path))
+    assert len(heartbeats(0)) == 1
+    assert heartbeats(1) == ()
+    monkeypatch.delenv(RUN_DIR)
+    assert heartbeats(0) == ()
+
+
+def test_a_folder_that_is_gone_is_told_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        Heartbeat(tmp_path / "gone" / heartbeat.FILE).begin(NOTHING)
+    assert "was not renewed" in caplog.text
