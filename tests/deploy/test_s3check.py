@@ -8,7 +8,7 @@ from deploy.dev import s3check
 from tests.faulty_s3 import Faults, gateway
 from trainyard.artifacts import store
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
 
 def status(url: str, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -13,6 +13,8 @@ import pytest
 from images import smoke
 from trainyard.version import VERSION
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

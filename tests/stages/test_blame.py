@@ -31,6 +31,8 @@ from trainyard.corpus.provenance import ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.testing.kill import Zygote
 
+pytestmark = pytest.mark.slow
+
 LINES = 20
 RUN = {name: PRETRAIN[name] for name in ("seq_length", "train_iters", "global_batch_size")}
 RUN |= {"micro_batch_size": 2, "split": PRETRAIN["split"]}

@@ -26,6 +26,8 @@ from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.testing.kill import Zygote
 from trainyard.training.certificate import CHECKS, Certificate, Link
 
+pytestmark = pytest.mark.slow
+
 STOPPED = 143
 
 

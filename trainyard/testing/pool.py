@@ -80,6 +80,14 @@ class RankPool:
         Raises what was raised first, with its traceback as a note, and not what it made other ranks
         raise; TimeoutError when the ranks have not finished in time."""
         assert 1 <= world_size <= self.max_ranks, (world_size, self.max_ranks)
+        try:
+            return self._run(fn, world_size, args, timeout_seconds)
+        except NotJoinedError:  # once in some thousand calls gloo's ranks do not find each other
+            return self._run(fn, world_size, args, timeout_seconds)
+
+    def _run(
+        self, fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout_seconds: float
+    ) -> list[Any]:
         ranks = self._started(world_size)
         self._num_calls += 1
         call = (target_of(fn), args, world_size, self._num_calls, timeout_seconds)
@@ -133,6 +141,10 @@ class RankPool:
             running = sorted(rank.number for rank in waiting.values())
             raise TimeoutError(f"ranks {running} still ran after {timeout_seconds:.0f} s")
         return failures
+
+
+class NotJoinedError(RuntimeError):
+    """A rank could not join the others; nothing was called on it."""
 
 
 class _Rank:
@@ -195,19 +207,23 @@ def _serve(number: int, port: int, connection: Connection) -> None:
             os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
             torch.manual_seed(0)
             try:
-                dist.init_process_group(
-                    "gloo",
-                    store=dist.PrefixStore(f"call-{call}", store),
-                    rank=number,
-                    world_size=world_size,
-                    timeout=timedelta(seconds=timeout_seconds),
-                )
+                _join(dist, dist.PrefixStore(f"call-{call}", store), world_size, timeout_seconds)
                 result = pickle.dumps(_call(target, args))
                 dist.destroy_process_group()
             except BaseException as error:
                 connection.send((False, pickled_error(error)))
                 return  # what is left of its groups would disturb the next call
             connection.send((True, result))
+
+
+def _join(dist: Any, store: Any, world_size: int, timeout_seconds: float) -> None:
+    rank, timeout = int(os.environ["RANK"]), timedelta(seconds=timeout_seconds)
+    try:
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+    except RuntimeError as error:
+        raise NotJoinedError(str(error)) from error
 
 
 def _call(target: Target, args: tuple[Any, ...]) -> Any:

@@ -35,6 +35,8 @@ from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.urls import join
 from trainyard.errors import ClaimHeldError, ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 def swept(root: str, policy: Policy = AT_ONCE, *, dry_run: bool = False) -> Swept:
     return sweep(root, [], policy, dry_run)

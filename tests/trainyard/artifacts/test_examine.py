@@ -13,6 +13,8 @@ from trainyard.artifacts.examine import check_reachable, examine, is_open_to_all
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError, InfrastructureError
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_honest_store_passes_and_keeps_nothing(store_url: str) -> None:
     store.write_bytes(join(store_url, "theirs"), b"1")

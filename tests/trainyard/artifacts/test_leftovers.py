@@ -15,6 +15,8 @@ from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 def test_entries_are_what_a_listing_says_and_new(store_url: str) -> None:
     for name in ("b/c.bin", "a.bin", "b/.tmp-x"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from trainyard.errors import ConfigError
-from trainyard.testing.pool import RankPool
+from trainyard.testing.pool import NotJoinedError, RankPool
 
 pytestmark = pytest.mark.distributed
 
@@ -73,3 +74,24 @@ def draw() -> float:
 
 def test_generators_begin_anew_with_each_call(ranks: RankPool) -> None:
     assert ranks.run(draw, 2) == ranks.run(draw, 2)
+
+
+@pytest.mark.parametrize("misses", [1, 2])
+def test_ranks_that_did_not_find_each_other_are_asked_once_more(
+    ranks: RankPool, monkeypatch: pytest.MonkeyPatch, misses: int
+) -> None:
+    run, calls = ranks._run, []
+
+    def sometimes(*given: Any) -> list[Any]:
+        calls.append(given)
+        if len(calls) <= misses:
+            raise NotJoinedError("connection closed by peer")
+        return run(*given)
+
+    monkeypatch.setattr(ranks, "_run", sometimes)
+    if misses == 1:
+        assert [value for value, _ in ranks.run(total, 2, 1.0)] == [3.0] * 2
+    else:
+        with pytest.raises(NotJoinedError):
+            ranks.run(total, 2, 1.0)
+    assert len(calls) == 2

@@ -15,6 +15,8 @@ from trainyard.tokenizers.base import Tokenizer, as_lists
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer
 
+pytestmark = pytest.mark.slow
+
 WORDS = "the yard shunts  every train "
 
 

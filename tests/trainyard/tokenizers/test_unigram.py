@@ -20,6 +20,8 @@ from trainyard.tokenizers.piece_engine import Pieces
 from trainyard.tokenizers.pieces import CONTROL, NORMAL, USER_DEFINED, Piece, parse_pieces
 from trainyard.tokenizers.unigram import Windows, find_windows
 
+pytestmark = pytest.mark.slow
+
 REAL = ("albert", "seqio", "spm")
 TRAINED: dict[str, dict[str, Any]] = {
     "bytes": {"byte_fallback": True},

@@ -25,6 +25,8 @@ from trainyard.training.length import length_of
 from trainyard.training.loop import TrainLoop
 from trainyard.training.metrics import Workload
 
+pytestmark = pytest.mark.slow
+
 TRAINING = TrainingConfig(
     micro_batch_size=2,
     global_batch_size=16,
