@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,11 @@ def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[s
         found = read_manifest(pointer["tokens"]["text"] + ".manifest.json")
         assert found is not None
         assert Path(pointer["tokens"]["text"] + ".bin").stat().st_size == 2 * tokens
-    assert {one["version"], two["version"]} <= set(events(prefect_api))
+    announced = {one["version"], two["version"]}
+    deadline = time.monotonic() + 30  # the server writes events down in batches
+    while not announced <= set(events(prefect_api)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert announced <= set(events(prefect_api))
 
 
 def test_of_two_runs_at_once_one_does_the_work_and_the_other_reuses_it(yard: Yard) -> None:
