@@ -80,13 +80,14 @@ def stage_main(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run one stage as a program; returns its exit status. Without `argv` the process is the
-    stage's own, and ends here where it is one of several ranks.
+    stage's own, and ends here where it is one of several ranks or was told to stop.
 
     `positional` names the option that arguments without a flag in front belong to; `megatron` says
     that the command line is one of Megatron-LM's programs."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = _main(name, config_class, run_module, arguments, positional, megatron)
-    if argv is None and is_one_of_several():
+    was_stopped = status > 128
+    if argv is None and (is_one_of_several() or was_stopped):
         leave(status)
     return status
 

@@ -1,8 +1,9 @@
-"""The end of a process that is one rank of several.
+"""The end of a process that is one rank of several, or that a signal stopped.
 
 torch's communication threads may outlive Python: such a thread of gloo that lets go of a tensor
 while Python ends aborts the process, and one that waits for a rank which is gone holds its end up.
-So a rank ends at once when all that it owes is done."""
+A thread that is in a library when the process is stopped, such as SentencePiece's, does the same.
+So these end at once when all that they owe is done."""
 
 from __future__ import annotations
 
