@@ -3,7 +3,15 @@
 #
 #     deploy/dev/engine-down.sh [DIR] [--purge]     --purge: images and volumes go too
 set -euo pipefail
-DIR=${1:-/tmp/yard-engine}
+DIR=/tmp/yard-engine
+purge=
+for argument in "$@"; do
+  case $argument in
+    --purge) purge=yes ;;
+    -*) echo "engine-down.sh: unknown option $argument" >&2; exit 2 ;;
+    *) DIR=$argument ;;
+  esac
+done
 DATA=${YARD_ENGINE_DATA:-/var/lib/yard-engine}
 PID=$DIR/dockerd.pid
 
@@ -24,5 +32,9 @@ if [ -s "$PID" ]; then
   fi
   ip link delete docker0 2>/dev/null || true
 fi
+# A network namespace that the engine held stays mounted when the engine is gone.
+for held in "$DIR"/exec/netns/*; do
+  if mountpoint -q "$held"; then umount "$held" || umount --lazy "$held"; fi
+done
 rm -rf "$DIR"
-case " $* " in *" --purge "*) rm -rf "$DATA" ;; esac
+if [ -n "$purge" ]; then rm -rf "$DATA"; fi

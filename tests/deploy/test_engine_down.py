@@ -1,0 +1,33 @@
+"""Ending the engine of tests removes what it made, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "deploy/dev/engine-down.sh"
+
+
+@pytest.mark.parametrize("purge", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_what_is_removed(tmp_path: Path, purge: bool, first: bool) -> None:
+    folder, data, other = (tmp_path / name for name in ("engine", "data", "other"))
+    for made in (folder / "exec" / "netns", data, other):
+        made.mkdir(parents=True)
+    options = ["--purge"] if purge else []
+    given = [*options, str(folder)] if first else [str(folder), *options]
+    environment = {**os.environ, "YARD_ENGINE_DATA": str(data)}
+    done = subprocess.run([SCRIPT, *given], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not folder.exists()
+    assert data.exists() is not purge
+    assert other.exists()
+
+
+def test_an_option_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run([SCRIPT, "--force"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "unknown option --force" in done.stderr
