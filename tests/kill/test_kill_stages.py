@@ -62,8 +62,10 @@ def test_a_stage_survives_a_kill_anywhere_on_s3(
     kill_anywhere(zygote, yard, stage, s3_url)
 
 
+@pytest.mark.parametrize("store", ["file", pytest.param("s3", marks=pytest.mark.full)])
 def test_training_survives_a_kill_while_a_step_is_saved_in_the_background(
-    zygote: Zygote, yard: Yard, store_url: str, monkeypatch: pytest.MonkeyPatch
+    store: str, request: pytest.FixtureRequest, zygote: Zygote, yard: Yard, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
-    kill_anywhere(zygote, yard, "pretrain", store_url, IN_BACKGROUND)
+    root = str(tmp_path) if store == "file" else str(request.getfixturevalue("s3_url"))
+    request.getfixturevalue("monkeypatch").setenv("TRAINYARD_CACHE", yard.at("cache"))
+    kill_anywhere(zygote, yard, "pretrain", root, IN_BACKGROUND)
