@@ -94,9 +94,9 @@ def _cudnn_backward(
     rng: Tensor,
     call: BlockCall,
 ) -> Parts:
-    # Like its own forward gives them out: see `laid_out`.
-    strides = torch.empty_like(q, device="meta").stride()
-    dout, out = laid_out(dout, strides), laid_out(out, strides)
+    # As its own forward gives them out: see `laid_out`.
+    order = order_in_memory(q)
+    dout, out = laid_out(dout, order), laid_out(out, order)
     # Called directly, its backward gives a wrong dq where heads share keys, too.
     per_group = q.shape[1] // k.shape[1]
     dq, dk, dv = _ATEN._scaled_dot_product_cudnn_attention_backward(
@@ -120,15 +120,24 @@ def _cudnn_backward(
     return dq, _over_group(dk, per_group), _over_group(dv, per_group)
 
 
-def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:
-    """x with these strides.
+def order_in_memory(x: Tensor) -> tuple[int, ...]:
+    """The dimensions of x from the one with the longest strides to the one with the shortest."""
+    strides = x.stride()
+    return tuple(sorted(range(x.dim()), key=lambda dim: -strides[dim]))
+
+
+def laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
+    """x, its dimensions without gaps in this order in memory; itself where they are.
 
     torch keeps cuDNN's plans of backward passes by the strides of q, k and v alone, and hands dout
     and out to a plan that was made for others as though they were laid out like those: dq is then
-    wrong without a word (torch 2.11). So for the same q, k and v they always have one layout."""
-    if tuple(x.stride()) == tuple(strides):
-        return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    wrong without a word (torch 2.11). So for the same q, k and v they always have one layout, the
+    one that cuDNN gives `out`: q's order without gaps.
+
+    By `contiguous`, and not by comparing strides: what Dynamo believes of the strides of a gradient
+    would be compiled in, and the copy made every time."""
+    places = [order.index(dim) for dim in range(len(order))]
+    return x.permute(tuple(order)).contiguous().permute(places)
 
 
 def _over_group(grad: Tensor, per_group: int) -> Tensor:

@@ -50,9 +50,9 @@ class _CrossEntropy(torch.autograd.Function):
         real = logits.narrow(-1, 0, width)
         highest = all_reduce(_highest(real), group, "max")
         parts = [_sums(*chunk) for chunk in _chunks(real, local, highest)]
-        exponentials, of_labels = all_reduce(torch.cat(parts, dim=1), group)
+        exponentials, of_labels = all_reduce(torch.cat(parts), group).unbind(dim=1)
         log_sum = exponentials.log()
-        ctx.save_for_backward(logits, local, highest + log_sum)
+        ctx.save_for_backward(logits, local, highest.squeeze(1) + log_sum)
         ctx.width, ctx.is_spent = width, False
         losses: Tensor = log_sum - of_labels
         return losses
@@ -82,20 +82,26 @@ def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _highest(logits: Tensor) -> Tensor:
-    """(N) fp32; logits: (N, w)."""
+    """(N, 1) fp32; logits: (N, w)."""
     if not logits.shape[-1]:  # this rank has nothing but padding
-        return logits.new_full(logits.shape[:1], -math.inf, dtype=torch.float32)
-    return logits.amax(dim=-1).float()
+        return logits.new_full((len(logits), 1), -math.inf, dtype=torch.float32)
+    if torch.compiler.is_compiling():
+        # Of the same fp32 numbers, and with the same dimensions, as in `_sums`: the compiler then
+        # knows the two for a softmax, whose maximum and sum it finds in one pass.
+        return logits.float().amax(dim=-1, keepdim=True)
+    return logits.amax(dim=-1, keepdim=True).float()
 
 
 def _sums(logits: Tensor, local: Tensor, highest: Tensor) -> Tensor:
-    """(2, N) fp32: sum of exp(logit - highest), and the label's logit - highest, 0 elsewhere."""
+    """(N, 2) fp32: sum of exp(logit - highest), and the label's logit - highest, 0 elsewhere.
+
+    highest: (N, 1)."""
     if not logits.shape[-1]:
-        return highest.new_zeros(2, len(highest))
-    shifted = logits.float() - highest.unsqueeze(-1)
+        return highest.new_zeros(len(highest), 2)
+    shifted = logits.float() - highest
     index, is_here = _index(local, logits.shape[-1])
-    of_labels = shifted.gather(-1, index).squeeze(-1).masked_fill(~is_here, 0.0)
-    return torch.stack((shifted.exp().sum(dim=-1), of_labels))
+    of_labels = shifted.gather(-1, index).masked_fill(~is_here.unsqueeze(-1), 0.0)
+    return torch.cat((shifted.exp().sum(dim=-1, keepdim=True), of_labels), dim=1)
 
 
 def _gradient(logits: Tensor, local: Tensor, log_norm: Tensor, grad: Tensor) -> Tensor:

@@ -57,8 +57,10 @@ class Preparation:
         for index in range(num_microbatches):
             batch = self.ready(next(batches))
             place = index * dims.dp + self.groups.dp_rank
-            batch[HOST_SEED] = torch.tensor(microbatch_seed(seed, step, place))
-            batch[DROPOUT_SEED] = batch[HOST_SEED].to(self.device, non_blocking=True)
+            drawn = microbatch_seed(seed, step, place)
+            batch[HOST_SEED] = torch.tensor(drawn)
+            # Filled in and not copied: a copy of memory that is not pinned waits for the device.
+            batch[DROPOUT_SEED] = torch.full((), drawn, dtype=torch.int64, device=self.device)
             yield batch
 
     def ready(self, batch: Batch) -> Batch:

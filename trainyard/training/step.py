@@ -168,7 +168,7 @@ class Trainee:
             chunk.train()
         self.optimizer.zero()
         self._totals = Totals(self.groups, self.device)
-        self._totals.values[2] = float(stop)
+        self._totals.values[2].fill_(float(stop))  # assigned, it would wait for the device
         shares = 1 if self._options.per_token else size.num_microbatches * size.dp
         self._loss_factor = float(shares)
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainyard.models.masks import AttentionMask, materialise, packed_lengths
 from trainyard.parallel.block_attention import Block, block_attention, causal_blocks
-from trainyard.parallel.blocks import laid_out
+from trainyard.parallel.blocks import laid_out, order_in_memory
 from trainyard.parallel.varlen import varlen_attention
 
 CUDNN, FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
@@ -89,7 +89,7 @@ class SdpaBackend:
             out = functional.scaled_dot_product_attention(
                 q, k, v, dense, dropout_p, causal, scale=scale, enable_gqa=grouped
             )
-        return even_gradient(out) if CUDNN in kernels and q.is_cuda else out
+        return even_gradient(out, q) if CUDNN in kernels and q.is_cuda else out
 
     def _with_sink(
         self,
@@ -119,18 +119,18 @@ class _EvenGradient(torch.autograd.Function):
     """What cuDNN gave out, whose gradient then has the same layout."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor) -> Tensor:
-        ctx.strides = out.stride()
+    def forward(ctx: Any, out: Tensor, order: tuple[int, ...]) -> Tensor:
+        ctx.order = order
         return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> Tensor:
-        return laid_out(dout, ctx.strides)
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        return laid_out(dout, ctx.order), None
 
 
-def even_gradient(out: Tensor) -> Tensor:
-    """`out`, whose gradient will have its layout."""
-    even: Tensor = _EvenGradient.apply(out)  # type: ignore[no-untyped-call]
+def even_gradient(out: Tensor, q: Tensor) -> Tensor:
+    """`out`, whose gradient will have the layout that cuDNN gives an output for these queries."""
+    even: Tensor = _EvenGradient.apply(out, order_in_memory(q))  # type: ignore[no-untyped-call]
     return even
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 from tests.trainyard.models.backends.cases import KINDS, LOCAL, attend, expected, inputs, masks
 from trainyard.models.backends.base import Numerics
@@ -299,7 +302,33 @@ def test_a_gradient_comes_back_laid_out_like_the_output(order: tuple[int, ...]) 
     places = [order.index(place) for place in range(4)]
     weights = torch.randn(shape).permute(places)
     given = Seen.apply(out)  # type: ignore[no-untyped-call]
-    (even_gradient(given) * weights).sum().backward()
+    (even_gradient(given, out) * weights).sum().backward()
     assert out.grad is not None
     assert torch.equal(out.grad, weights)
     assert Seen.strides[-1] == given.stride()
+
+
+@pytest.mark.parametrize(("follows", "copies"), [((2, 0, 1, 3), 0), ((0, 1, 2, 3), 1)])
+def test_compiled_a_gradient_is_copied_only_where_its_layout_is_another(
+    follows: tuple[int, ...], copies: int
+) -> None:
+    """Heads lie between batch and channels, as attention leaves them in (s, b, n, d)."""
+    seen: list[str] = []
+
+    def count(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        out = torch.sin(x).permute(1, 2, 0, 3)
+        return even_gradient(out, out).permute(follows).flatten(2) @ weight
+
+    x = torch.randn(5, 2, 3, 4, requires_grad=True)
+    weight = torch.randn(math.prod((2, 3, 5, 4)[dim] for dim in follows[2:]), 7)
+    run(x, weight).sum().backward()
+    assert x.grad is not None
+    given, x.grad = x.grad, None
+    boxed = aot_autograd(fw_compiler=lambda g, _: make_boxed_func(g.forward), bw_compiler=count)
+    torch.compile(run, backend=boxed)(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, given)
+    assert sum("clone" in name or "copy" in name for name in seen) == copies, seen
