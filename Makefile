@@ -7,6 +7,7 @@ PROFILE ?= local
 TORCH_INDEX ?=
 JOBS ?= 2
 UI_PORT ?= 4200
+BROWSE_PORT ?= 4201
 FUZZ_SECONDS ?= 20
 FUZZ_SEED ?= 1
 
@@ -20,7 +21,7 @@ LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
 
 # One for every stage, and one for the flows.
 ALL_IMAGES = $(filter-out cuda/%,$(patsubst images/locks/%.txt,%,$(filter-out \
-  %/build.txt %/sbom.txt %/torch.txt,$(wildcard images/locks/*.txt))))
+  %/build.txt %/faiss.txt %/sbom.txt %/torch.txt,$(wildcard images/locks/*.txt))))
 
 # Tests run side by side, so one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -47,6 +48,7 @@ help: ## List the targets and variables
 	@echo "      CUDA 13:           https://download.pytorch.org/whl/cu130"
 	@echo "  JOBS=$(JOBS)  test processes side by side"
 	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
+	@echo "  BROWSE_PORT=$(BROWSE_PORT)  port where make ui shows YARD itself, which links lead to"
 	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS)  seconds for each target of make fuzz"
 	@echo "  FUZZ_SEED=$(FUZZ_SEED)  where its chance begins; 0: anew every time"
 
@@ -69,6 +71,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
+# Where `make ui` shows what the pages of these runs link to.
+quickstart pretrain-gpt: export TRAINYARD_BROWSE ?= $(if $(findstring \
+  ://,$(YARD)),$(YARD),$(abspath $(YARD)))=http://127.0.0.1:$(BROWSE_PORT)
 quickstart: export YARD := $(YARD)
 quickstart: install ## Text to a trained, evaluated GPT and its run card
 	@$(BIN)/python -m flows.pretrain_gpt recipes/quickstart.toml
@@ -79,10 +84,14 @@ pretrain-gpt: install ## The same flow on RECIPE, in the place that PROFILE name
 register: install ## Tell the server of PREFECT_API_URL all that yard PROFILE needs
 	@$(BIN)/python -m flows.register --yard $(PROFILE)
 
-ui: install ## Prefect's pages for the runs under YARD, on localhost
-	@PREFECT_HOME="$(abspath $(LOCAL_YARD))/.prefect" PREFECT_SERVER_ANALYTICS_ENABLED=false \
+ui: install ## Prefect's pages for the runs under YARD, on localhost, and what they link to
+	@mkdir -p "$(LOCAL_YARD)"
+	@# In the place of this shell, so that what shows the files ends with it, however it ends.
+	@$(BIN)/python -m flows.browse --root "$(YARD)" --port $(BROWSE_PORT) --end-with $$$$ & \
+	  exec env PREFECT_HOME="$(abspath $(LOCAL_YARD))/.prefect" PREFECT_SERVER_ANALYTICS_ENABLED=false \
 	  PREFECT_SERVER_UI_API_URL="http://127.0.0.1:$(UI_PORT)/api" \
 	  PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false \
+	  PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem \
 	  DO_NOT_TRACK=1 $(BIN)/prefect server start --host 127.0.0.1 --port $(UI_PORT)
 
 env: ## .env for docker compose: settings of this machine, new secrets; again: keeps them

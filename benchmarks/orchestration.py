@@ -200,27 +200,33 @@ def resume(folder: Path, runs: int) -> None:
     try:
         api.wait()
         environment["PREFECT_API_URL"] = api.url
-        program = [sys.executable, "-c", TRAIN, str(folder), str(ROOT)]
-        with (
-            (folder / "flow.txt").open("w") as said,
-            subprocess.Popen(
-                program, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True
-            ) as flow,
-        ):
-            try:
-                told("from kill to the next step, Slurm", [_kill(folder) for _ in range(runs)])
-            finally:
-                flow.send_signal(signal.SIGTERM)
-                flow.wait(60)
+        seconds = [_resumed(folder / str(number), environment) for number in range(runs)]
+        told("from kill to the next step, Slurm", seconds)
     finally:
         api.stop()
         subprocess.run([ROOT / "deploy/dev/slurm-down.sh", folder / "slurm", "--purge"], check=True)
 
 
+def _resumed(folder: Path, environment: dict[str, str]) -> float:
+    """Of a flow of its own: what a task waits before it tries again grows with each time."""
+    folder.mkdir()
+    program = [sys.executable, "-c", TRAIN, str(folder), str(ROOT)]
+    with (
+        (folder / "flow.txt").open("w") as said,
+        subprocess.Popen(
+            program, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True
+        ) as flow,
+    ):
+        try:
+            return _kill(folder)
+        finally:
+            flow.send_signal(signal.SIGTERM)
+            flow.wait(60)
+
+
 def _kill(folder: Path) -> float:
     """Let it train a while, kill it, and wait until it has got further."""
-    before = _furthest(folder)
-    _wait(lambda: _furthest(folder) >= before + 40)
+    _wait(lambda: _furthest(folder) >= 40)
     ranks = _trainings(folder)
     began = time.perf_counter()
     for pid in ranks:

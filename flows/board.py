@@ -20,10 +20,11 @@ from prefect.artifacts import (
 
 from flows.board_pictures import data_url, lineage_page, loss_curve, read_lineage
 from flows.board_stage import number, page_key, shown
+from flows.browse.link import BROWSE, how_to_open, link_to
 from flows.goodput_record import goodput_url, markdown, record_goodput
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.urls import join, local_path, parent
+from trainyard.artifacts.urls import is_web, join, parent
 
 if TYPE_CHECKING:
     from flows.job import StageJob
@@ -35,21 +36,24 @@ TRAINED = "pretrain"
 """The stage that has a loss, and attempts whose time is accounted for."""
 LEDGER = "ledger.jsonl"
 
-BROWSE = "TRAINYARD_BROWSE"
-"""Variable `PREFIX=URL`: where a browser finds what lies under a prefix, such as
-`s3://yard=https://files.example.org/yard`; pages of http cannot link to files."""
-
 
 class Board:
     """Grows as stages end; what is about the whole run is made at its end."""
 
     def __init__(
-        self, flow: str, jobs: Sequence[StageJob], card: str = "", root: str = "", runs: str = ""
+        self,
+        flow: str,
+        jobs: Sequence[StageJob],
+        card: str = "",
+        root: str = "",
+        runs: str = "",
+        browsed: str = "",
     ) -> None:
-        """card: URL of the run card; root: of all artifacts; runs: the folder of run folders."""
+        """card: URL of the run card; root: of all artifacts; runs: the folder of run folders;
+        browsed: `PREFIX=URL`, where a browser finds what lies there."""
         self.summaries: list[Summary] = []
         self._flow, self._jobs, self._num_jobs = flow, jobs, len(jobs)
-        self._card, self._root, self._runs = card, root, runs
+        self._card, self._root, self._runs, self._browsed = card, root, runs, browsed
         self._progress: UUID | None = None
 
     async def open(self) -> None:
@@ -85,13 +89,13 @@ class Board:
         await shown(self._markdown("stages", table, "Stages"))
         await shown(self._show_lineage())
         if self._card and error is None:
-            link = link_to(self._card)
+            link = link_to(self._card, self._browsed)
             await shown(
                 acreate_link_artifact(
                     link,
                     link_text="run card",
                     key=page_key(self._flow, "card"),
-                    description=f"The run card: `{self._card}`{_how_to_open(link)}",
+                    description=f"The run card: `{self._card}`{how_to_open(link)}",
                 )
             )
 
@@ -112,10 +116,11 @@ class Board:
             await acreate_image_artifact(shown_at, key=key, description=description)
 
     def _picture_url(self, name: str, picture: str) -> str:
-        """In a file, where a browser finds those; else the picture itself."""
+        """In a file, where somebody has set up a server of files; else the picture itself, since
+        that of a profile may not run where the page is looked at."""
         url = join(self._root, "pages", f"{name}.svg")
-        link = link_to(url)
-        if not link.startswith("http"):
+        link = link_to(url, os.environ.get(BROWSE, ""))
+        if not is_web(link):
             return data_url(picture)
         store.write_bytes(url, picture.encode())
         return link
@@ -143,25 +148,6 @@ def parent_of(manifest_url: str) -> str:
     folder, _, name = manifest_url.rpartition("/")
     prefix = name.removesuffix("manifest.json").rstrip(".")
     return join(folder, prefix) if prefix else folder
-
-
-def link_to(url: str) -> str:
-    """The URL that a browser opens; as variable TRAINYARD_BROWSE says, where that fits."""
-    prefix, _, place = os.environ.get(BROWSE, "").partition("=")
-    path = local_path(url)
-    whole = url if path is None else str(path.absolute())
-    if place and whole.startswith(prefix):
-        return place.rstrip("/") + "/" + whole.removeprefix(prefix).lstrip("/")
-    return url if path is None else path.absolute().as_uri()
-
-
-def _how_to_open(link: str) -> str:
-    if link.startswith("http"):
-        return ""
-    return (
-        f"\n\nBrowsers do not open this kind of link from a page: copy it, or set {BROWSE} to "
-        "where a web server shows the files (`PREFIX=URL`)."
-    )
 
 
 def stage_table(summaries: Sequence[Summary]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import shlex
 from collections.abc import Awaitable
@@ -20,6 +21,7 @@ from prefect.exceptions import PrefectException
 
 from flows.launch.container import SCRIPT as DOCKER_RUN
 from flows.launch.kubernetes import MANIFESTS
+from flows.launch.outcome import Outcome
 from flows.launch.slurm import SCRIPT as SBATCH
 from flows.launch.spec import LaunchSpec
 from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
@@ -81,9 +83,9 @@ def submitted(spec: LaunchSpec) -> str:
 
 def by_hand(spec: LaunchSpec) -> str:
     """The command of a process of this machine, as a person would type it."""
-    folder = [] if spec.working_directory is None else [f"cd {shlex.quote(spec.working_directory)}"]
+    folder = spec.working_directory or os.getcwd()
     variables = [f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()]
-    return "\n".join([*folder, *variables, shlex.join(spec.command)]) + "\n"
+    return "\n".join([f"cd {shlex.quote(folder)}", *variables, shlex.join(spec.command)]) + "\n"
 
 
 # --- what came of it ----------------------------------------------------------------------------
@@ -105,6 +107,31 @@ async def _show_stage(summary: Summary) -> None:
         key=page_key(summary.job, "stage"),
         description=f"Stage `{summary.stage}`: {'reused' if summary.reused else 'done'}",
     )
+
+
+async def show_failed(stage: str, outcome: Outcome, seconds: float, log: str) -> None:
+    """A table of an attempt at a stage that did not end well."""
+    if has_pages():
+        making = acreate_table_artifact(
+            table=failed_rows(stage, outcome, seconds, log),
+            key=page_key(outcome.name, "stage"),
+            description=f"Stage `{stage}`: failed, {outcome.kind}",
+        )
+        await shown(making)
+
+
+def failed_rows(stage: str, outcome: Outcome, seconds: float, log: str) -> list[Row]:
+    """The table: what kind of end it was, in whose words, at which step, where its log lies."""
+    rows = [_row(f"stage {stage}", f"failed after {seconds:.1f} s: {outcome.kind}")]
+    if outcome.message:
+        rows.append(_row("message", outcome.message))
+    if outcome.error:
+        rows.append(_row("error", outcome.error))
+    if outcome.step is not None:
+        rows.append(_row("step", f"{outcome.step:,}"))
+    if outcome.failed_shares:
+        rows.append(_row("shares that failed", ", ".join(map(str, outcome.failed_shares))))
+    return [*rows, _row("log", log)]
 
 
 def stage_rows(summary: Summary, manifest: Manifest | None) -> list[Row]:

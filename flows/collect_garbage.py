@@ -9,7 +9,7 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import acreate_table_artifact
 
 from flows.blocks.yard import yard_profile
-from flows.gc.command import run_places
+from flows.gc.command import homes_of
 from flows.gc.policy import STANDARD, Policy
 from flows.gc.sweep import Swept, sweep
 from flows.gc.told import lines, rows, size
@@ -53,7 +53,8 @@ async def collect_garbage(
     )
     place = await yard_profile(profile)
     root = place.yard_root(yard)
-    swept = await asyncio.to_thread(sweep, root, run_places(place, root), policy, dry_run)
+    homes, is_named = homes_of(place, root), bool(yard)
+    swept = await asyncio.to_thread(sweep, root, homes, policy, dry_run, is_named)
     log = get_run_logger()
     for line in lines(swept, dry_run):
         log.info("%s", line)

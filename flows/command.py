@@ -9,12 +9,14 @@ from pathlib import Path
 
 from flows.corpus_jobs import corpus_jobs
 from flows.job import read_job
+from flows.options import add_yard_of_flow, check_profile, check_root
 from flows.pretrain_jobs import pretrain_jobs
-from flows.profile import DEFAULT, Profile, read_profile
+from flows.profile import Profile, read_profile
 from flows.program import Flow, fail, run_program
 from flows.recipe import Recipe, read_recipe, yard_root
 from flows.refresh import check_refresh
 from flows.release_jobs import release_jobs
+from flows.stage_plan import plan_before
 from trainyard.artifacts.urls import is_local
 from trainyard.errors import TrainyardError
 
@@ -84,6 +86,8 @@ def _recipe_main(
     parser.add_argument("recipe", help="TOML file with a table of options for each stage")
     given = parser.parse_args(argv)
     try:
+        check_root(given.yard)
+        check_profile(given.profile)
         profile = read_profile(given.profile)
         recipe = read_recipe(given.recipe, profile.yard_root(given.yard))
         check(recipe, profile, given)
@@ -111,8 +115,11 @@ def run_stage_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="its options: TOML, YAML or JSON")
     given = parser.parse_args(argv)
     try:
+        check_root(given.yard)
+        check_profile(given.profile)
         profile = read_profile(given.profile)
-        read_job(given.stage, given.config)
+        job = read_job(given.stage, given.config)
+        plan_before(job, profile.means(), given.config)
     except TrainyardError as error:
         return fail(error)
     status, result = run_program(
@@ -137,14 +144,7 @@ def prefect_home(yard: str | None) -> Path:
 
 def _parser(flow: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m flows.{flow}", description=description)
-    parser.add_argument(
-        "--yard", help="folder or URL for everything that is made; else variable YARD, else yard"
-    )
-    parser.add_argument(
-        "--profile",
-        default=DEFAULT,
-        help=f"where stages run: a file of deploy/yards, by its name or path (default: {DEFAULT})",
-    )
+    add_yard_of_flow(parser)
     parser.add_argument("--verbose", action="store_true", help="show every line of every stage")
     return parser
 

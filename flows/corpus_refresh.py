@@ -1,6 +1,6 @@
 """A corpus that grows: look for new or changed sources, tokenize those, publish a new version.
 
-    python -m flows.corpus_refresh recipes/web.toml [--yard DIR] [--profile NAME]
+    python -m flows.corpus_refresh recipes/web.toml [--root DIR] [--profile NAME]
 
 Meant for a schedule. Without news it does nothing. A new version lies beside the old ones, and
 current.json, the pointer, leads to it; a recipe with tokens = "YARD/web/current.json" trains on
@@ -14,16 +14,21 @@ if __name__ == "__main__":  # before prefect is imported: it reads its environme
     raise SystemExit(corpus_refresh_main())
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.events import emit_event
+from prefect.client.orchestration import get_client
+from prefect.events import Event
+from prefect.events.related import related_resources_from_run_context
+from prefect.settings import PREFECT_API_URL
 
 from flows.blocks.yard import yard_profile
 from flows.console import headline
 from flows.form import NOTHING, Merge, Tokenize, given
 from flows.line import Line
 from flows.profile import DEFAULT
+from flows.program import is_alone
 from flows.recipe import Recipe, read_recipe
 from flows.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
 
@@ -62,9 +67,12 @@ async def corpus_refresh(
             await line.run(*work.tokenize)
             await line.run(*work.merge)
             read = await asyncio.to_thread(publish, written, work)
-        headline(get_run_logger(), "corpus", "done", note=_told(version, work.is_news))
-        if not version.announced and read is not None:
-            _announce(written, version, place.name)
+        told, is_new = _told(version, work.is_news), not version.announced
+        if is_new and not _is_heard():
+            told += "; not announced, for want of a server (PREFECT_API_URL)"
+        headline(get_run_logger(), "corpus", "done", note=told)
+        if is_new and _is_heard() and read is not None:
+            await _announce(written, version, place.name)
             await asyncio.to_thread(mark_announced, written, version, read)
     return {
         "news": work.is_news,
@@ -82,21 +90,34 @@ def _told(version: CorpusVersion, is_news: bool) -> str:
     return f"version {version.version}: {len(version.sources)} sources, {changes}"
 
 
-def _announce(recipe: Recipe, version: CorpusVersion, yard: str) -> None:
-    emit_event(
-        PUBLISHED,
-        resource={
-            "prefect.resource.id": f"trainyard.corpus.{recipe.name}",
-            "prefect.resource.name": recipe.name,
-            "trainyard.version": version.version,
-            YARD: yard,
-        },
-        payload={
-            "version": version.version,
-            "pointer": recipe.at(CURRENT),
-            "tokens": version.tokens,
-            "added": len(version.added),
-            "removed": len(version.removed),
-            "sources": len(version.sources),
-        },
+def _is_heard() -> bool:
+    """Whether there is a server that outlives this flow, and may start something on the news."""
+    return PREFECT_API_URL.value() is not None and not is_alone()
+
+
+async def _announce(recipe: Recipe, version: CorpusVersion, yard: str) -> None:
+    """Send the event; the server has it when this returns. Prefect's own emit_event would keep it
+    for later, and nobody would know whether it came to that."""
+    event = Event.model_validate(
+        {
+            "occurred": datetime.now(UTC),
+            "event": PUBLISHED,
+            "resource": {
+                "prefect.resource.id": f"trainyard.corpus.{recipe.name}",
+                "prefect.resource.name": recipe.name,
+                "trainyard.version": version.version,
+                YARD: yard,
+            },
+            "payload": {
+                "version": version.version,
+                "pointer": recipe.at(CURRENT),
+                "tokens": version.tokens,
+                "added": len(version.added),
+                "removed": len(version.removed),
+                "sources": len(version.sources),
+            },
+        }
     )
+    async with get_client() as client:
+        event.related += await related_resources_from_run_context(client)
+        await client.request("POST", "/events", json=[event.model_dump(mode="json")])

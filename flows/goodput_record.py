@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from flows.goodput import KINDS, UNALLOCATED, Account, Row, account, percentages
 from flows.goodput_told import Submission, attempt_of, ms, submission_of
 from flows.launch.events import read_events
 from flows.launch.outcome import Kind, read_outcome
+from flows.launch.run_folder import HEARTBEAT, LOG
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import basename, join
+from trainyard.errors import ConfigError, TrainyardError
 
 Document = dict[str, Any]
 
@@ -33,7 +36,7 @@ UNIT = "attempt-"
 SHOWN_MS = 50
 """What took less is part of the sums, and has no line of its own."""
 
-SIGNS = ("log.txt", "heartbeat")
+SIGNS = (LOG, HEARTBEAT)
 """Files of a run folder that are written to while a job lives."""
 
 
@@ -222,17 +225,39 @@ def _time(milliseconds: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
-def main() -> None:
-    """Print the account of a run."""
-    parser = argparse.ArgumentParser(description="Where the time of a run went.")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the account of a run; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.goodput_record", description="Where the time of a run went."
+    )
     parser.add_argument("attempts", type=Path, help="folder of the run folders of its job")
     parser.add_argument("checkpoint", help="folder or URL of the run: --save of pretrain")
-    given = parser.parse_args()
-    output = Output.directory(given.checkpoint)
-    submissions = of_this_run(read_submissions(given.attempts))
-    told = [attempt_of(document) for document in read_attempts(output)]
-    print(markdown(account(submissions, told)), end="")
+    given = parser.parse_args(argv)
+    try:
+        print(markdown(account_of(given.attempts, given.checkpoint)), end="")
+    except TrainyardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def account_of(attempts: Path, checkpoint: str) -> Account:
+    """The account of the run at a URL; attempts: the folder of its run folders.
+
+    Raises ConfigError for a folder that is not there, and where no training has told anything."""
+    if not attempts.is_dir():
+        raise ConfigError(
+            f"{attempts}: there is no such folder; give the one that holds the run folders of the "
+            f"training, such as yard/NAME/.runs/pretrain"
+        )
+    told = [attempt_of(document) for document in read_attempts(Output.directory(checkpoint))]
+    if not told:
+        raise ConfigError(
+            f"{checkpoint}: no training has told there what it spent its time on; give the folder "
+            f"or URL that was its --save, such as yard/NAME/checkpoint"
+        )
+    return account(of_this_run(read_submissions(attempts)), told)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -13,9 +13,11 @@ from prefect import get_run_logger
 from prefect.exceptions import TerminationSignal
 
 from flows.board import Board
+from flows.browse.link import browsed
 from flows.interrupt import heed_interrupt
 from flows.job import StageJob, in_shares, joined
 from flows.profile import Profile, read_profile
+from flows.slots import Gate
 from flows.stage_task import Summary, run_stage_task
 from flows.tags import limit_tag
 from flows.turn import turn
@@ -47,9 +49,12 @@ class Line:
     ) -> None:
         """`alone`: wait while another flow run works on the same root."""
         self._root = root
-        self._place = (profile or read_profile()).place(root)
-        self._board = Board(flow, jobs, card, root, self._place.run_folder)
+        profile = profile or read_profile()
+        self._place = profile.place(root)
+        shown = browsed(profile.yard_root(), profile.browse)
+        self._board = Board(flow, jobs, card, root, self._place.run_folder, shown)
         self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))
+        self._gates: dict[str, Gate] = {}
         self._alone = alone
         self._held = contextlib.AsyncExitStack()
 
@@ -105,7 +110,9 @@ class Line:
         if job.stage not in self._place.limited:
             return await run_stage_task(job, self._place)
         tag = limit_tag(self._place.yard, job.stage)
-        return await run_stage_task.with_options(tags=[tag])(job, self._place)
+        gate = self._gates.setdefault(tag, Gate(tag))
+        async with gate.passed(job.name, get_run_logger()):
+            return await run_stage_task.with_options(tags=[tag])(job, self._place)
 
     async def drop_all_but(self, jobs: Sequence[StageJob]) -> None:
         """Remove parts beside those of these jobs, left by an earlier corpus with other files."""

@@ -23,10 +23,20 @@ from trainyard.errors import InfrastructureError
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
 
+LEASES = {
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    ),
+}
+"""The slots of a limit are counted in the database; the leases by which they are given back must
+outlive the server as well. Under PREFECT_HOME, where all servers of one database find them."""
+
 SETTINGS = {
+    **LEASES,
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",  # of leases that have run out
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
 }

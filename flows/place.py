@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flows.launch.container_options import ContainerOptions
 from flows.launch.kubernetes_options import KubernetesOptions
@@ -73,6 +74,8 @@ class Place:
     container: ContainerOptions = field(default_factory=ContainerOptions)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+    options_by_stage: Mapping[str, Any] = field(default_factory=dict)
+    """Of the block, for stages that need other ones than `container`, `slurm` or `kubernetes`."""
     images_by_stage: Mapping[str, str] = field(default_factory=dict)
     """For stages that have an image of their own."""
     shares_by_stage: Mapping[str, int] = field(default_factory=dict)
@@ -102,6 +105,12 @@ class Place:
     def watch_of(self, stage: str) -> Watch:
         """How a stage's job is looked after."""
         return self.watch_by_stage.get(stage, self.watch)
+
+    def options_of(self, stage: str) -> Any:
+        """What the block is told for a stage: SlurmOptions and so on; None for a process."""
+        if BLOCK_OPTIONS[self.block] is None:
+            return None
+        return self.options_by_stage.get(stage, getattr(self, self.block))
 
     def image_of(self, stage: str) -> str | None:
         """The image that a stage runs in."""

@@ -1,6 +1,6 @@
 """Raw text to one pair of token files, from a recipe: the first half of flow pretrain_gpt.
 
-    python -m flows.prepare_corpus recipes/quickstart.toml [--yard DIR] [--profile NAME]
+    python -m flows.prepare_corpus recipes/quickstart.toml [--root DIR] [--profile NAME]
 
 A later pretrain_gpt of the same recipe in the same yard reuses all of it."""
 

@@ -1,6 +1,6 @@
 """Raw text to a trained, resharded, evaluated and benchmarked GPT, from one recipe.
 
-    python -m flows.pretrain_gpt recipes/quickstart.toml [--yard DIR] [--verbose]
+    python -m flows.pretrain_gpt recipes/quickstart.toml [--root DIR] [--verbose]
 
 Needs no running server. A stage whose inputs, options and code did not change is reused."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +81,6 @@ def pretrain_jobs(recipe: Recipe, means: Means | None = None) -> PretrainJobs:
 
 def _plan(recipe: Recipe, tokenizer: dict[str, Any], means: Means | None) -> StageJob:
     """The plan of the very model and batch that [pretrain] describes, on what the yard has."""
-    keys = {name for name, _, _ in leaves(CONFIGS["plan"])}
-    pretrain = {key: value for key, value in recipe.table("pretrain").items() if key in keys}
     where = f"{recipe.where} [plan]"
     vocab_size = recipe.table("plan").get("vocab_size", tokenizer.get("vocab_size"))
     if vocab_size is None and "tokenizer_type" not in recipe.table("tokenize"):
@@ -92,11 +91,19 @@ def _plan(recipe: Recipe, tokenizer: dict[str, Any], means: Means | None) -> Sta
         ).vocab_size
     if vocab_size is None:
         raise ConfigError(f"{where}: vocab_size is needed, the number of the tokenizer's tokens")
-    ranks = recipe.table("pretrain").get("nproc_per_node", 1)  # those that it starts itself
-    given = {"world_size": ranks} if isinstance(ranks, int) and ranks > 1 else {}
-    given |= means.to_plan() if means is not None else {}
-    document = {**pretrain, **given, **recipe.table("plan"), "vocab_size": vocab_size}
+    planned = to_be_planned(recipe.table("pretrain"), means or Means())
+    document = {**planned, **recipe.table("plan"), "vocab_size": vocab_size}
     return stage_job("plan", {**document, "output_dir": recipe.at("plan")}, where)
+
+
+def to_be_planned(pretrain: Mapping[str, Any], means: Means) -> dict[str, Any]:
+    """Options of the plan of a training: those of its own that a plan depends on, on what it
+    gets."""
+    keys = {name for name, _, _ in leaves(CONFIGS["plan"])}
+    own = {key: value for key, value in pretrain.items() if key in keys}
+    ranks = pretrain.get("nproc_per_node", 1)  # those that it starts itself
+    given = {"world_size": ranks} if isinstance(ranks, int) and ranks > 1 else {}
+    return {**own, **given, **means.to_plan()}
 
 
 def _report(recipe: Recipe, checkpoint: str, tokens: str) -> StageJob:

@@ -5,18 +5,21 @@ explains every table. The same recipe runs under each of them. No Prefect here."
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import difflib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from flows.job import CONFIGS
 from flows.launch.spec import Mount, Resources
-from flows.place import BLOCK_OPTIONS, POLLING, SCHEDULED, SHARING, Place, Watch
+from flows.place import BLOCK_OPTIONS, Place, Watch
 from flows.pretrain_jobs import Means
+from flows.profile_checks import check_tables
 from flows.retry import FRUITLESS_ATTEMPTS
 from flows.tables import build, convert, filled_in, refuse_unknown
 from trainyard.artifacts import store
@@ -29,10 +32,10 @@ YARDS = Path(__file__).resolve().parents[1] / "deploy" / "yards"
 
 DEFAULT = "local"
 
-CAN_BE_SHARED = ("tokenize",)
-"""Stages whose output several jobs can make together, and one joins."""
+MOST_RESUMED = 100
+"""Of resume_crashed: what is lost more often than that has another fault."""
 
-C = TypeVar("C", Resources, Watch)
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,14 @@ class Pool:
     """Flow runs at once; None: any number."""
     code: str | None = None
     """Folder with trainyard's sources as workers see it; None: that of whoever registers."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency_limit is not None and self.concurrency_limit < 1:
+            raise ConfigError(
+                f"concurrency_limit must be at least 1, or left out for any number, got "
+                f"{self.concurrency_limit}: no run would ever begin; to stop a yard for a while, "
+                f"pause its pool (prefect work-pool pause {self.name})"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,9 @@ class Automations:
 
     zombie_seconds: int = 120
     """A flow run that was not heard of for so long is marked as crashed; 0: never."""
+    resume_crashed: int = 3
+    """A flow run that crashed because its worker or machine is gone is started again by itself, so
+    often at most; 0: it waits for a person's Retry."""
     notify_variable: str = "TRAINYARD_NOTIFY_URL"
     """Variable of whoever registers with the URL that failures are posted to; not set: none is."""
     train_on_new_corpus: str | None = None
@@ -75,6 +89,10 @@ class Automations:
             raise ConfigError(
                 f"zombie_seconds must be 0 or at least 60, got {self.zombie_seconds}: a flow run "
                 f"is heard every 30 seconds"
+            )
+        if not 0 <= self.resume_crashed <= MOST_RESUMED:
+            raise ConfigError(
+                f"resume_crashed must be from 0 to {MOST_RESUMED}, got {self.resume_crashed}"
             )
 
 
@@ -87,6 +105,9 @@ class Profile:
     """What starts stages: a key of flows.place.BLOCK_OPTIONS."""
     store: str | None = None
     """Root of everything that is made; None: `yard` where the flow runs."""
+    browse: str | None = None
+    """URL where a browser finds what lies under that root; None: links of pages are file:// and
+    s3://, unless variable TRAINYARD_BROWSE says more."""
     run_folder: str | None = None
     """Folder of configs and logs, seen by the jobs; None: `.runs` beside what is made, or under
     ./yard where that is an object store."""
@@ -97,7 +118,7 @@ class Profile:
     python: str | None = None
     """Interpreter of stages; None: that of the flow, or the image's `python`."""
     gpu_memory_gib: float | None = None
-    """Of one GPU: a layout that does not fit is refused before training."""
+    """Of one GPU that trains: a layout that does not fit is refused before training."""
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     resources: Resources = field(default_factory=Resources)
@@ -111,6 +132,7 @@ class Profile:
     """Attempts at a stage in a row without a step gained, after which it is given up."""
     options: Any = None
     """Of the block: SlurmOptions and so on."""
+    options_by_stage: Mapping[str, Any] = field(default_factory=dict)
     pool: Pool
     deployments: tuple[str, ...] = ()
     """Flows that are deployed; none named: all of prefect.yaml."""
@@ -121,25 +143,7 @@ class Profile:
     automations: Automations = field(default_factory=Automations)
 
     def __post_init__(self) -> None:
-        _check_stages(self)
-        _check_watch(self)
-        if self.shares and self.block not in SHARING:
-            raise ConfigError(
-                f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
-                f"{self.block!r} has none, and `workers` of the stage use the cores of one machine"
-            )
-        wanted = (self.resources, *self.resources_by_stage.values())
-        if self.block == "process" and any(one.num_processes > 1 for one in wanted):
-            raise ConfigError(
-                "[resources]: block 'process' starts one process; a training starts its ranks on "
-                "this machine itself, with nproc_per_node in the recipe's [pretrain]"
-            )
-        if self.fruitless_attempts < 1:
-            raise ConfigError(
-                f"fruitless_attempts must be at least 1, got {self.fruitless_attempts}"
-            )
-        if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
-            raise ConfigError(f"gpu_memory_gib must be positive, got {self.gpu_memory_gib}")
+        check_tables(self)
 
     def yard_root(self, yard: str | None = None) -> str:
         """Folder or URL of all runs: given, else variable YARD, else the profile's, else `yard`."""
@@ -147,9 +151,14 @@ class Profile:
 
     def means(self) -> Means:
         """What a training gets here, as the plan takes it."""
-        wanted = self.resources_by_stage.get("pretrain", self.resources)
-        memory = self.gpu_memory_gib if wanted.gpus_per_node else None
-        return Means(world_size=wanted.num_processes, gpu_memory_gib=memory)
+        return Means(
+            world_size=self.resources_of("pretrain").num_processes,
+            gpu_memory_gib=self.gpu_memory_gib,
+        )
+
+    def resources_of(self, stage: str) -> Resources:
+        """What a stage asks for."""
+        return self.resources_by_stage.get(stage, self.resources)
 
     def place(self, root: str) -> Place:
         """Where the stages of a flow run whose artifacts lie under `root`."""
@@ -165,6 +174,7 @@ class Profile:
             python=self.python or (sys.executable if self.image is None else "python"),
             image=self.image,
             images_by_stage=self.images,
+            options_by_stage=self.options_by_stage,
             mounts=self.mounts,
             shares_by_stage=self.shares,
             shares_at_once=self.shares_at_once,
@@ -182,40 +192,29 @@ class Profile:
         return str(path.absolute() / ".runs")
 
 
-def _check_stages(profile: Profile) -> None:
-    refuse_unknown(profile.images, CONFIGS, "[images]")
-    refuse_unknown(profile.resources_by_stage, CONFIGS, "[resources]")
-    refuse_unknown(profile.watch_by_stage, CONFIGS, "[watch]")
-    refuse_unknown(profile.limits, CONFIGS, "[limits]")
-    refuse_unknown(profile.shares, CAN_BE_SHARED, "[shares]")
-    for name, table in (("limits", profile.limits), ("shares", profile.shares)):
-        for stage, count in table.items():
-            if count < 1:
-                raise ConfigError(f"[{name}] {stage} must be at least 1, got {count}")
-
-
-def _check_watch(profile: Profile) -> None:
-    for name, blocks in (("hang_seconds", SCHEDULED), ("poll_seconds", POLLING)):
-        wanted = (profile.watch, *profile.watch_by_stage.values())
-        if profile.block not in blocks and any(getattr(one, name) is not None for one in wanted):
-            raise ConfigError(
-                f"[watch] {name} is for block {', '.join(blocks)}; block {profile.block!r} does "
-                f"not look that way: leave it out"
-            )
-
-
 # --- reading ------------------------------------------------------------------------------------
 
 PLAIN = (
     *("store", "run_folder", "image", "python", "gpu_memory_gib", "shares_at_once"),
-    "fruitless_attempts",
+    *("fruitless_attempts", "browse"),
 )
 TABLES = ("environment", "images", "mounts", "shares", "limits", "schedules", "automations")
 
 
 def read_profile(name: str = DEFAULT) -> Profile:
     """Read a profile by its name or path; ConfigError for what is none."""
-    return parse_profile(read_document(name), profile_name(name))
+    document = read_document(name)
+    with naming_file(name):
+        return parse_profile(document, profile_name(name))
+
+
+@contextlib.contextmanager
+def naming_file(name: str) -> Iterator[None]:
+    """ConfigError of what is done meanwhile says in which file the profile was written."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{_url(name)}: {error}") from error
 
 
 def profile_name(name: str) -> str:
@@ -244,7 +243,7 @@ def _url(name: str) -> str:
                 f"there is no yard profile {name!r}: names are looked for in {YARDS}, which "
                 f"{'holds none' if YARDS.is_dir() else 'is not there'}. They come with the sources "
                 f"of trainyard, so start this in a checkout or in the image of the flows; or give "
-                f"the path of a .toml, such as --yard or --profile /etc/trainyard/mysite.toml"
+                f"the path of a .toml, such as --profile /etc/trainyard/mysite.toml"
             )
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
@@ -263,16 +262,16 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
     block = document.get("block", "process")
     if block not in BLOCK_OPTIONS:
         raise ConfigError(f"{where}: block {block!r} is none of {', '.join(BLOCK_OPTIONS)}")
-    options = BLOCK_OPTIONS[block]
-    own = () if options is None else (block,)
+    own = () if BLOCK_OPTIONS[block] is None else (block,)
     known = ("block", *PLAIN, *TABLES, "resources", "watch", "deployments", "pool", *own)
     refuse_unknown(document, known, where)
     table = {key: value for key, value in document.items() if key in (*PLAIN, *TABLES)}
     table["deployments"] = document.get("deployments", [])
     resources, resources_by_stage = _by_stage(Resources, document, "resources", where)
     watch, watch_by_stage = _by_stage(Watch, document, "watch", where)
+    options, options_by_stage = _options(document, block, where)
     hints = {
-        **dict.fromkeys(("store", "run_folder", "image", "python"), str),
+        **dict.fromkeys(("store", "browse", "run_folder", "image", "python"), str),
         **{"gpu_memory_gib": float, "deployments": tuple[str, ...]},
         **dict.fromkeys(("shares_at_once", "fruitless_attempts"), int),
         **dict.fromkeys(("environment", "images"), Mapping[str, str]),
@@ -289,7 +288,8 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
             resources_by_stage=resources_by_stage,
             watch=watch,
             watch_by_stage=watch_by_stage,
-            options=options and build(options, document.get(block, {}), f"{where} [{block}]"),
+            options=options,
+            options_by_stage=options_by_stage,
             pool=build(Pool, {"name": name, **document.get("pool", {})}, f"{where} [pool]"),
             **values,
         )
@@ -298,17 +298,27 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
         raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
+def _options(document: Mapping[str, Any], block: str, where: str) -> tuple[Any, dict[str, Any]]:
+    kind = BLOCK_OPTIONS[block]
+    return (None, {}) if kind is None else _by_stage(kind, document, block, where)
+
+
 def _by_stage(
     cls: type[C], document: Mapping[str, Any], key: str, where: str
 ) -> tuple[C, dict[str, C]]:
-    """What holds for every stage, and for some: a table for a stage goes over the common one."""
+    """What holds for every stage, and for some: what the table of a stage says goes key by key
+    over the common one. A table that is a key of `cls` itself is no stage's."""
     table, where = document.get(key, {}), f"{where} [{key}]"
     if not isinstance(table, dict):
         raise ConfigError(f"{where} must be a table, got {table!r}")
-    common = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    stages = {key: value for key, value in table.items() if isinstance(value, dict)}
+    own = [field.name for field in dataclasses.fields(cast(Any, cls))]
+    stages = {
+        key: value for key, value in table.items() if key not in own and isinstance(value, dict)
+    }
+    refuse_unknown(stages, (*CONFIGS, *own), where)
+    common = {key: value for key, value in table.items() if key not in stages}
     by_stage = {
-        stage: build(cls, {**common, **own}, f"{where[:-1]}.{stage}]")
-        for stage, own in stages.items()
+        stage: build(cls, {**common, **over}, f"{where[:-1]}.{stage}]")
+        for stage, over in stages.items()
     }
     return build(cls, common, where), by_stage

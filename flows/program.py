@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -23,9 +24,20 @@ ENVIRONMENT = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 
+PATIENCE = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500", "PREFECT_CLIENT_MAX_RETRIES": "6"}
+"""What makes a flow wait two minutes for a server whose database is away, and which then answers
+500 where its client expects 503."""
+
 DRAIN_SECONDS = 5.0
 
 Flow = Callable[..., Coroutine[Any, Any, Any]]
+
+_alone = threading.Event()
+
+
+def is_alone() -> bool:
+    """True when the flow's server is our own, which starts nothing and ends with the flow."""
+    return _alone.is_set()
 
 
 def run_program(
@@ -35,11 +47,12 @@ def run_program(
 
     Returns its exit status, and what the flow returned when that is 0. `load` imports the flow;
     `home` is Prefect's folder when the server is ours."""
-    for key, value in ENVIRONMENT.items():
+    for key, value in (ENVIRONMENT | PATIENCE).items():
         os.environ.setdefault(key, value)
     own = None if os.environ.get("PREFECT_API_URL") else LocalApi(home.absolute())
     try:
         if own is not None:
+            _alone.set()
             os.environ.update(PREFECT_API_URL=own.url, PREFECT_HOME=str(home.absolute()))
         flow = load()  # two seconds of imports, while the server starts
         if own is not None:

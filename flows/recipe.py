@@ -7,7 +7,9 @@ may stand
     corpus = ["books/*.jsonl"]       documents of one's own, in the place of stage collect
     evaluation_data = "held.txt"     text to evaluate on; needed with a corpus of one's own
     tokens = "web/current.json"      tokens that are there: a pair's prefix, or what corpus-refresh
-                                     publishes; in the place of a corpus"""
+                                     publishes; in the place of a corpus
+    preset = "models/gpt-7b.toml"    options of pretrain under those of [pretrain]; a relative path
+                                     counts from the recipe's folder"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from typing import Any
 
 from flows.job import CONFIGS, StageJob, stage_job
 from trainyard.artifacts import store
-from trainyard.artifacts.urls import basename, join
-from trainyard.config import parse_document
+from trainyard.artifacts.urls import basename, join, parent
+from trainyard.config import leaves, other_names, parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
-TOP_LEVEL = ("corpus", "evaluation_data", "tokens")
+TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "preset")
 ASKED = ("blame", "certify", "index", "inspect", "verify")
 """Stages that no recipe has."""
 TABLES = tuple(name for name in CONFIGS if name not in ASKED)
@@ -57,7 +59,7 @@ class Recipe:
         for key in written.keys() & decided.keys():
             raise ConfigError(
                 f"{where}: {key} is decided by the flow ({decided[key]!r}); leave it out. Where "
-                f"artifacts lie is chosen with --yard or the variable YARD"
+                f"artifacts lie is chosen with --root or the variable YARD"
             )
         return stage_job(stage, {**written, **decided}, where, label)
 
@@ -91,14 +93,39 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
     document = parse_document(text, name.suffix, path)
     for key, value in document.items():
         _check_key(key, value, path)
+    tables = {key: value for key, value in document.items() if key in TABLES}
+    if preset := _string(document.get("preset", ""), f"{path}: preset"):
+        tables["pretrain"] = {**_preset(preset, path), **tables.get("pretrain", {})}
     return Recipe(
         where=path,
         root=join(yard_root(yard), name.stem),
         corpus=tuple(_strings(document.get("corpus", []), f"{path}: corpus")),
         evaluation_data=_string(document.get("evaluation_data", ""), f"{path}: evaluation_data"),
         tokens=_string(document.get("tokens", ""), f"{path}: tokens"),
-        tables={key: value for key, value in document.items() if key in TABLES},
+        tables=tables,
     )
+
+
+def _preset(preset: str, path: str) -> dict[str, Any]:
+    """Options of pretrain in a document beside the recipe, or anywhere."""
+    is_whole = "://" in preset or preset.startswith("/")
+    url = preset if is_whole else join(parent(path), preset)
+    try:
+        text = store.read_bytes(url).decode()
+    except (TrainyardError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: preset {preset} cannot be read: {error}") from error
+    document = parse_document(text, Path(basename(url)).suffix, url)
+    strangers = sorted(document.keys() - _keys_of("pretrain"))
+    if strangers:
+        raise ConfigError(
+            f"{path}: preset {preset} has {strangers[0]!r}, which is no option of pretrain; a "
+            f"preset holds options of pretrain, without a table above them"
+        )
+    return document
+
+
+def _keys_of(stage: str) -> set[str]:
+    return {name for name, _, _ in leaves(CONFIGS[stage])} | set(other_names(CONFIGS[stage]))
 
 
 def _check_key(key: str, value: Any, path: str) -> None:
@@ -106,6 +133,13 @@ def _check_key(key: str, value: Any, path: str) -> None:
     if key not in known:
         near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
         what = "table" if isinstance(value, dict) else "key"
+        if key in _keys_of("pretrain"):
+            raise ConfigError(
+                f"{path}: {key!r} is an option of pretrain, and a recipe has a table for each "
+                f"stage: write it under [pretrain]; or, where this file is a document of pretrain "
+                f"as those of recipes/models, name it in a recipe, by its path from there: "
+                f'preset = "models/gpt-7b.toml"'
+            )
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         raise ConfigError(f"{path}: unknown {what} {key!r}; {hint}")
     if key in TABLES and not isinstance(value, dict):

@@ -62,7 +62,8 @@ class CorpusVersion:
     previous: str | None = None
     published: str = ""
     announced: bool = False
-    """Whether the event was sent; a run that was killed before it did leaves that to the next."""
+    """Whether a server has the event; a run that was killed before, or that had no server but its
+    own, leaves that to the next."""
     format_version: int = field(default=FORMAT_VERSION)
 
     def encode(self) -> bytes:

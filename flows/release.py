@@ -1,6 +1,6 @@
 """A checkpoint to what leaves the house: another layout, a Hugging Face folder, its measures.
 
-    python -m flows.release recipes/quickstart.toml [--checkpoint URL] [--yard DIR] [--profile NAME]
+    python -m flows.release recipes/quickstart.toml [--checkpoint URL] [--root DIR] [--profile NAME]
 
 Without a checkpoint of its own it takes the one that pretrain_gpt made of the recipe, and reuses
 what that flow has made of it already. Another checkpoint goes to releases/NAME under the root."""

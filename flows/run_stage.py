@@ -11,12 +11,13 @@ if __name__ == "__main__":  # before prefect is imported: it reads its environme
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from flows.blocks.yard import yard_profile
 from flows.job import read_job, stage_job
 from flows.line import Line
 from flows.profile import DEFAULT
+from flows.stage_plan import UNKNOWN, is_unknown, plan_before
 from trainyard.errors import ConfigError
 
 
@@ -30,6 +31,9 @@ async def run_stage(
 ) -> dict[str, Any]:
     """Run one stage from a config document, from options, or from a document with options over it.
 
+    A training is planned first, where the profile says what it gets: a layout that does not fit is
+    refused before anything is submitted for it.
+
     Args:
         stage: Name of the stage, a package under stages/.
         config: Path or URL of its options, a TOML, YAML or JSON document.
@@ -41,8 +45,13 @@ async def run_stage(
         raise ConfigError("run-stage needs config, a document of options, or options")
     place = await yard_profile(profile)
     written = read_job(stage, config).document if config is not None else {}
-    job = stage_job(stage, {**written, **(options or {})}, config or f"options of {stage}")
-    root = place.yard_root(yard)
-    async with Line("run-stage", root, [job], profile=place, alone=False) as line:
+    where = config or f"options of {stage}"
+    job = stage_job(stage, {**written, **(options or {})}, where)
+    plan = plan_before(job, place.means(), where)
+    if is_unknown(job, place.means()):
+        get_run_logger().warning("%s: %s", where, UNKNOWN)
+    jobs, root = [one for one in (plan, job) if one is not None], place.yard_root(yard)
+    async with Line("run-stage", root, jobs, profile=place, alone=False) as line:
+        await line.run(plan)
         await line.run(job)
-    return line.documents()[0]
+    return line.documents()[-1]

@@ -3,14 +3,14 @@ read the manifest back.
 
 What comes back is a summary for people; the artifact itself stays in the store. Behind a scheduler
 the job outlives this program: its run folder is named after the key that it is found again by, and
-bears a mark once its end is known, so that what is not settled is followed and not submitted."""
+bears a mark once its end is known, so that what is not settled is followed and not submitted. One
+that was being cancelled when its flow was killed is seen to its end, and another submitted."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import shutil
 import time
 import uuid
 from dataclasses import asdict, dataclass, field
@@ -21,26 +21,25 @@ import tomli_w
 from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows.blocks.process import LOG
+from flows.blocks.notes import is_being_cancelled, write_note
 from flows.blocks.table import BLOCKS
 from flows.board_progress import progress_shown
-from flows.board_stage import show_stage, show_submitted
+from flows.board_stage import show_failed, show_stage, show_submitted
 from flows.console import Log, headline
 from flows.job import StageJob
 from flows.launch.key import job_key, submission_of
 from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
+from flows.launch.run_folder import LOG
 from flows.launch.spec import LaunchSpec, Shares
 from flows.place import SCHEDULED, Place
 from flows.retry import DELAYS_SECONDS, HELD, JITTER, MOST_RETRIES, Trying, given_up, reached_step
+from flows.slots import note_begin
+from flows.stage_spec import DOCUMENT, stage_document, stage_spec
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import TrainyardError
-from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
 
 SETTLED = "settled.json"
 """File of a run folder of a scheduler's job: its end is known, the next submission is another."""
-
-KEPT_ATTEMPTS = 10
-"""Run folders (config, log, failure) kept for each job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +84,7 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
 )
 async def run_stage_task(job: StageJob, place: Place) -> Summary:
     """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
+    note_begin()
     task_run = str(runtime.task_run.id or "")
     try:
         return await _attempt(job, place)
@@ -106,16 +106,21 @@ async def _attempt(job: StageJob, place: Place) -> Summary:
     began = time.monotonic()
     spec = _prepare(job, place)
     try:
+        was_cancelled = is_being_cancelled(spec)
         outcome = await _run(job, place, spec)
+        if was_cancelled and outcome.kind is Kind.STOPPED:
+            spec = _prepare(job, place)
+            outcome = await _run(job, place, spec)
         seconds = time.monotonic() - began
         if outcome.kind is not Kind.DONE:
-            raise _failed(log, outcome, spec, seconds)
+            raise await _failed(log, job, outcome, spec, seconds)
         summary = await asyncio.to_thread(_summarise, job, spec, seconds)
     except asyncio.CancelledError:
         headline(log, job.name, "stopped", time.monotonic() - began)
         raise
     except TrainyardError as error:
-        raise _failed(log, _told(job, error), spec, time.monotonic() - began) from error
+        seconds = time.monotonic() - began
+        raise await _failed(log, job, _told(job, error), spec, seconds) from error
     await show_stage(summary)
     state = "reused" if summary.reused else "done"
     headline(log, job.name, state, seconds, summary.output_digest[:12], summary.reason)
@@ -124,7 +129,7 @@ async def _attempt(job: StageJob, place: Place) -> Summary:
 
 async def _run(job: StageJob, place: Place, spec: LaunchSpec) -> Outcome:
     try:
-        run = await BLOCKS[place.block](place, spec, place.watch_of(job.stage)).trigger()
+        run = await BLOCKS[place.block](place, spec, job.stage).trigger()
         try:
             await show_submitted(spec)
             async with progress_shown(spec):
@@ -146,12 +151,15 @@ def _settle(
 ) -> None:
     if place.block in SCHEDULED:
         told = {"kind": kind, "message": message, "shares": shares}
-        Path(spec.run_directory, SETTLED).write_text(json.dumps(told) + "\n")
+        write_note(Path(spec.run_directory, SETTLED), told)
 
 
-def _failed(log: Log, outcome: Outcome, spec: LaunchSpec, seconds: float) -> StageError:
+async def _failed(
+    log: Log, job: StageJob, outcome: Outcome, spec: LaunchSpec, seconds: float
+) -> StageError:
     error = StageError(outcome, str(Path(spec.run_directory, LOG)))
     headline(log, outcome.name, "failed", seconds, "", str(outcome.kind), logging.ERROR)
+    await show_failed(job.stage, outcome, seconds, error.log)
     return error
 
 
@@ -169,33 +177,13 @@ def _prepare(job: StageJob, place: Place) -> LaunchSpec:
     if place.block in SCHEDULED:
         key = next_key(attempts, runtime.flow_run.id or uuid.uuid4().hex)
     folder = attempts / (key or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
-    document = folder / "config.toml"
+    document = folder / DOCUMENT
     if not document.exists():
-        _remove_old(attempts, key.rpartition("-")[0])
         folder.mkdir(exist_ok=True)
-        given = {name: value for name, value in job.document.items() if value is not None}
         being_written = folder / "config.tmp"
-        being_written.write_bytes(tomli_w.dumps(given).encode())
+        being_written.write_bytes(tomli_w.dumps(stage_document(job, place)).encode())
         being_written.replace(document)
-    return LaunchSpec(
-        name=job.name,
-        command=(place.python, "-m", f"stages.{job.stage}", "--config", str(document)),
-        run_directory=str(folder),
-        environment={**place.environment, **_build()},
-        grace_seconds=place.watch_of(job.stage).grace_seconds,
-        resources=place.resources_of(job.stage),
-        image=place.image_of(job.stage),
-        mounts=place.mounts,
-        key=key,
-        rank_launcher=(place.python, "-m", "torch.distributed.run"),
-        shares=_shares(job, place, attempts, key),
-    )
-
-
-def _build() -> dict[str, str]:
-    """What a stage compares with itself (stages/cli.py)."""
-    told = {FLOW_VERSION: VERSION, FLOW_REVISION: build_revision()}
-    return {name: value for name, value in told.items() if value}
+    return stage_spec(job, place, folder, key, _shares(job, place, attempts, key))
 
 
 def _shares(job: StageJob, place: Place, attempts: Path, key: str) -> Shares | None:
@@ -218,14 +206,6 @@ def next_key(attempts: Path, flow_run: str) -> str:
     while (attempts / job_key(flow_run, str(attempts), submission) / SETTLED).exists():
         submission += 1
     return job_key(flow_run, str(attempts), submission)
-
-
-def _remove_old(attempts: Path, ours: str) -> None:
-    """Keep the newest run folders, and those by which this flow run counts its submissions."""
-    found = sorted(attempts.iterdir(), key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
-    for old in found[: 1 - KEPT_ATTEMPTS]:
-        if not (ours and old.name.startswith(ours)):
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _summarise(job: StageJob, spec: LaunchSpec, seconds: float) -> Summary:

@@ -1,13 +1,15 @@
 # Images of the stages and of the flows, for CPUs; built by `make images`, told in docs/images.md.
+# And faiss for GPUs, which wants no image of NVIDIA's: its CUDA comes as wheels.
 #
 #     docker build -f images/cpu.Dockerfile --target stage --build-arg STAGE=tokenize \
 #         --build-arg VERSION=0.1.0 -t trainyard/tokenize:0.1.0 .
 #     ... --build-arg STAGE=pretrain --build-arg PACKAGES=torch-packages
 #     ... --target flow --build-arg STAGE=flow
+#     ... --target faiss-gpu --build-arg STAGE=faiss --build-arg LOCK=cuda/faiss
 #
-# STAGE names a lock in images/locks and a package in stages. Whatever differs between stages enters
-# late, or through a step of its own: equal locks share the layers of their packages, and all images
-# with torch share the one of torch.
+# STAGE names a package in stages and, unless LOCK does, a lock in images/locks; faiss is the one that
+# has no stage yet. Whatever differs between stages enters late, or through a step of its own: equal
+# locks share the layers of their packages, and all images with torch share the one of torch.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG PACKAGES=packages
@@ -39,11 +41,12 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # A wheel in images/wheels comes before the index. Alone among the packages torch has no hash: its
 # CPU build comes from an index of its own, or from that folder. torch.txt pins it.
 # hadolint ignore=DL3013
-RUN --mount=type=bind,source=images,target=/images \
+RUN --mount=type=bind,source=images/locks/torch.txt,target=/torch.txt \
+    --mount=type=bind,source=images/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
-    torch="$(cat /images/locks/torch.txt)" && \
-    if ls /images/wheels/torch-*.whl >/dev/null 2>&1; then \
-      set -- --no-index --find-links /images/wheels; \
+    torch="$(cat /torch.txt)" && \
+    if ls /wheels/torch-*.whl >/dev/null 2>&1; then \
+      set -- --no-index --find-links /wheels; \
     else \
       set -- --index-url "$TORCH_INDEX"; \
     fi && \
@@ -53,7 +56,8 @@ RUN --mount=type=bind,source=images,target=/images \
 
 FROM base AS lock
 ARG STAGE
-COPY images/locks/${STAGE}.txt /named.txt
+ARG LOCK=${STAGE}
+COPY images/locks/${LOCK}.txt /named.txt
 RUN grep -v '^#' /named.txt >/lock.txt
 
 FROM base AS packages
@@ -111,6 +115,31 @@ ENV HOME=/tmp \
     TRAINYARD_STAGE=${STAGE} \
     TRAINYARD_REVISION=${REVISION}
 LABEL org.opencontainers.image.title="trainyard ${STAGE}" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      trainyard.stage="${STAGE}"
+WORKDIR /yard
+USER 10001:10001
+ENTRYPOINT ["tini", "-g", "--", "stage-entrypoint"]
+
+# --- faiss for GPUs: CUDA's runtime and cuBLAS are wheels of NVIDIA's, which the lock has by hash ---
+
+FROM installed AS faiss-gpu
+COPY --from=bill /sbom.cdx.json /usr/share/trainyard/
+ARG STAGE
+ARG VERSION
+RUN --mount=type=bind,source=images/smoke.py,target=/smoke.py \
+    --mount=type=bind,source=images/locks,target=/locks \
+    HOME=/tmp python /smoke.py "$STAGE" --device cuda --version "$VERSION" --locks /locks
+ARG REVISION=unknown
+# The driver comes from the machine: the two are read by NVIDIA's container toolkit.
+ENV HOME=/tmp \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRAINYARD_STAGE=${STAGE} \
+    TRAINYARD_REVISION=${REVISION}
+LABEL org.opencontainers.image.title="trainyard ${STAGE}, CUDA" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0" \

@@ -30,6 +30,8 @@ PLAIN = (
 TRAINING = ("benchmark", "evaluate", "pretrain", "reshard")
 """Stages that have a CUDA image too."""
 TORCH = ("inspect", *TRAINING)
+FAISS = {"faiss": "faiss", "cuda/faiss": "faiss-gpu"}
+"""Locks with faiss and no stage, and the extra that brings it; the second for GPUs."""
 MORE = {"pretrain": ("logging",), "flow": ("flows",)}
 """Extras of an image besides those of its stage."""
 TOOLS = {"build": ("setuptools",), "sbom": ("cyclonedx-bom",)}
@@ -62,6 +64,8 @@ def locks() -> Iterator[Lock]:
     for name in [*PLAIN, *TORCH, "flow"]:
         own = () if name == "flow" else (name,)
         yield Lock(name=name, extras=(*own, "s3", *MORE.get(name, ())))
+    for name, extra in FAISS.items():
+        yield Lock(name=name, extras=(extra, "s3"))
     for name in TRAINING:
         extras = (name, "s3", *MORE.get(name, ()))
         yield Lock(name=f"cuda/{name}", extras=extras, python="3.12.3", without=NGC)

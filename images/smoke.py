@@ -3,8 +3,9 @@
     python images/smoke.py STAGE --device cpu|cuda --version VERSION [--locks FOLDER]
 
 On a CPU image the installed packages are exactly those of the lock, trainyard and, for a stage
-with torch, torch. A CUDA image stands on NVIDIA's: what its lock names is there in that version,
-torch, Transformer Engine, flash-attn and apex too. Standard library only, but for what is tried."""
+with torch, torch. So they are on one with faiss for GPUs. Any other CUDA image stands on NVIDIA's:
+what its lock names is there in that version, torch, Transformer Engine, flash-attn and apex too.
+Standard library only, but for what is tried."""
 
 from __future__ import annotations
 
@@ -21,8 +22,12 @@ from pathlib import Path
 LOCKS = Path(__file__).resolve().parent / "locks"
 TORCH_STAGES = ["benchmark", "evaluate", "inspect", "pretrain", "reshard"]
 ACCELERATED = ("transformer_engine", "flash_attn", "apex")
-NEVER = ("faiss", "pytest", "hypothesis", "moto", "mypy", "pip")
-"""In no CPU image; `faiss` in no image that has Transformer Engine."""
+LIBRARIES = ("faiss",)
+"""Images that hold a library and no stage."""
+FAISS = {"cpu": "faiss-cpu", "cuda": "faiss-gpu"}
+"""Packages of the module `faiss`, by device; which have it says the lock."""
+NEVER = ("pytest", "hypothesis", "moto", "mypy", "pip")
+"""In no image that is ours from the ground up."""
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
 EXTRAS = re.compile(r"^# .*extras: ([a-z0-9 -]+);")
 FLOOR = re.compile(r"^([A-Za-z0-9._-]+)>=([0-9.]+)")
@@ -150,6 +155,19 @@ def check_torch(device: str) -> None:
         raise Smoke(f"torch {torch.__version__} is built for CUDA: {built}, wanted: {device}")
 
 
+def check_faiss(device: str) -> None:
+    """faiss finds vectors; a build for GPUs has what they need, even where no GPU is."""
+    faiss, numpy = (importlib.import_module(name) for name in ("faiss", "numpy"))
+    vectors = numpy.eye(4, dtype=numpy.float32)
+    index = faiss.IndexFlatL2(4)
+    index.add(vectors)
+    if index.search(vectors, 1)[1].ravel().tolist() != [0, 1, 2, 3]:
+        raise Smoke("faiss does not find what is in its index")
+    built = hasattr(faiss, "StandardGpuResources")
+    if built != (device == "cuda"):
+        raise Smoke(f"faiss {faiss.__version__} is built for GPUs: {built}, wanted: {device}")
+
+
 def main() -> int:
     """The command line; returns its exit status."""
     parser = argparse.ArgumentParser(description="Prove what an image holds, and what not.")
@@ -165,26 +183,30 @@ def main() -> int:
     extras = EXTRAS.match(text)
     if extras is None or not lock:
         raise Smoke(f"the lock of {stage} names no extras or no packages")
-    has_torch = stage in TORCH_STAGES
-    check_versions(lock, {"trainyard", *(["torch"] if has_torch else [])}, exact=not cuda)
+    has_torch, has_faiss = stage in TORCH_STAGES, FAISS[given.device] in lock
+    on_nvidias = cuda and not has_faiss
+    check_versions(lock, {"trainyard", *(["torch"] if has_torch else [])}, exact=not on_nvidias)
     if (here := metadata.version("trainyard")) != given.version:
         raise Smoke(f"holds trainyard {here}, wanted {given.version}")
 
-    absent: tuple[str, ...] = ("faiss", "prefect") if cuda else NEVER
+    absent: tuple[str, ...] = () if on_nvidias else NEVER + ACCELERATED
     absent += () if has_torch else ("torch",)
+    absent += () if has_faiss else ("faiss",)
     absent += () if stage == "flow" else ("prefect",)
-    check_absent(absent + (() if cuda else ACCELERATED))
+    check_absent(absent)
     if has_torch:
         check_torch(given.device)
+    if has_faiss:
+        check_faiss(given.device)
     wanted = wanted_packages(extras[1].split())
     check_floors(wanted, lock)
     tried = import_all(wanted & lock.keys())
-    if cuda:
+    if on_nvidias:
         for module in ACCELERATED:
             importlib.import_module(module)
     if stage == "flow":
         tried += import_flows()
-    else:
+    elif stage not in LIBRARIES:
         check_stage(stage)
     print(f"{stage}: {len(lock)} packages as locked, {tried} modules imported")
     return 0

@@ -14,11 +14,12 @@ import logging
 import os
 import signal
 import sys
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import tyro
 
@@ -232,6 +233,8 @@ def _parse(
         given.append(MegatronOptions())
     both = dataclasses.make_dataclass("Options", parts)
     default = both(*given)
+    for cls in (config_class, CommonOptions, MegatronOptions):
+        _write_out_unions(cls)
     parsed: Any = tyro.cli(
         both,
         prog=f"python -m stages.{name}",
@@ -243,6 +246,21 @@ def _parse(
     check_finite(parsed.stage)
     check_finite(parsed.common)
     return parsed.stage, parsed.common
+
+
+def _write_out_unions(cls: type) -> None:
+    """Name the `X | Y` of a configuration's fields Union[X, Y], which is the same type.
+
+    tyro 1.0 looks through a Union by itself. For the other it imports a checker of types, which
+    takes a tenth of a second: a third of what a command takes to start."""
+    hints = get_type_hints(cls, include_extras=True)
+    for owner in cls.__mro__:
+        for name in vars(owner).get("__annotations__", ()):
+            if isinstance(hints.get(name), types.UnionType):
+                owner.__annotations__[name] = Union[hints[name].__args__]  # noqa: UP007
+    for hint in hints.values():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            _write_out_unions(hint)
 
 
 def _description(config_class: type) -> str:

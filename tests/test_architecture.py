@@ -50,7 +50,7 @@ KERNELS = {
 """Used where they are found and required nowhere, as they are built for the machine they run on:
 no version of them could be pinned for all. What each speeds up: docs/training.md."""
 
-SHARED_EXTRAS = ("documents", "tokenizers")
+SHARED_EXTRAS = ("documents", "tokenizers", "faiss", "faiss-gpu")
 """Extras that those of stages are made of."""
 
 ELSEWHERE = [

@@ -1,41 +1,86 @@
 #!/usr/bin/env bash
-# Stop the cluster that slurm-up.sh started, by the process ids it wrote down.
+# Stop the cluster that slurm-up.sh started, by the process ids it wrote down. Another one that is up
+# is left alone.
 #
 #     deploy/dev/slurm-down.sh [DIR] [--purge]      --purge: remove DIR as well
 set -uo pipefail
-DIR=${1:-/tmp/yard-slurm}
+OWNER=/run/yard-slurm.dir
+LOCK=/run/yard-slurm.lock
+[ -n "${YARD_SLURM_LOCKED:-}" ] || YARD_SLURM_LOCKED=yes exec flock -o "$LOCK" "$0" "$@"
+
+DIR=/tmp/yard-slurm
+PURGE=
+for word in "$@"; do
+  case $word in
+    --purge) PURGE=yes ;;
+    -*)
+      echo "slurm-down.sh: no option $word: slurm-down.sh [DIR] [--purge]" >&2
+      exit 2
+      ;;
+    *) DIR=$word ;;
+  esac
+done
+DIR=$(realpath -m "$DIR")
 export SLURM_CONF=$DIR/slurm.conf
-[ -f "$SLURM_CONF" ] || exit 0
 
-# A zombie that nobody reaps is gone too.
-gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null; }
+# A zombie that nobody reaps is gone too, and so is one whose number another program has by now.
+gone() {
+  ! [[ $(cat "/proc/$1/comm" 2>/dev/null) =~ ^(munged|slurmctld|unshare)$ ]] ||
+    grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null
+}
 
-timeout 10 scancel --user="$(id -un)" 2>/dev/null
-for _ in $(seq 1 25); do
-  [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break
-  sleep 0.2
-done
-# `unshare --fork` ignores SIGTERM; killed, it takes all that runs in the node with it.
-for file in "$DIR"/run/node*.pid; do
-  [ -f "$file" ] || continue
-  kill -9 "$(cat "$file")" 2>/dev/null
-  rm -f "$file"
-done
-for file in "$DIR/run/slurmctld.pid" "$DIR/munge/munged.pid"; do
-  [ -f "$file" ] || continue
-  pid=$(cat "$file")
-  kill "$pid" 2>/dev/null
-  for _ in $(seq 1 100); do
-    gone "$pid" && break
-    sleep 0.1
+end_jobs() {
+  # Of a controller that is dead the address may be another cluster's by now.
+  [ -f "$DIR/run/slurmctld.pid" ] && ! gone "$(cat "$DIR/run/slurmctld.pid")" || return
+  timeout 10 scancel --user="$(id -un)" 2>/dev/null
+  for _ in $(seq 1 25); do
+    [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break
+    sleep 0.2
   done
-  gone "$pid" || kill -9 "$pid" 2>/dev/null
-  rm -f "$file"
-done
-for namespace in $(ip netns list 2>/dev/null | grep -oE '^yard-(node[0-9]+|switch)'); do
-  ip netns del "$namespace"
-done
-ip link del yard0 2>/dev/null
-grep -v '# yard-slurm$' /etc/hosts >"$DIR/hosts" && cat "$DIR/hosts" >/etc/hosts
-[ "${2:-}" = --purge ] && rm -rf "$DIR"
+}
+
+end_nodes() {
+  local file pid
+  # `unshare --fork` ignores SIGTERM; killed, it takes all that runs in the node with it.
+  for file in "$DIR"/run/node*.pid; do
+    [ -f "$file" ] || continue
+    pid=$(cat "$file")
+    gone "$pid" || kill -9 "$pid" 2>/dev/null
+    rm -f "$file"
+  done
+}
+
+end_daemons() {
+  local file pid
+  for file in "$DIR/run/slurmctld.pid" "$DIR/munge/munged.pid"; do
+    [ -f "$file" ] || continue
+    pid=$(cat "$file")
+    gone "$pid" || kill "$pid" 2>/dev/null
+    for _ in $(seq 1 100); do
+      gone "$pid" && break
+      sleep 0.1
+    done
+    gone "$pid" || kill -9 "$pid" 2>/dev/null
+    rm -f "$file"
+  done
+}
+
+# What there is one of on a machine, whichever cluster has it.
+end_network() {
+  local namespace hosts
+  for namespace in $(ip netns list 2>/dev/null | grep -oE '^yard-(node[0-9]+|switch)'); do
+    ip netns del "$namespace"
+  done
+  ip link del yard0 2>/dev/null
+  hosts=$(grep -v '# yard-slurm$' /etc/hosts) && printf '%s\n' "$hosts" >/etc/hosts
+  rm -f "$OWNER"
+}
+
+if [ -f "$SLURM_CONF" ]; then
+  end_jobs
+  end_nodes
+  end_daemons
+fi
+[ "$(cat "$OWNER" 2>/dev/null)" = "$DIR" ] && end_network
+[ -n "$PURGE" ] && rm -rf "$DIR"
 exit 0

@@ -5,9 +5,14 @@
 #     deploy/dev/slurm-down.sh [DIR] [--purge]
 #
 # Prints `export SLURM_CONF=...`. A second call starts what is missing, such as a node that was
-# powered off (slurm-power-off.sh). One cluster a machine. Debian and Ubuntu:
+# powered off (slurm-power-off.sh). One cluster a machine: while another is up this ends with status
+# 75, and touches nothing. Debian and Ubuntu:
 #
 #     apt-get install --no-install-recommends slurm-wlm munge iproute2
+#
+# Jobs of partition `urgent` push others out: those of `debug` are requeued at once,
+# those of `spot` have 20 s to leave in, and are cancelled then. Where this machine has the memory
+# controller of cgroups v1, what --mem says is enforced.
 #
 # Each node has its own PID, mount, UTS and network namespace: `hostname` says node1, ports do not
 # collide, and killing the namespace's first process is a power failure.
@@ -17,9 +22,10 @@
 #   YARD_SLURM_NET=10.231.7        the nodes' network, /24
 #   YARD_SLURM_NODE_TIMEOUT=10     seconds until a silent node counts as down
 #   YARD_SLURM_REQUEUE_DELAY=5     seconds until a requeued job may start
+#   YARD_SLURM_KILL_WAIT=30        seconds from SIGTERM to SIGKILL of a job that is cancelled
 #   YARD_SLURM_EXTRA=              lines for slurm.conf
 set -euo pipefail
-DIR=${1:-/tmp/yard-slurm}
+DIR=$(realpath -m "${1:-/tmp/yard-slurm}")
 NODES=${2:-2}
 CPUS=${YARD_SLURM_CPUS:-4}
 GPUS=${YARD_SLURM_GPUS:-0}
@@ -29,26 +35,54 @@ NODE_PORT=16900
 TAG='# yard-slurm'
 export SLURM_CONF=$DIR/slurm.conf
 SOCKET=$DIR/munge/munge.socket
+OWNER=/run/yard-slurm.dir # holds the DIR of the cluster that has this machine's network
+LOCK=/run/yard-slurm.lock
+TAKEN=75
 
 fail() {
   echo "slurm-up.sh: $*" >&2
   exit 1
 }
 
-alive() { [ -f "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
+# By its name, as a number that was left behind may be another program's by now; a zombie that nobody
+# reaps is dead.
+alive() {
+  local status
+  [ -f "$1" ] && status=$(cat "/proc/$(cat "$1")/status" 2>/dev/null) || return 1
+  [[ $status =~ ^Name:[[:space:]]+(munged|slurmctld|unshare)[[:space:]] ]] &&
+    ! [[ $status =~ State:[[:space:]]+Z ]]
+}
 
 check_machine() {
   [ "$(id -u)" = 0 ] || fail "needs root, for namespaces and for the users that jobs run as"
-  for program in munged slurmctld slurmd ip nsenter unshare; do
+  for program in munged slurmctld slurmd ip nsenter unshare flock; do
     command -v "$program" >/dev/null || fail "$program is not installed; the head of this file says how"
   done
 }
 
+runs() {
+  local file
+  for file in "$1"/run/{slurmctld,node*}.pid "$1/munge/munged.pid"; do alive "$file" && return; done
+  return 1
+}
+
+refuse() {
+  echo "slurm-up.sh: another cluster runs on this machine: $1" >&2
+  exit "$TAKEN"
+}
+
 # Two would share the bridge and the ports, and each refuse the other's jobs as forged.
 check_alone() {
-  alive "$DIR/run/slurmctld.pid" && return
-  ! (exec 3<>"/dev/tcp/127.0.0.1/$CONTROL_PORT") 2>/dev/null ||
-    fail "another cluster runs on this machine: port $CONTROL_PORT is taken; wait until it has ended"
+  local owner
+  owner=$(cat "$OWNER" 2>/dev/null || true)
+  if [ -n "$owner" ] && [ "$owner" != "$DIR" ]; then
+    ! runs "$owner" || refuse "in $owner; wait until it has ended, or end it: slurm-down.sh $owner"
+    "$(dirname "$0")/slurm-down.sh" "$owner" # it is dead, and its network is left
+  fi
+  alive "$DIR/run/slurmctld.pid" ||
+    ! (exec 3<>"/dev/tcp/127.0.0.1/$CONTROL_PORT") 2>/dev/null ||
+    refuse "port $CONTROL_PORT is taken; wait until it has ended"
+  echo "$DIR" >"$OWNER"
 }
 
 start_munge() {
@@ -80,11 +114,15 @@ start_switch() {
 }
 
 configure() {
-  local gres='' node
+  local gres='' task=task/none node
   : >"$DIR/gres.conf"
   if [ "$GPUS" -gt 0 ]; then
     gres=" Gres=gpu:$GPUS"
     echo "Name=gpu File=/dev/tty[1-$GPUS]" >"$DIR/gres.conf"
+  fi
+  if [ -w /sys/fs/cgroup/memory/memory.limit_in_bytes ] || [ -w /sys/fs/cgroup/memory/tasks ]; then
+    task=task/cgroup
+    printf '%s\n' CgroupPlugin=cgroup/v1 ConstrainRAMSpace=yes >"$DIR/cgroup.conf"
   fi
   cat >"$SLURM_CONF" <<CONF
 ClusterName=yard
@@ -101,29 +139,34 @@ SlurmdPidFile=$DIR/run/slurmd.%n.pid
 SlurmctldLogFile=$DIR/log/slurmctld.log
 SlurmdLogFile=$DIR/log/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=$task
 SwitchType=switch/none
 MpiDefault=none
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerNode=4000
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0,preempt_send_user_signal
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
 SlurmctldTimeout=5
 SlurmdTimeout=${YARD_SLURM_NODE_TIMEOUT:-10}
 InactiveLimit=0
-KillWait=3
+KillWait=${YARD_SLURM_KILL_WAIT:-30}
 MinJobAge=3600
 JobRequeue=1
 AccountingStorageType=accounting_storage/none
 ${gres:+GresTypes=gpu}
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=spot Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=20
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 CONF
   grep -v "$TAG\$" /etc/hosts >"$DIR/hosts" || true
   for node in $(seq 1 "$NODES"); do
     echo "NodeName=node$node NodeHostname=node$node NodeAddr=$NET.$((10 + node)) Port=$NODE_PORT" \
-      "CPUs=$CPUS RealMemory=4000$gres State=UNKNOWN" >>"$SLURM_CONF"
+      "CPUs=$CPUS RealMemory=16000$gres State=UNKNOWN" >>"$SLURM_CONF"
     echo "$NET.$((10 + node)) node$node $TAG" >>"$DIR/hosts"
   done
   cat "$DIR/hosts" >/etc/hosts # in place: containers mount it
@@ -170,7 +213,11 @@ wait_until_idle() {
 }
 
 check_machine
+# One script at a time: of two that begin together each would find the machine free. The lock is
+# flock's alone (-o), or the daemons would keep it.
+[ -n "${YARD_SLURM_LOCKED:-}" ] || YARD_SLURM_LOCKED=yes exec flock -o "$LOCK" "$0" "$@"
 check_alone
+unset YARD_SLURM_LOCKED
 start_munge
 start_switch
 alive "$DIR/run/slurmctld.pid" || {

@@ -48,7 +48,7 @@ class ContainerJob(JobBlock[Outcome]):
     async def trigger(self) -> ContainerJobRun:
         """Find the container of this key, or make and start it. Being cancelled meanwhile ends
         it."""
-        return await when_found(asyncio.create_task(asyncio.to_thread(self._find_or_start)))
+        return await when_found(self.spec, asyncio.to_thread(self._find_or_start))
 
     def _find_or_start(self) -> ContainerJobRun:
         folder, name = Path(self.spec.run_directory), container_name(self.spec)

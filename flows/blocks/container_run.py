@@ -16,16 +16,16 @@ from flows.blocks.container_log import ContainerLog
 from flows.blocks.live import live
 from flows.blocks.notes import read_note, write_note
 from flows.blocks.run import BlockRun
-from flows.blocks.signs import HEARTBEAT, Signs
+from flows.blocks.signs import Signs
 from flows.launch.container import container_name
 from flows.launch.container_ending import judge_container
 from flows.launch.outcome import Kind, Outcome
+from flows.launch.run_folder import HEARTBEAT, LOG
 from trainyard.errors import InfrastructureError, TrainyardError
 
 if TYPE_CHECKING:
     from flows.blocks.container import ContainerJob
 
-LOG = "log.txt"
 NOTE = "container.json"
 """File of a run folder: the name of its container, and how that ended once it has."""
 
@@ -85,18 +85,6 @@ class ContainerJobRun(BlockRun):
 
     # --- waiting ------------------------------------------------------------------------------
 
-    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Until it has ended. Being cancelled stops it; any other end of the waiting, such as an
-        engine that stays away, leaves it to be followed again."""
-        try:
-            await self._until_ended()
-        except asyncio.CancelledError:
-            await self.stop()
-            raise
-        if self._stopping is not None:
-            await self.stop()
-        await self._close()
-
     async def _until_ended(self) -> None:
         looked = time.monotonic()
         while not self._has_ended():
@@ -151,7 +139,7 @@ class ContainerJobRun(BlockRun):
         self._listener = ContainerLog(self._client, self.name, self.log_path, self._say)
         self._listener.start()
 
-    async def _close(self) -> None:
+    async def _hear_the_end(self) -> None:
         """Hear the last lines, note the end, remove the container; once."""
         async with self._closing:
             if self._client is None:
@@ -178,14 +166,17 @@ class ContainerJobRun(BlockRun):
         """SIGTERM (SIGUSR1 when its time is over), so that training saves; after the grace
         SIGKILL, until the engine confirms it."""
         if self._client is None or self._has_ended():
-            await self._close()
+            await self._hear_the_end()
             return
-        self._ended_by_us = self._ended_by_us or Kind.STOPPED
+        self._note_ending()
         early = self._look.began + DEAF_SECONDS - time.time() if self._look is not None else 0.0
         await asyncio.sleep(min(max(0.0, early), DEAF_SECONDS))
         # torchrun, which starts ranks, dies of SIGUSR1; SIGTERM it hands on to them.
         is_late = self._ended_by_us is Kind.TIME_LIMIT and not self.spec.has_ranks
-        await asyncio.to_thread(self._client.signal, self.name, "SIGUSR1" if is_late else "SIGTERM")
+        number = "SIGUSR1" if is_late else "SIGTERM"
+        if not self._was_told:
+            await asyncio.to_thread(self._client.signal, self.name, number)
+            self._note_ending(is_told=True)
         await self._wait_until_gone(self.spec.grace_seconds)
         if not self._has_ended():
             await asyncio.to_thread(self._client.signal, self.name, "SIGKILL")
@@ -195,7 +186,7 @@ class ContainerJobRun(BlockRun):
                 f"container {self.name} is still there {KILL_SECONDS:.0f} s after SIGKILL; look "
                 f"at the machine of the engine"
             )
-        await self._close()
+        await self._hear_the_end()
         await self.fetch_result()  # notes the end
 
     async def _wait_until_gone(self, seconds: float) -> None:

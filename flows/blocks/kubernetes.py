@@ -6,25 +6,27 @@ What is watched while it lives: flows/blocks/kubernetes_run.py."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import yaml
 from prefect.blocks.abstract import JobBlock
 
+from flows.blocks.kubernetes_api import RefusedError
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.blocks.kubernetes_evidence import read_ends
 from flows.blocks.kubernetes_run import KubernetesJobRun
-from flows.blocks.notes import SUBMITTED, read_note, write_note
+from flows.blocks.notes import SUBMITTED, reached, read_note, write_note
 from flows.blocks.run import when_found
 from flows.launch.events import note
 from flows.launch.kubernetes import MANIFESTS, render_kubernetes, resource_name
-from flows.launch.kubernetes_options import KubernetesOptions
+from flows.launch.kubernetes_options import KubernetesOptions, Variant
 from flows.launch.kubernetes_pod import Document
 from flows.launch.outcome import Outcome
 from flows.launch.spec import LaunchSpec
-from trainyard.errors import ConfigError
+from trainyard.errors import ConfigError, TrainyardError
+
+KINDS = {"job": "Job", "jobset": "JobSet"}
 
 
 class KubernetesJob(JobBlock[Outcome]):
@@ -46,74 +48,103 @@ class KubernetesJob(JobBlock[Outcome]):
 
     async def trigger(self) -> KubernetesJobRun:
         """Find the job of this key, or create it. Being cancelled meanwhile ends the job."""
-        return await when_found(asyncio.create_task(self._open()))
+        return await when_found(self.spec, self._open())
 
     async def _open(self) -> KubernetesJobRun:
         folder, name = Path(self.spec.run_directory), resource_name(self.spec)
-        noted = read_note(folder / SUBMITTED, name)
+        with reached(folder):
+            noted = read_note(folder / SUBMITTED, name)
         client = await self.client().open()
         try:
-            if noted is None:
-                documents = await self._find_or_create(client, folder)
-                _note(folder, name, documents)
-            else:
-                documents = list(yaml.safe_load_all((folder / MANIFESTS).read_text()))
-                if read_ends(folder) is None:
-                    self._tell_followed(name)
+            with reached(folder):
+                if noted is None:
+                    kind = await self._find_or_create(client, folder)
+                    write_note(folder / SUBMITTED, self._told(kind))
+                else:
+                    kind = noted["kind"]
+                    if read_ends(folder) is None:
+                        self._tell_followed()
+            return KubernetesJobRun(
+                self.spec, self.options, self.hang_seconds, client, kind, self.logger
+            )
         except BaseException:
             await client.close()
             raise
-        workloads = [one for one in documents if one["kind"] != "Service"]
-        return KubernetesJobRun(
-            self.spec, self.options, self.hang_seconds, client, workloads, self.logger
-        )
 
-    async def _find_or_create(self, client: KubernetesClient, folder: Path) -> list[Document]:
-        options = await self._decided(client)
-        documents = render_kubernetes(self.spec, options)
+    async def _find_or_create(self, client: KubernetesClient, folder: Path) -> str:
+        """The kind of what bears the key now."""
+        variant, found = await self._look(client)
+        documents = render_kubernetes(self.spec, replace(self.options, variant=variant))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFESTS).write_text(yaml.safe_dump_all(documents, sort_keys=False))
-        kind = documents[-1]["kind"]
-        found, _ = await client.find(kind, self.spec.key)
-        there = {one["metadata"]["name"] for one in found}
-        made: Document = {}
-        for document in documents:
-            if document["metadata"]["name"] not in there or document["kind"] == "Service":
-                made = await client.create(document)
-        if documents[0]["kind"] == "Service":
-            name = documents[0]["metadata"]["name"]
-            owner = made if made.get("kind") == kind else found[0]
-            await client.own("Service", name, {**documents[-1], "metadata": owner["metadata"]})
+        *services, workload = documents
+        for service in services:
+            await client.create(service)
+        made = found or await self._create(client, workload, services)
+        for service in services:  # goes with the job, also where one before us made that
+            owner = {**workload, "metadata": made["metadata"]}
+            await client.own("Service", service["metadata"]["name"], owner)
+        if found is not None:
+            self._tell_followed()
+            return str(workload["kind"])
         name = resource_name(self.spec)
-        if there:
-            self._tell_followed(name)
-        else:
-            note(folder, "submitted", job=name)
-            self.logger.info(
-                "created %s as %s %s/%s", self.spec.name, kind, options.namespace, name
-            )
-        return documents
+        note(folder, "submitted", job=name)
+        where = f"{workload['kind']} {self.options.namespace}/{name}"
+        self.logger.info("created %s as %s", self.spec.name, where)
+        return str(workload["kind"])
 
-    def _tell_followed(self, name: str) -> None:
+    async def _create(
+        self, client: KubernetesClient, workload: Document, services: list[Document]
+    ) -> Document:
+        try:
+            return await client.create(workload)
+        except TrainyardError as error:
+            if isinstance(error.__cause__, RefusedError):  # else it may have been made
+                for service in services:
+                    await self._take_back(client, service)
+            raise
+
+    async def _take_back(self, client: KubernetesClient, document: Document) -> None:
+        kind, name = document["kind"], document["metadata"]["name"]
+        try:
+            await client.delete(kind, name)
+        except TrainyardError as error:  # why there is no job is what has to be told
+            self.logger.warning("%s %s is left over: %s", kind, name, error)
+
+    def _tell_followed(self) -> None:
+        name = resource_name(self.spec)
         note(self.spec.run_directory, "reattached", job=name)
         where = f"{self.options.namespace}/{name}"
         self.logger.info("%s is job %s already: following it", self.spec.name, where)
 
-    async def _decided(self, client: KubernetesClient) -> KubernetesOptions:
-        """The options with a variant that the cluster has."""
-        options = self.options
-        if options.variant == "job" or self.spec.resources.nodes == 1:
-            return replace(options, variant="job")
+    def _told(self, kind: str) -> dict[str, str]:
+        return {
+            "name": resource_name(self.spec),
+            "kind": kind,
+            "namespace": self.options.namespace,
+        }
+
+    async def _look(self, client: KubernetesClient) -> tuple[Variant, Document | None]:
+        """The variant that is there already, and what is there; else the one to make, and None."""
+        wanted = await self._decided(client)
+        # JobSet may have been installed since a program before this one made a Job.
+        variants: tuple[Variant, ...] = ("jobset", "job") if wanted == "jobset" else ("job",)
+        for variant in variants:
+            found, _ = await client.find(KINDS[variant], self.spec.key)
+            for one in found:
+                if one["metadata"]["name"] == resource_name(self.spec):
+                    return variant, one
+        return wanted, None
+
+    async def _decided(self, client: KubernetesClient) -> Variant:
+        """The variant to make: one that the cluster has."""
+        variant = self.options.variant
+        if variant == "job" or self.spec.resources.nodes == 1:
+            return "job"
         is_there = await client.serves_jobsets()
-        if options.variant == "jobset" and not is_there:
+        if variant == "jobset" and not is_there:
             raise ConfigError(
                 "Kubernetes option variant: the cluster has no JobSet (its controller is not "
                 "installed); use 'auto' or 'job'"
             )
-        return replace(options, variant="jobset" if is_there else "job")
-
-
-def _note(folder: Path, name: str, documents: list[Document]) -> None:
-    last = documents[-1]
-    told = {"name": name, "kind": last["kind"], "namespace": last["metadata"]["namespace"]}
-    write_note(folder / SUBMITTED, told)
+        return "jobset" if is_there else "job"

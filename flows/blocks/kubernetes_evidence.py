@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flows.blocks.notes import write_note
 from flows.launch.ending import Evidence, judge
-from flows.launch.kubernetes import log_name, share_folder
 from flows.launch.kubernetes_state import PodRecord, WorkloadRecord
 from flows.launch.outcome import (
     EXIT_STATUS,
@@ -20,6 +19,7 @@ from flows.launch.outcome import (
     read_outcome,
     read_tail,
 )
+from flows.launch.run_folder import log_name, share_folder
 from flows.launch.spec import LaunchSpec
 
 END = "end.json"
@@ -35,19 +35,19 @@ class End:
 
 
 def end_of(
-    share: int | None,
+    index: int | None,
     workloads: Sequence[WorkloadRecord],
     pods: Sequence[PodRecord],
     count: int = 1,
 ) -> End:
-    """The end of a job, or of one of its shares.
+    """The end of a job, or of the share that is one of its completion indices.
 
     workloads: its own, and what that is made of; empty when the cluster has forgotten it.
     count: its pods."""
     job = next((one for one in workloads if one.has_ended), None)
-    ours = pods if share is None else [pod for pod in pods if pod.index == share]
+    ours = pods if index is None else [pod for pod in pods if pod.index == index]
     done = {pod.index for pod in ours if pod.phase == "Succeeded"}
-    is_done = job is not None and (job.has_succeeded or share in job.completed)
+    is_done = job is not None and (job.has_succeeded or index in job.completed)
     if is_done or (job is None and len(done) >= count):
         return End(verdict=Kind.DONE, words="Complete", exit_code=0)
     if job is not None:

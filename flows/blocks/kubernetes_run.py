@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.blocks.kubernetes_evidence import End, decide, end_of, read_ends, write_ends
@@ -16,16 +17,16 @@ from flows.blocks.kubernetes_signs import Start
 from flows.blocks.kubernetes_watch import Watched
 from flows.blocks.live import live, see_through
 from flows.blocks.run import BlockRun
-from flows.blocks.signs import HEARTBEAT, Signs
+from flows.blocks.signs import Signs
 from flows.console import Log
 from flows.launch.ending import join_shares
 from flows.launch.events import note
-from flows.launch.kubernetes import log_name, resource_name, share_folder
+from flows.launch.kubernetes import resource_name
 from flows.launch.kubernetes_options import KubernetesOptions
-from flows.launch.kubernetes_pod import Document
 from flows.launch.kubernetes_state import PodRecord, WorkloadRecord, read_pod, read_workload
 from flows.launch.kubernetes_waiting import Obstacle
 from flows.launch.outcome import Kind, Outcome
+from flows.launch.run_folder import HEARTBEAT, log_name, share_folder
 from flows.launch.spec import LaunchSpec
 from trainyard.errors import InfrastructureError, TrainyardError
 
@@ -45,7 +46,7 @@ class KubernetesJobRun(BlockRun):
         options: KubernetesOptions,
         hang_seconds: float | None,
         client: KubernetesClient,
-        workloads: Sequence[Document],
+        kind: str,
         log: Log,
     ) -> None:
         self.name = resource_name(spec)
@@ -53,22 +54,22 @@ class KubernetesJobRun(BlockRun):
         self._options = options
         self._hang_seconds = hang_seconds
         self._client = client
-        self._kind: str = workloads[0]["kind"]
-        self._names = [one["metadata"]["name"] for one in workloads]
+        self._kind = kind
         shares = spec.shares
-        self._indices: Sequence[int | None] = (None,) if shares is None else shares.indices
+        self._shares: Sequence[int | None] = (None,) if shares is None else shares.indices
+        """By completion index."""
         self._ends: dict[int | None, End] = {}
         self._ended_time: float | None = None
         self._told = ""
         self._start = Start(client, options, self.name, log)
-        self._signs = Signs(self._folder / share_folder(i) / HEARTBEAT for i in self._indices)
+        self._signs = Signs(self._folder / share_folder(i) / HEARTBEAT for i in self._shares)
         self._ended_for: Obstacle | None = None
         self._looking = asyncio.Lock()
         self._news = asyncio.Event()
-        self._workloads = Watched(client, self._kind, spec.key, self._news)
+        self._workloads = Watched(client, kind, spec.key, self._news)
         self._pods = Watched(client, "Pod", spec.key, self._news)
         self._children: Watched | None = None
-        if self._kind == "JobSet":
+        if kind == "JobSet":
             self._children = Watched(client, "Job", spec.key, self._news)
         self._logs = PodLogs(client, self._folder, self._say)
         self._watching: list[asyncio.Task[None]] = []
@@ -84,17 +85,22 @@ class KubernetesJobRun(BlockRun):
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
         """Until the job has ended. Being cancelled ends the job; any other end of the waiting,
         such as an API server that stays away, leaves it to be followed again."""
-        try:
-            while not self._has_ended() and self._stopping is None:
-                await self._step()
-                await self._look_for_trouble()
-            if self._stopping is not None:
-                await see_through(self._stopping)
-        except asyncio.CancelledError:
-            await self.stop()
-            raise
-        finally:
-            await see_through(asyncio.create_task(self._close()))
+        async with self._closed_after():
+            await super().wait_for_completion()
+
+    async def stop(self) -> None:
+        """End the job, and wait until the cluster confirms it. Nothing is watched after that, also
+        where nobody has waited for it."""
+        async with self._closed_after():
+            await super().stop()
+
+    async def _until_ended(self) -> None:
+        while not self._has_ended() and self._stopping is None:
+            await self._step()
+            await self._look_for_trouble()
+
+    async def _hear_the_end(self) -> None:
+        """All of it was heard when its end was kept."""
 
     async def _step(self) -> None:
         """Wait for news, or a second; take it in."""
@@ -106,7 +112,7 @@ class KubernetesJobRun(BlockRun):
         finally:
             news.cancel()
         for task in self._watching:
-            if task.done():
+            if task.done() and not task.cancelled():  # by who has stopped it meanwhile
                 task.result()  # raises why it watches no more
         async with self._looking:  # who waits and who stops may both be here
             if self._workloads.is_listed and self._pods.is_listed and not self._has_ended():
@@ -117,7 +123,7 @@ class KubernetesJobRun(BlockRun):
         pods, jobs = self._pod_records(), self._job_records()
         for pod in pods:
             if pod.has_started or pod.has_ended:
-                share = self._share_of(pod)
+                share = None if self.spec.shares is None else self._shares[pod.index]
                 label = f"{pod.index}: " if self.spec.resources.nodes > 1 else ""
                 self._logs.follow(pod.name, log_name(share), label)
             is_there = pod.name in self._pods.objects
@@ -126,13 +132,9 @@ class KubernetesJobRun(BlockRun):
         self._tell(jobs, pods)
         is_running = any(read_pod(one).has_started for one in self._pods.objects.values())
         note(self._folder, "started" if is_running else "queued", job=self.name)
-        there = {job.name for job in jobs if job.name in self._workloads.objects}
-        if all(name not in there for name in self._names) or self._are_done(jobs):
+        has_ended = any(job.has_ended for job in jobs) and self._stopping is None
+        if self.name not in self._workloads.objects or has_ended:
             await self._keep_end()
-
-    def _are_done(self, jobs: Sequence[WorkloadRecord]) -> bool:
-        ended = {job.name for job in jobs if job.has_ended}
-        return all(name in ended for name in self._names) and self._stopping is None
 
     async def _keep_end(self) -> None:
         """Take down how it ended, when all of its log is there."""
@@ -143,7 +145,7 @@ class KubernetesJobRun(BlockRun):
         for pod in self._pod_records():
             self._logs.note_end(pod.name)
         await self._logs.finish(LATE_SECONDS)
-        ends = {share: self._end_of(share) for share in self._indices}
+        ends = {share: self._end_of(index) for index, share in enumerate(self._shares)}
         write_ends(self._folder, ends, self._ended_by_us)
         self._ends = ends
         is_done = all(end.verdict is Kind.DONE for end in ends.values())
@@ -152,8 +154,7 @@ class KubernetesJobRun(BlockRun):
 
     async def _remove(self) -> None:
         try:
-            for name in self._names:
-                await self._client.delete(self._kind, name)
+            await self._client.delete(self._kind, self.name)
         except TrainyardError as error:  # it went well all the same, and has a time to live
             self._log.warning("job %s could not be removed: %s", self.name, error)
 
@@ -162,17 +163,23 @@ class KubernetesJobRun(BlockRun):
         records = map(read_pod, self._pods.objects.values())
         return any(pod.has_started and not pod.has_ended for pod in records)
 
-    def _end_of(self, share: int | None) -> End:
+    def _end_of(self, index: int) -> End:
         if self._ended_for is not None:
             return End(verdict=self._ended_for.kind, words=self._ended_for.words)
         pods, jobs = self._pod_records(), self._job_records()
         if self._children is not None:  # of a JobSet: they know more of why
             jobs = [*map(read_workload, self._children.everything()), *jobs]
-        if self.spec.shares is None or not self.spec.shares.only:
-            return end_of(share, jobs, pods, self.spec.resources.nodes)
-        name = resource_name(self.spec, share)  # a job of its own, with one pod
-        ours = [pod for pod in pods if pod.job == name]
-        return end_of(None, [job for job in jobs if job.name == name], ours)
+        if self.spec.shares is None:
+            return end_of(None, jobs, pods, self.spec.resources.nodes)
+        return end_of(index, jobs, pods)
+
+    @asynccontextmanager
+    async def _closed_after(self) -> AsyncIterator[None]:
+        """Nothing is watched, followed or connected any more, however this ends."""
+        try:
+            yield
+        finally:
+            await see_through(asyncio.create_task(self._close()))
 
     async def _close(self) -> None:
         for task in self._watching:
@@ -195,13 +202,6 @@ class KubernetesJobRun(BlockRun):
 
     def _job_records(self) -> list[WorkloadRecord]:
         return [read_workload(document) for document in self._workloads.everything()]
-
-    def _share_of(self, pod: PodRecord) -> int | None:
-        if self.spec.shares is None:
-            return None
-        if not self.spec.shares.only:
-            return pod.index
-        return next(i for i in self.spec.shares.indices if resource_name(self.spec, i) == pod.job)
 
     def _tell(self, jobs: Sequence[WorkloadRecord], pods: Sequence[PodRecord]) -> None:
         parts = []
@@ -231,7 +231,7 @@ class KubernetesJobRun(BlockRun):
             self._end_if_silent(silent, self._hang_seconds)
             return
         self._signs.renew()
-        jobs = self._names if self._children is None else [*self._children.objects]
+        jobs = [self.name] if self._children is None else [*self._children.objects]
         self._ended_for = await self._start.check(pods, jobs, self._now())
         if self._ended_for is not None:
             self._end(self._ended_for.kind)
@@ -243,9 +243,8 @@ class KubernetesJobRun(BlockRun):
         are gone."""
         if self._has_ended():
             return
-        self._ended_by_us = self._ended_by_us or Kind.STOPPED
-        for name in self._names:
-            await self._client.delete(self._kind, name)
+        self._note_ending()
+        await self._client.delete(self._kind, self.name)
         deadline = self._now() + self.spec.grace_seconds + KILL_SECONDS
         while not self._has_ended():
             await self._step()

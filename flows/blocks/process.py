@@ -24,11 +24,11 @@ from flows.blocks.live import live
 from flows.blocks.run import BlockRun
 from flows.launch.events import note
 from flows.launch.outcome import Outcome, classify, read_failure
+from flows.launch.run_folder import LOG
 from flows.launch.spec import OF_PREFECT, LaunchSpec
 
 LIFELINE = "TRAINYARD_LIFELINE_FD"
 RUN_DIRECTORY = "TRAINYARD_RUN_DIR"
-LOG = "log.txt"
 
 POLL_SECONDS = 0.05
 
@@ -93,8 +93,7 @@ class ProcessJobRun(BlockRun):
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
         """Until the job has ended. Whatever ends the waiting instead stops the job."""
         try:
-            await self._ended()
-            await self._heard()
+            await super().wait_for_completion()
         finally:
             await self.stop()
 
@@ -117,8 +116,8 @@ class ProcessJobRun(BlockRun):
             if self._lifeline is not None:
                 os.close(self._lifeline)
                 self._lifeline = None
-        await self._ended()
-        await self._heard()
+        await self._until_ended()
+        await self._hear_the_end()
         self._note_end(self._outcome().kind)
 
     def _signal(self, number: int) -> bool:
@@ -129,16 +128,16 @@ class ProcessJobRun(BlockRun):
             os.killpg(self.pid, number)
         return True
 
-    async def _ended(self) -> None:
+    async def _until_ended(self) -> None:
         while self._process.poll() is None:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _gone(self) -> None:
-        await self._ended()
+        await self._until_ended()
         while _is_alive(self.pid):
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _heard(self) -> None:
+    async def _hear_the_end(self) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
         while self._listener.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS / 5)

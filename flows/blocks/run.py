@@ -1,17 +1,20 @@
-"""What the runs of all blocks have in common: told to stop once, and that seen through; a job that
-is silent for too long ended; its lines passed on; its end noted."""
+"""What the runs of all blocks have in common: waited for; told to stop once, and that seen through,
+if need be by the program that follows after this one; a job that is silent for too long ended; its
+lines passed on; its end noted."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prefect.blocks.abstract import JobRun
 
 from flows.blocks.lines import parse_line
 from flows.blocks.live import see_through
+from flows.blocks.notes import Ending, reached, read_ending, write_ending
 from flows.console import JOB, Log
 from flows.launch.events import note
 from flows.launch.outcome import Kind, Outcome
@@ -30,14 +33,21 @@ class BlockRun(JobRun[Outcome]):
         self._job = job
         self._folder = Path(spec.run_directory)
         self._log: Log = self.logger if log is None else log
-        self._ended_by_us: Kind | None = None
+        # Of a program before this one, which was killed meanwhile.
+        self._begun_ending = read_ending(self._folder)
+        begun = self._begun_ending
+        self._ended_by_us: Kind | None = None if begun is None else begun.kind
         self._stopping: asyncio.Task[None] | None = None
 
     # --- of each block ------------------------------------------------------------------------
 
     @abstractmethod
-    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Until the job has ended. Being cancelled stops it."""
+    async def _until_ended(self) -> None:
+        """Wait until nothing of it runs any more."""
+
+    @abstractmethod
+    async def _hear_the_end(self) -> None:
+        """Take in what is left to be heard of one that has ended, and clean up; maybe twice."""
 
     @abstractmethod
     def _has_ended(self) -> bool:
@@ -54,6 +64,24 @@ class BlockRun(JobRun[Outcome]):
     def _ended_at(self) -> float | None:
         """When it gave back what it held, where its place tells; None: now."""
         return None
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Until the job has ended. Being cancelled stops it; any other end of the waiting, such as
+        a scheduler or a file system that stays away (InfrastructureError), leaves it to be followed
+        again. One that a program before this one was ending is ended."""
+        with reached(self._folder):
+            if self._begun_ending is not None:
+                self.begin_stopping()
+            try:
+                await self._until_ended()
+            except asyncio.CancelledError:
+                await self.stop()
+                raise
+            if self._stopping is not None:
+                await self.stop()
+            await self._hear_the_end()
 
     # --- listening ----------------------------------------------------------------------------
 
@@ -84,6 +112,21 @@ class BlockRun(JobRun[Outcome]):
         self._ended_by_us = kind
         self.begin_stopping()
 
+    @property
+    def _was_told(self) -> bool:
+        """True when a program before this one has told it to save and leave."""
+        return self._begun_ending is not None and self._begun_ending.is_told
+
+    def _note_ending(self, *, is_told: bool = False) -> None:
+        """Note why it is being ended, in case that this program is killed meanwhile; by a person
+        unless `_end` said otherwise. is_told: it has just been told to save and leave."""
+        self._ended_by_us = self._ended_by_us or Kind.STOPPED
+        ending = Ending(kind=self._ended_by_us, is_told=is_told or self._was_told)
+        try:
+            write_ending(self._folder, ending)
+        except OSError as error:  # such as a full disk: it is ended all the same
+            self._log.warning("%s: its ending could not be noted: %s", self.spec.name, error)
+
     def _end_if_silent(self, silent_seconds: float, limit: float | None) -> None:
         if limit is not None and silent_seconds > limit:
             name = self.spec.name
@@ -103,8 +146,9 @@ class BlockRun(JobRun[Outcome]):
             raise ValueError(
                 f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
             )
-        outcome = self._outcome()
-        self._note_end(outcome.kind)
+        with reached(self._folder):
+            outcome = self._outcome()
+            self._note_end(outcome.kind)
         return outcome
 
     def _note_end(self, kind: Kind) -> None:
@@ -114,14 +158,20 @@ class BlockRun(JobRun[Outcome]):
 AnyRun = TypeVar("AnyRun", bound=BlockRun)
 
 
-async def when_found(finding: asyncio.Task[AnyRun]) -> AnyRun:
+async def when_found(spec: LaunchSpec, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
     """The run that a block finds or starts. One that is cancelled meanwhile stops the job, once it
     is there: nobody else would know of it."""
+    found = asyncio.create_task(_found(Path(spec.run_directory), finding))
     try:
-        return await asyncio.shield(finding)
+        return await asyncio.shield(found)
     except asyncio.CancelledError:
-        await see_through(asyncio.create_task(_stop_found(finding)))
+        await see_through(asyncio.create_task(_stop_found(found)))
         raise
+
+
+async def _found(folder: Path, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
+    with reached(folder):
+        return await finding
 
 
 async def _stop_found(finding: asyncio.Task[AnyRun]) -> None:

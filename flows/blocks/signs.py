@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-HEARTBEAT = "heartbeat"
-"""File of a run folder whose time a job may renew to say that it lives, besides its log."""
+from flows.blocks.notes import reached
 
 
 class Signs:
@@ -24,7 +23,7 @@ class Signs:
         self._last = time.monotonic()
 
     def silent_seconds(self, last_line: float | None = None) -> float:
-        """Since a file changed.
+        """Since a file changed; InfrastructureError when that cannot be seen: it is no silence.
 
         last_line: when it was heard otherwise, by the clock of time.monotonic()."""
         now, times = time.monotonic(), self._look()
@@ -38,7 +37,8 @@ class Signs:
 
 
 def _time(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    with reached(path.parent):
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0

@@ -17,15 +17,16 @@ from flows.blocks.lines import Followed
 from flows.blocks.live import live
 from flows.blocks.notes import SUBMITTED, read_note, write_note
 from flows.blocks.run import BlockRun, when_found
-from flows.blocks.signs import HEARTBEAT, Signs
+from flows.blocks.signs import Signs
 from flows.blocks.slurm_client import SlurmClient
-from flows.blocks.slurm_evidence import gather
+from flows.blocks.slurm_evidence import gather, never_started
 from flows.launch.ending import join_shares, judge
 from flows.launch.events import note
 from flows.launch.outcome import Kind, Outcome
-from flows.launch.slurm import EXIT, SCRIPT, job_name, log_name, render_slurm, share_folder
+from flows.launch.run_folder import HEARTBEAT, log_name, share_folder
+from flows.launch.slurm import EXIT, SCRIPT, job_name, render_slurm
 from flows.launch.slurm_options import SlurmOptions
-from flows.launch.slurm_state import NEVER, JobRecord
+from flows.launch.slurm_state import HELD, JobRecord
 from flows.launch.spec import LaunchSpec
 from trainyard.errors import InfrastructureError
 
@@ -58,7 +59,7 @@ class SlurmJob(JobBlock[Outcome]):
 
     async def trigger(self) -> SlurmJobRun:
         """Find the job of this key, or submit it. Being cancelled meanwhile cancels the job."""
-        return await when_found(asyncio.create_task(asyncio.to_thread(self._find_or_submit)))
+        return await when_found(self.spec, asyncio.to_thread(self._find_or_submit))
 
     def _find_or_submit(self) -> SlurmJobRun:
         script = render_slurm(self.spec, self.options)
@@ -92,23 +93,14 @@ class SlurmJobRun(BlockRun):
         self._signs = Signs(self._files_of_life())
         self._records: list[JobRecord] = []
         self._told = ""
+        self._never = ""
+        """Why it will not start, in words; empty while it may."""
+        self._never_since = 0.0
         self._ended = False
         self._last_known = time.monotonic()
         live.add(self)
 
     # --- waiting ------------------------------------------------------------------------------
-
-    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Until the job has ended. Being cancelled cancels the job; any other end of the waiting,
-        such as a controller that stays away, leaves it to be followed again."""
-        try:
-            await self._until_ended()
-        except asyncio.CancelledError:
-            await self.stop()
-            raise
-        if self._stopping is not None:
-            await self.stop()
-        await self._hear_the_end()
 
     async def _until_ended(self) -> None:
         asked, seen = 0.0, -1
@@ -147,8 +139,9 @@ class SlurmJobRun(BlockRun):
             return
         self._told = text
         self._log.info("Slurm job %s: %s", self.job_id, text)
-        for reason in {why for _, why in states if why in NEVER}:
-            self._log.warning("Slurm job %s will not start: %s", self.job_id, NEVER[reason])
+        held = {HELD[why] for _, why in states if why in HELD}
+        for words in held | {record.never_starts for record in records} - {None}:
+            self._log.warning("Slurm job %s will not start: %s", self.job_id, words)
 
     def _note_state(self, records: Sequence[JobRecord]) -> None:
         """That it waits or runs; of shares, that the first of them does."""
@@ -165,10 +158,25 @@ class SlurmJobRun(BlockRun):
         return max(ends, default=None)
 
     def _check_start(self) -> None:
-        """Cancel a job that a broken node sent back and Slurm holds; another submission may run."""
-        if self._stopping is None and any(record.was_not_started for record in self._records):
+        """Cancel a job that a broken node sent back and Slurm holds, as another submission may
+        run; and one that has waited for too long for what never comes."""
+        if self._stopping is not None:
+            return
+        if any(record.was_not_started for record in self._records):
             self._log.error("Slurm job %s could not be started: ending it", self.job_id)
             self._end(Kind.NODE_FAILURE)
+            return
+        words = next(filter(None, (record.never_starts for record in self._records)), "")
+        if not words or self._is_running():
+            self._never = ""
+            return
+        if not self._never:
+            self._never_since = time.monotonic()
+        self._never = words
+        limit = self._block.options.broken_seconds
+        if time.monotonic() - self._never_since > limit:
+            self._log.error("Slurm job %s did not start in %d s: ending it", self.job_id, limit)
+            self._end(Kind.CONFIG)
 
     def _check_signs(self) -> None:
         """Cancel a job that runs and has said nothing for too long."""
@@ -223,15 +231,23 @@ class SlurmJobRun(BlockRun):
     # --- stopping -----------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        """SIGUSR1, so that training saves; after the grace scancel, until Slurm confirms it."""
+        """SIGUSR1, so that training saves; after the grace SIGKILL and scancel, until Slurm
+        confirms it. scancel alone would leave it KillWait (30 s) more, and so outlast this flow,
+        which Prefect's worker kills 30 s after it was cancelled."""
         await asyncio.to_thread(self._ask)
         if self._has_ended():
             return
-        self._ended_by_us = self._ended_by_us or Kind.STOPPED
+        self._note_ending()
         if self._is_running() and self._ended_by_us is Kind.STOPPED:
-            # Not SIGTERM: that would reach each rank twice, once through torchrun.
-            await asyncio.to_thread(self._client.signal_steps, self.job_id, "USR1")
+            if not self._was_told:
+                # Not SIGTERM: that would reach each rank twice, once through torchrun.
+                await asyncio.to_thread(self._client.signal_steps, self.job_id, "USR1")
+                self._note_ending(is_told=True)
             await self._wait_until_gone(self.spec.grace_seconds)
+            if not self._has_ended():
+                running = [r for r in self._records if r.state == "RUNNING"]
+                indices = [index for record in running for index in record.shares]
+                await asyncio.to_thread(self._client.kill_steps, self.job_id, indices)
         if not self._has_ended():
             await asyncio.to_thread(self._client.cancel, self.job_id)
             await self._wait_until_gone(KILL_SECONDS)
@@ -240,7 +256,7 @@ class SlurmJobRun(BlockRun):
                 f"Slurm job {self.job_id} is still there {KILL_SECONDS:.0f} s after scancel; look "
                 f"at its nodes (scontrol show job {self.job_id})"
             )
-        self._note_end(self._ended_by_us)
+        self._note_end(self._ended_by_us or Kind.STOPPED)
         self._log.info("Slurm job %s was stopped", self.job_id)
 
     async def _wait_until_gone(self, seconds: float) -> None:
@@ -260,6 +276,8 @@ class SlurmJobRun(BlockRun):
         return join_shares(self.spec.name, shares)
 
     def _judge(self, index: int | None) -> Outcome:
+        if self._ended_by_us is Kind.CONFIG:
+            return never_started(self.spec.name, self.job_id, self._never)
         seen = gather(self.spec, index, self.job_id, self._record(index), self._ended_by_us)
         return judge(self.spec.name, seen)
 

@@ -5,15 +5,14 @@ a moment is waited for; sbatch is repeated only after looking whether the first 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from flows.blocks.program import FORBIDDEN, MISSING, OVERDUE, Said, run_program
 from flows.launch.slurm_state import (
     JobRecord,
     job_ids,
@@ -21,7 +20,6 @@ from flows.launch.slurm_state import (
     parse_scontrol,
     parse_submitted,
 )
-from flows.launch.spec import OF_PREFECT
 from trainyard.errors import ConfigError, InfrastructureError
 
 AWAY = re.compile(
@@ -36,16 +34,6 @@ FULL = re.compile(r"(Max|Grp)Submit|submit limit|too many (jobs|tasks)|job limit
 
 PATIENCE_SECONDS = 120.0
 COMMAND_SECONDS = 60.0
-KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a program printed, and its exit status."""
-
-    status: int
-    out: str
-    err: str
 
 
 class Runner(Protocol):
@@ -56,37 +44,13 @@ class Runner(Protocol):
 
 
 def run_here(command: Sequence[str]) -> Said:
-    """Run a program of Slurm on this machine."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=client_environment(os.environ.items()),
-            timeout=COMMAND_SECONDS,
-        )
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{command[0]} is not installed here: the Slurm block needs Slurm's client programs "
-            f"in PATH"
-        ) from error
-    except subprocess.TimeoutExpired:
+    """Run a program of Slurm on this machine. ConfigError for one that cannot be run."""
+    said = run_program(command, COMMAND_SECONDS)
+    if said.status in (MISSING, FORBIDDEN):
+        raise ConfigError(f"{said.words}: the Slurm block needs Slurm's client programs in PATH")
+    if said.status == OVERDUE:
         return Said(1, "", f"{command[0]}: Socket timed out after {COMMAND_SECONDS:.0f} s")
-    return Said(done.returncode, done.stdout, done.stderr)
-
-
-def client_environment(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Variables for Slurm's programs: not those that change what they print or what is submitted,
-    and not those of Prefect, whose password no stage has a use for.
-
-    SBATCH_PARTITION would win over the script, and within a job SLURM_CPUS_PER_TASK be inherited by
-    the jobs that are submitted from it."""
-    changing = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
-    dropped = (*changing, OF_PREFECT)
-    kept = {name: v for name, v in variables if name in KEPT or not name.startswith(dropped)}
-    return {**kept, "LC_ALL": "C.UTF-8"}
+    return said
 
 
 @dataclass(slots=True)
@@ -140,6 +104,13 @@ class SlurmClient:
     def signal_steps(self, job_id: str, signal_name: str) -> None:
         """Send a signal to the processes of a running job."""
         self._ask(("scancel", "--quiet", f"--signal={signal_name}", job_id), "")
+
+    def kill_steps(self, job_id: str, indices: Sequence[int] = ()) -> None:
+        """End the processes of a running job, or of these tasks of an array, without KillWait.
+
+        Its one step is meant: SIGKILL for a whole job would be scancel's SIGTERM first."""
+        steps = [f"{job_id}_{index}.0" for index in indices] or [f"{job_id}.0"]
+        self._ask(("scancel", "--quiet", "--signal=KILL", *steps), "")
 
     def cancel(self, job_id: str) -> None:
         """Tell Slurm to end a job; whether it has ended, its records tell."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from flows.launch.ending import Evidence
-from flows.launch.outcome import Kind, read_failure, read_tail
-from flows.launch.slurm import EXIT, log_name, share_folder
+from flows.launch.outcome import EXIT_STATUS, Kind, Outcome, read_failure, read_tail
+from flows.launch.run_folder import log_name, share_folder
+from flows.launch.slurm import EXIT
 from flows.launch.slurm_state import JobRecord
 from flows.launch.spec import LaunchSpec
+
+OUT_OF_MEMORY = re.compile(r"^srun: error: .*: tasks? \S+: Out Of Memory$", re.MULTILINE)
+"""srun of a step that a cgroup ended; the job itself is FAILED, with status 1."""
 
 
 def gather(
@@ -29,15 +34,32 @@ def gather(
         code = 0
     if record is not None and record.state == "FAILED" and not code:
         code = record.exit_code or None  # a 0 in the file is of a run before this one
+    log_tail = read_tail(Path(spec.run_directory, log_name(index)))
+    verdict = None if record is None else record.verdict
+    if verdict is None and code != 0 and OUT_OF_MEMORY.search(log_tail):
+        verdict = Kind.OUT_OF_MEMORY
     return Evidence(
         failure=read_failure(str(folder)),
-        verdict=None if record is None else record.verdict,
+        verdict=verdict,
         words=f"job {job_id}: {record.words if record else 'Slurm has forgotten it'}",
         exit_code=code,
         is_of_launcher=spec.has_ranks,
         ended_by_us=ended_by_us,
-        log_tail=read_tail(Path(spec.run_directory, log_name(index))),
+        log_tail=log_tail,
     )
+
+
+def never_started(name: str, job_id: str, why: str) -> Outcome:
+    """The outcome of a job that was cancelled in the queue, as it would have waited for ever.
+
+    why: empty when another program of ours cancelled it, which knew."""
+    why = why or "it waited for what never comes"
+    message = (
+        f"job {job_id} could not have started: {why}; correct the Slurm options of the yard or "
+        f"the job's resources"
+    )
+    kind = Kind.CONFIG
+    return Outcome(name=name, kind=kind, exit_status=EXIT_STATUS[kind], message=message)
 
 
 def read_exit_code(path: Path) -> int | None:

@@ -17,20 +17,22 @@ from flows.place import Place, Watch
 StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
 
 
-def _process(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
+def _process(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
     return ProcessJob(spec=spec)
 
 
-def _container(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
-    return ContainerJob(spec=spec, options=place.container, **_given(watch))
+def _container(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
+    watch = _given(place.watch_of(stage))
+    return ContainerJob(spec=spec, options=place.options_of(stage), **watch)
 
 
-def _slurm(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
-    return SlurmJob(spec=spec, options=place.slurm, **_given(watch))
+def _slurm(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
+    return SlurmJob(spec=spec, options=place.options_of(stage), **_given(place.watch_of(stage)))
 
 
-def _kubernetes(place: Place, spec: LaunchSpec, watch: Watch) -> StageBlock:
-    return KubernetesJob(spec=spec, options=place.kubernetes, hang_seconds=watch.hang_seconds)
+def _kubernetes(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
+    hang_seconds = place.watch_of(stage).hang_seconds
+    return KubernetesJob(spec=spec, options=place.options_of(stage), hang_seconds=hang_seconds)
 
 
 def _given(watch: Watch) -> dict[str, Any]:
@@ -39,13 +41,13 @@ def _given(watch: Watch) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-BLOCKS: dict[str, Callable[[Place, LaunchSpec, Watch], StageBlock]] = {
+BLOCKS: dict[str, Callable[[Place, LaunchSpec, str], StageBlock]] = {
     "process": _process,
     "container": _container,
     "slurm": _slurm,
     "kubernetes": _kubernetes,
 }
-"""Where a stage can run."""
+"""Where a stage can run; each is told the place, the job, and the stage that it is."""
 
 BLOCK_TYPES: tuple[type[Block], ...] = (ProcessJob, ContainerJob, SlurmJob, KubernetesJob)
 """What a server is told of, for its pages."""

@@ -23,6 +23,8 @@ class YardProfile(Block):
 
     document: dict[str, Any]
     """The tables of the file."""
+    yard: str = ""
+    """Name of the profile, of which that of the block is almost a copy; empty: an older one."""
     version: str
     """Of trainyard that registered it."""
     revision: str = ""
@@ -43,9 +45,22 @@ async def yard_profile(name: str) -> Profile:
         except ObjectNotFound:
             return read_profile(name)
     registered = YardProfile(**found.data)
+    check_yard(profile_name(name), registered.yard)
     if remark := check_build(name, registered, build_revision()):
         get_run_logger().warning("%s", remark)
     return parse_profile(registered.document, profile_name(name))
+
+
+def check_yard(ours: str, theirs: str) -> None:
+    """ConfigError where the block that would be ours is that of another yard.
+
+    theirs: as it is registered; empty where nobody wrote it down."""
+    if theirs not in ("", ours):
+        raise ConfigError(
+            f"yard {ours} and yard {theirs}, which is registered, would share the block "
+            f"yard-profile/{block_name(ours)}, as Prefect takes lower-case letters, digits and "
+            f"'-' alone: rename the file of one of them"
+        )
 
 
 def check_build(yard: str, registered: YardProfile, revision: str) -> str:

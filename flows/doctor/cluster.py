@@ -21,7 +21,7 @@ NEEDED = ("Job", "Pod", "Service", "Event")
 
 def cluster_jobs(yard: Yard) -> Answer:
     """The API server answers, knows us, and lets us look at what a job is made of."""
-    options = yard.place.kubernetes
+    options = yard.place.options_of("pretrain")
     has_jobsets = asyncio.run(_bounded(yard, _look_at_all))
     told = f"the API server answers; namespace {options.namespace}"
     if options.variant == "jobset" and not has_jobsets:
@@ -61,7 +61,7 @@ async def _bounded(yard: Yard, question: Callable[[KubernetesClient], Awaitable[
 
 
 def _client(yard: Yard) -> KubernetesClient:
-    options = yard.place.kubernetes
+    options = yard.place.options_of("pretrain")
     return KubernetesClient(
         options.namespace, options.kubeconfig, options.context, patience_seconds=PATIENCE_SECONDS
     )

@@ -1,6 +1,6 @@
 """The command line: every check of a yard, as a table or as JSON.
 
-    python -m flows.doctor [--yard NAME] [--root URL] [--submit] [--json]
+    python -m flows.doctor [--profile NAME] [--root URL] [--submit] [--json]
 
 Exit status 0: nothing failed; 2: a setting is wrong; 3: something failed that may pass."""
 
@@ -13,17 +13,19 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-from flows.doctor import machine, places, ranks, server, store
+from flows.doctor import machine, places, ranks, server, slots, store
 from flows.doctor.check import Check, Finding, examine_yard, worst
 from flows.doctor.table import print_finding, print_sum
 from flows.doctor.yard import Yard
-from flows.profile import DEFAULT, read_profile
+from flows.options import add_yard_to_look_after, check_profile, check_root
+from flows.profile import read_profile
 from flows.program import fail
 from trainyard.errors import TrainyardError
 
 CHECKS: tuple[Check[Yard], ...] = (
     *store.CHECKS,
     *server.CHECKS,
+    *slots.CHECKS,
     *places.CHECKS,
     *ranks.CHECKS,
     *machine.CHECKS,
@@ -35,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look at a yard; returns the exit status."""
     given = _parser().parse_args(argv)
     try:
+        check_profile(given.yard)
+        check_root(given.root)
         profile = read_profile(given.yard)
     except TrainyardError as error:
         return fail(error)
@@ -57,10 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m flows.doctor",
         description="Look at everything that a yard needs, and say what to do.",
     )
-    parser.add_argument("--yard", default=DEFAULT, help="profile: a name in deploy/yards or a file")
-    parser.add_argument(
-        "--root", help="folder or URL of all runs; else variable YARD, else its own"
-    )
+    add_yard_to_look_after(parser)
     parser.add_argument("--submit", action="store_true", help="start a job of a scheduler as well")
     parser.add_argument("--json", action="store_true", help="a JSON document, no table")
     names = [check.name for check in CHECKS]

@@ -65,8 +65,9 @@ def engine_image(yard: Yard) -> Answer:
         if version != VERSION:
             told = f"image {name} is of version {version}, the flows are of {VERSION}"
             return fail(ConfigError, told, "make images, or take the image of this version")
-    python, options = yard.place.python, yard.place.container
+    python = yard.place.python
     for name, stage in stages.items():
+        options = yard.place.options_of(stage)
         fault = _ask(yard, partial(_smoke, name=name, stage=stage, python=python, options=options))
         if fault:
             told = f"image {name}: stage {stage} does not start in it: {fault}"

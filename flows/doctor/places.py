@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
+from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.cluster import cluster_image, cluster_jobs
 from flows.doctor.engine import engine_image, engine_jobs
 from flows.doctor.programs import SECONDS, SMOKE_SECONDS, run
 from flows.doctor.yard import Yard
+from flows.job import CONFIGS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.version import VERSION
 
@@ -61,7 +62,23 @@ def _slurm_jobs(yard: Yard) -> Answer:
     if status != 0 or "UP" not in said:
         kind = ConfigError if "not installed" in said else InfrastructureError
         return fail(kind, said, "start slurmctld, or set SLURM_CONF to the cluster's slurm.conf")
-    partition = yard.place.slurm.partition
+    answers = [_partition(yard, name, stages) for name, stages in _partitions(yard).items()]
+    for state in (State.FAIL, State.WARN):
+        for answer in answers:
+            if answer.state is state:
+                return answer
+    return ok(f"slurmctld answers; {'; '.join(answer.told for answer in answers)}")
+
+
+def _partitions(yard: Yard) -> dict[str | None, list[str]]:
+    """The stages of each partition; None: the one that the site has for those who name none."""
+    found: dict[str | None, list[str]] = {}
+    for stage in CONFIGS:
+        found.setdefault(yard.place.options_of(stage).partition, []).append(stage)
+    return found
+
+
+def _partition(yard: Yard, partition: str | None, stages: list[str]) -> Answer:
     chosen = (f"--partition={partition}",) if partition else ()
     status, said = run(("sinfo", "--noheader", "--format=%P|%t|%D|%G", *chosen), SECONDS)
     rows = [line.split("|") for line in said.splitlines() if line.count("|") == 3]
@@ -71,18 +88,19 @@ def _slurm_jobs(yard: Yard) -> Answer:
     usable = sum(int(row[2]) for row in rows if row[1].startswith(ALIVE) and "*" not in row[1])
     total = sum(int(row[2]) for row in rows)
     where = partition or "all partitions"
-    told = f"slurmctld answers; {usable} of {total} nodes of {where} run jobs"
+    told = f"{usable} of {total} nodes of {where} run jobs"
     if usable == 0:
         return fail(InfrastructureError, told, "sinfo -R tells why; scontrol update state=resume")
-    if yard.num_gpus and not any("gpu" in row[3] for row in rows):
-        todo = "choose another partition, or lower gpus_per_node in [resources]"
+    asking = [stage for stage in stages if yard.place.resources_of(stage).gpus_per_node]
+    if asking and not any("gpu" in row[3] for row in rows):
+        todo = f"choose another partition for {', '.join(asking)}, or lower gpus_per_node"
         return fail(ConfigError, f"{told}, and none has a GPU", todo)
     return warn(told, "sinfo -R tells why") if usable < total else ok(told)
 
 
 def _slurm_image(yard: Yard) -> Answer:
     place = yard.place
-    if place.slurm.containers == "none":
+    if place.options_of("pretrain").containers == "none":
         return skipped(f"jobs use {place.python} of the nodes; --submit tries it")
     name = place.image_of("pretrain") or ""
     if name.startswith("/") and not os.path.exists(name):

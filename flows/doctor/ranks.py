@@ -16,12 +16,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from flows.blocks.process import LOG
 from flows.blocks.table import BLOCKS
 from flows.doctor.check import Answer, Check, fail, ok, skipped
 from flows.doctor.yard import FOLDER, Yard
 from flows.launch.key import job_key
 from flows.launch.outcome import Kind, Outcome
+from flows.launch.run_folder import LOG
 from flows.launch.spec import LaunchSpec, Resources
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
@@ -31,6 +31,11 @@ SAID = re.compile(r"^.*?probe: (\{.*\})\s*$", re.MULTILINE)
 
 RANKS_SECONDS = 60.0
 """Both import torch, from a shared file system that may be cold."""
+
+TAKE_CUDA = (
+    "{image} is to hold a torch with CUDA: pretrain = ...:{{version}}-cuda under [images] of the "
+    "profile; nvidia-smi in such a job tells whether the GPUs are there"
+)
 
 QUEUED_SECONDS = 600.0
 """How long a job of a scheduler may wait and run."""
@@ -53,6 +58,8 @@ def ranks(yard: Yard) -> Answer:
         return fail(kind, told, "NCCL_DEBUG=INFO in the yard's [environment] tells more")
     yard.there = Machine.from_document(said["machine"])
     _forget(Path(job.run_directory), Path(yard.place.run_folder))
+    if lacking := without_gpus(said, job.resources):
+        return fail(ConfigError, lacking, TAKE_CUDA.format(image=job.image or "what is installed"))
     return ok(f"{described(said)}, in {time.monotonic() - began:.0f} s")
 
 
@@ -63,6 +70,23 @@ def _forget(folder: Path, root: Path) -> None:
         for empty in (folder.parent, root, root.parent):
             if empty.name in ("doctor", FOLDER, root.name):
                 empty.rmdir()
+
+
+def without_gpus(said: dict[str, Any], wanted: Resources) -> str:
+    """Why ranks that met could not train on the GPUs that they were given; empty: they could."""
+    asked = wanted.gpus_per_node
+    if asked == 0:
+        return ""
+    if said["devices"] < asked:
+        build = f"CUDA {said['cuda']}" if said["cuda"] else "without CUDA"
+        return (
+            f"{described(said)}; they were given {asked} GPUs a node, and torch ({build}) sees "
+            f"{said['devices']}"
+        )
+    has_one_each = asked * wanted.nodes >= said["ranks"]
+    if has_one_each and said["backend"] != "nccl":
+        return f"{described(said)}; between GPUs it is to be nccl"
+    return ""
 
 
 def described(said: dict[str, Any]) -> str:
@@ -122,7 +146,7 @@ async def _run(
     Path(spec.run_directory).mkdir(parents=True, exist_ok=True)
     outcome = None
     with _quiet():
-        run = await BLOCKS[yard.place.block](yard.place, spec, yard.place.watch).trigger()
+        run = await BLOCKS[yard.place.block](yard.place, spec, "pretrain").trigger()
         try:
             await asyncio.wait_for(run.wait_for_completion(), limit_seconds)
             outcome = await run.fetch_result()

@@ -1,6 +1,6 @@
 """The command line.
 
-    python -m flows.gc [--yard NAME] [--root URL] [--dry-run] [--json] [--corpus-days 7 ...]
+    python -m flows.gc [--profile NAME] [--root URL] [--dry-run] [--json] [--corpus-days 7 ...]
 
 Exit status 0; 3 when something could not be removed."""
 
@@ -14,12 +14,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from flows.gc.machine import run_homes
 from flows.gc.policy import Policy
 from flows.gc.sweep import sweep
 from flows.gc.told import lines
-from flows.profile import DEFAULT, Profile, read_profile
+from flows.options import add_yard_to_look_after, check_profile, check_root
+from flows.profile import Profile, read_profile
 from flows.program import fail
-from trainyard.artifacts.urls import is_local, local_path
+from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError
 
 
@@ -28,9 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     try:
         policy = Policy(**{field.name: getattr(given, field.name) for field in fields(Policy)})
+        check_profile(given.yard)
+        check_root(given.root)
         profile = read_profile(given.yard)
         root = profile.yard_root(given.root)
-        swept = sweep(root, run_places(profile, root), policy, given.dry_run)
+        homes = homes_of(profile, root)
+        swept = sweep(root, homes, policy, given.dry_run, is_named=given.root is not None)
     except TrainyardError as error:
         return fail(error)
     if given.json:
@@ -43,21 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_places(profile: Profile, root: str) -> list[Path]:
-    """The folders of this machine below which a yard's run folders lie."""
-    path = local_path(root) if is_local(root) else Path("yard")
-    own = [] if profile.run_folder is None else [Path(profile.run_folder)]
-    return [*([path] if path is not None else []), *own]
+def homes_of(profile: Profile, root: str) -> list[Path]:
+    """The folders of this machine that hold a yard's run folders."""
+    own = None if profile.run_folder is None else Path(profile.run_folder)
+    return run_homes(local_path(root) or Path("yard"), own)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.gc", description="Remove what a yard keeps of no use."
     )
-    parser.add_argument("--yard", default=DEFAULT, help="profile: a name in deploy/yards or a file")
-    parser.add_argument(
-        "--root", help="folder or URL of all runs; else variable YARD, else its own"
-    )
+    add_yard_to_look_after(parser)
     parser.add_argument("--dry-run", action="store_true", help="tell what would go, remove nothing")
     parser.add_argument("--json", action="store_true", help="a JSON document, no lines")
     for field in fields(Policy):

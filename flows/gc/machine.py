@@ -2,54 +2,92 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from flows.gc.policy import DAY, Garbage, Policy, age
+from flows.launch.events import read_events
+from flows.launch.key import DIGITS
 from stages.scratch import abandoned, remove_if_abandoned
 
 RUNS = ".runs"
 
-ENDED = ("settled.json", "outcome.json", "failure.json")
-"""Any of these in a run folder: its job has ended."""
+ENDED = ("settled.json", "outcome.json")
+"""Either of these in a run folder: its job has ended, and is not run again."""
+FAILED = "failure.json"
+"""So has one that left this, unless a scheduler runs it again."""
+
+OURS = re.compile(rf"\d{{8}}-\d{{6}}-[0-9a-f]{{6}}|([0-9a-f]{{{DIGITS}}})-\d+")
+"""Names of run folders: by the time, or, of a scheduler's job, by whose submission it is and the
+how manieth."""
+
+UNENDED_DAYS = 7.0
+"""A job without an end may say nothing for so long, in a queue for instance, whatever the policy
+says."""
 
 
-def run_folders(place: Path) -> list[Path]:
-    """The run folders below a place: .runs/JOB/ATTEMPT, of one recipe or of each."""
-    homes = [place / RUNS, *place.glob(f"*/{RUNS}")]
-    if place.name == RUNS:
-        homes += [place, *(folder for folder in place.glob("*") if folder.is_dir())]
-    return sorted({config.parent for home in homes for config in home.glob("*/*/config.toml")})
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder, looked at once."""
+
+    folder: Path
+    seconds: float
+    """Since anything in it was written."""
+    has_ended: bool
+
+    @property
+    def series(self) -> str:
+        """The submissions of one job by one flow run, which counts them by their folders."""
+        named = OURS.fullmatch(self.folder.name)
+        return (named and named[1]) or self.folder.name
+
+    def may_go_on(self, policy: Policy) -> bool:
+        """True when its job may run, or wait to."""
+        return not self.has_ended and self.seconds < max(policy.run_days, UNENDED_DAYS) * DAY
 
 
-def unended(folders: Iterable[Path], policy: Policy) -> list[Path]:
-    """The run folders of jobs that may run, or wait to."""
-    now = time.time()
-    return [
-        folder
-        for folder in folders
-        if not _has_ended(folder) and now - written(folder) < policy.run_days * DAY
-    ]
+def run_homes(yard: Path, own: Path | None) -> list[Path]:
+    """The folders that hold JOB/ATTEMPT/, of one recipe or of each: below a yard, and in the run
+    folder that a profile names."""
+    homes = [yard / RUNS, *yard.glob(f"*/{RUNS}"), *(() if own is None else own.glob("*"))]
+    return [home for home in homes if home.is_dir()]
 
 
-def old_runs(folders: Sequence[Path], policy: Policy) -> Iterator[Garbage]:
-    """Run folders beyond those that are kept of each job, of long ago."""
-    now = time.time()
-    for job in sorted({folder.parent for folder in folders}):
-        mine = sorted((f for f in folders if f.parent == job), key=written, reverse=True)
-        for folder in mine[policy.keep_runs :]:
-            seconds = now - written(folder)
-            if seconds >= policy.run_days * DAY:
+def runs(homes: Iterable[Path]) -> list[Run]:
+    """Every run folder in these, by name."""
+    folders = {config.parent for home in homes for config in home.glob("*/*/config.toml")}
+    ours, now = sorted(one for one in folders if OURS.fullmatch(one.name)), time.time()
+    return [Run(one, now - written(one), has_ended(one)) for one in ours]
+
+
+def old_runs(found: Iterable[Run], policy: Policy) -> Iterator[Garbage]:
+    """Run folders beyond those that are kept of each job, of long ago.
+
+    A folder that stays keeps all of its series: by the others its flow run knows that it is not
+    the first."""
+    jobs: dict[Path, list[Run]] = defaultdict(list)
+    for run in found:
+        jobs[run.folder.parent].append(run)
+    for mine in jobs.values():
+        mine.sort(key=lambda run: run.seconds)
+        stay = {run.series for run in mine[: policy.keep_runs]}
+        stay |= {run.series for run in mine if run.seconds < policy.run_days * DAY}
+        stay |= {run.series for run in mine if run.may_go_on(policy)}
+        for run in mine:
+            if run.series not in stay:
                 yield Garbage(
                     kind="run folder",
-                    url=str(folder),
-                    size_bytes=size(folder),
-                    why=f"{age(seconds)} old, not one of the newest {policy.keep_runs}",
-                    remove=partial(shutil.rmtree, folder),
+                    url=str(run.folder),
+                    size_bytes=size(run.folder),
+                    why=f"{age(run.seconds)} old, not one of the newest {policy.keep_runs}",
+                    remove=partial(shutil.rmtree, run.folder),
                 )
 
 
@@ -81,5 +119,11 @@ def size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _has_ended(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ENDED)
+def has_ended(folder: Path) -> bool:
+    """True when the job of a run folder is over: neither runs nor waits to."""
+    if any((folder / name).exists() for name in ENDED):
+        return True
+    states = [event.event for event in read_events(folder) if event.event != "reattached"]
+    if states:
+        return states[-1] == "ended"
+    return (folder / FAILED).exists()

@@ -17,10 +17,12 @@ from flows.gc.leftovers import (
     temporary_files,
     unfinished_work,
 )
-from flows.gc.machine import old_runs, old_scratch, run_folders, unended
+from flows.gc.machine import old_runs, old_scratch, runs
 from flows.gc.policy import Garbage, Policy
 from flows.gc.references import uses_of_runs
-from trainyard.errors import TrainyardError
+from trainyard.artifacts.leftovers import uploads
+from trainyard.artifacts.urls import local_path
+from trainyard.errors import ClaimHeldError, ConfigError, TrainyardError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class Swept:
 
     plan: Plan
     removed: tuple[Garbage, ...]
+    left: tuple[tuple[Garbage, ClaimHeldError], ...] = ()
+    """A run works on it; another sweep looks again."""
     failed: tuple[tuple[Garbage, TrainyardError | OSError], ...] = ()
 
     def to_document(self) -> dict[str, Any]:
@@ -57,18 +61,23 @@ class Swept:
             "kept": self.plan.kept,
             "size_bytes": self.plan.size_bytes,
             "removed": len(self.removed),
+            "left": [{**one.to_document(), "why_left": str(e)} for one, e in self.left],
             "failed": [{**one.to_document(), "error": str(e)} for one, e in self.failed],
         }
 
 
-def plan(root: str, run_places: Iterable[Path], policy: Policy) -> Plan:
+def plan(root: str, homes: Iterable[Path], policy: Policy, is_named: bool = False) -> Plan:
     """Look at a yard; nothing is changed.
 
-    root: folder or URL of everything that is made. run_places: folders of this machine below which
-    run folders lie."""
+    root: folder or URL of everything that is made. homes: folders of this machine that hold run
+    folders, as JOB/ATTEMPT. is_named: somebody wrote the root down, so ConfigError says when
+    nothing is there; that of a profile may not have been made yet."""
     contents = look(root, policy)
-    runs = sorted({folder for place in run_places for folder in run_folders(place)})
-    corpora, kept = superseded(contents, policy, uses_of_runs(unended(runs, policy)))
+    if is_named:
+        _refuse_nowhere(contents)
+    found_runs = runs(homes)
+    going_on = [run.folder for run in found_runs if run.may_go_on(policy)]
+    corpora, kept = superseded(contents, policy, uses_of_runs(going_on))
     found = [
         *corpora,
         *stale_claims(contents),
@@ -76,10 +85,18 @@ def plan(root: str, run_places: Iterable[Path], policy: Policy) -> Plan:
         *abandoned_outputs(contents, policy),
         *temporary_files(contents, policy),
         *open_uploads(contents, policy),
-        *old_runs(runs, policy),
+        *old_runs(found_runs, policy),
         *old_scratch(),
     ]
     return Plan(root, tuple(_once(contents, found)), kept)
+
+
+def _refuse_nowhere(contents: Contents) -> None:
+    path = local_path(contents.root)
+    is_there = bool(contents.entries or uploads(contents.root)) if path is None else path.is_dir()
+    if not is_there:
+        what = "there is no such folder" if path is not None else "nothing is there"
+        raise ConfigError(f"{contents.root}: {what}; name the root of all that is made")
 
 
 def _once(contents: Contents, found: Sequence[Garbage]) -> list[Garbage]:
@@ -88,19 +105,29 @@ def _once(contents: Contents, found: Sequence[Garbage]) -> list[Garbage]:
     return [one for one in found if not wholes or not one.url.startswith(wholes)]
 
 
-def sweep(root: str, run_places: Iterable[Path], policy: Policy, dry_run: bool = False) -> Swept:
-    """Look, and remove what can go. What cannot be removed is told, and does not stop the rest."""
-    todo = plan(root, run_places, policy)
+def sweep(
+    root: str,
+    homes: Iterable[Path],
+    policy: Policy,
+    dry_run: bool = False,
+    is_named: bool = False,
+) -> Swept:
+    """Look, and remove what can go. What cannot be removed is told, and does not stop the rest;
+    what a run has begun to work on meanwhile is left for the next sweep."""
+    todo = plan(root, homes, policy, is_named)
     if dry_run:
         return Swept(todo, ())
-    removed, failed = [], []
+    removed, left, failed = [], [], []
     for one in todo.garbage:
         try:
             one.remove()
+        except ClaimHeldError as error:
+            log.info("%s %s: left for the next sweep: %s", one.kind, one.url, error)
+            left.append((one, error))
         except (TrainyardError, OSError) as error:
             log.warning("%s %s: not removed: %s", one.kind, one.url, error)
             failed.append((one, error))
         else:
             log.info("removed %s %s, %d bytes: %s", one.kind, one.url, one.size_bytes, one.why)
             removed.append(one)
-    return Swept(todo, tuple(removed), tuple(failed))
+    return Swept(todo, tuple(removed), tuple(left), tuple(failed))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.launch.ending import Evidence, judge
 from flows.launch.outcome import Kind, Outcome, read_failure, read_outcome, read_tail
+from flows.launch.run_folder import LOG
 from flows.launch.spec import LaunchSpec
 from trainyard.errors import ConfigError
 
@@ -53,7 +54,7 @@ def judge_container(
             exit_code=exit_code,
             is_of_launcher=spec.has_ranks,
             ended_by_us=ended_by_us,
-            log_tail=read_tail(Path(spec.run_directory, "log.txt")),
+            log_tail=read_tail(Path(spec.run_directory, LOG)),
         ),
     )
 

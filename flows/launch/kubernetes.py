@@ -20,47 +20,34 @@ KEY_LABEL = "trainyard/key"
 """What a submission is found again by."""
 PERSONS_FAULT = (1, 2, 70)
 """Exit statuses that nobody mends by trying again: data, options, defects."""
-MAX_NAME = 63 - len("-99999")
-"""Of a job: a pod's host name is that and its index, and is a DNS label."""
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 REPLICATED = "nodes"
+MAX_NAME = 63 - len(f"-{REPLICATED}-0-99999-abcde")
+"""Of a job: a pod's host name is that and its index, and is a DNS label. A JobSet is refused whose
+pods' names, which have more in them, would be longer than one."""
 MANIFESTS = "job.yaml"
 """File of a run folder with what was submitted: `kubectl create -f` runs it by hand."""
-LOG = "log.txt"
 
 
 def render_kubernetes(spec: LaunchSpec, options: KubernetesOptions) -> list[Document]:
     """The manifests, in the order in which they are created; ConfigError for what cannot be."""
     _check(spec, options)
-    if spec.shares is not None and spec.shares.only:
-        # Completion indices count from 0 without gaps, so each of these is a job of its own.
-        return [_job(spec, options, share) for share in spec.shares.indices]
     if options.variant == "jobset" and spec.shares is None:
         return [_jobset(spec, options)]
     job = _job(spec, options)
     return [_service(spec, options), job] if spec.resources.nodes > 1 else [job]
 
 
-def log_name(share: int | None) -> str:
-    """File of a run folder with the output of the job, or of one of its shares."""
-    return LOG if share is None else f"log-{share:05d}.txt"
-
-
-def share_folder(share: int | None) -> str:
-    """Folder, relative to the run folder, of a share's own reports; empty for a whole job."""
-    return "" if share is None else f"share-{share}"
-
-
-def resource_name(spec: LaunchSpec, share: int | None = None) -> str:
-    """The name in the cluster: DNS-1123, of this submission alone, never longer than a label."""
-    ending = spec.key if share is None else f"{spec.key}-{share}"
+def resource_name(spec: LaunchSpec) -> str:
+    """The name in the cluster: DNS-1035, of this submission alone, with room for what pods add."""
     start = re.sub(r"[^a-z0-9]+", "-", spec.name).strip("-")
-    if len(start) + 1 + len(ending) > MAX_NAME:
-        told = hashlib.sha256(start.encode()).hexdigest()[:6]
-        start = f"{start[: MAX_NAME - len(ending) - 8].rstrip('-')}-{told}"
     if not start[0].isalpha():  # a Service must not begin with a digit
-        start = f"j{start}"[: MAX_NAME - len(ending) - 1]
-    return f"{start}-{ending}"
+        start = f"j{start}"
+    room = MAX_NAME - len(f"-{spec.key}")
+    if len(start) > room:
+        told = hashlib.sha256(start.encode()).hexdigest()[:6]
+        start = f"{start[: max(0, room - 7)].rstrip('-') or 'j'}-{told}"[:room].rstrip("-")
+    return f"{start}-{spec.key}"
 
 
 def _check(spec: LaunchSpec, options: KubernetesOptions) -> None:
@@ -81,27 +68,29 @@ def _check(spec: LaunchSpec, options: KubernetesOptions) -> None:
 # --- documents ----------------------------------------------------------------------------------
 
 
-def _metadata(spec: LaunchSpec, options: KubernetesOptions, name: str) -> Document:
-    return {"name": name, "namespace": options.namespace, "labels": _labels(spec, options)}
-
-
-def _labels(spec: LaunchSpec, options: KubernetesOptions) -> dict[str, str]:
+def _labels(spec: LaunchSpec) -> dict[str, str]:
     component = re.sub(r"[^A-Za-z0-9]+$", "", spec.name[:63])
-    queue = {} if options.queue is None else {"kueue.x-k8s.io/queue-name": options.queue}
     return {
         "app.kubernetes.io/name": "trainyard",
         "app.kubernetes.io/component": component,
         KEY_LABEL: spec.key,
-        **queue,
     }
 
 
+def _of_queue(spec: LaunchSpec, options: KubernetesOptions) -> Document:
+    """The metadata of what is queued as a whole: pods of it that bore the label, too, would be
+    queued each for itself."""
+    queue = {} if options.queue is None else {"kueue.x-k8s.io/queue-name": options.queue}
+    labels = {**_labels(spec), **queue}
+    return {"name": resource_name(spec), "namespace": options.namespace, "labels": labels}
+
+
 def _service(spec: LaunchSpec, options: KubernetesOptions) -> Document:
-    name = resource_name(spec)
+    name, labels = resource_name(spec), _labels(spec)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(spec, options, name),
+        "metadata": {"name": name, "namespace": options.namespace, "labels": labels},
         "spec": {
             "clusterIP": "None",
             # Pods look for each other before any of them is ready.
@@ -112,15 +101,15 @@ def _service(spec: LaunchSpec, options: KubernetesOptions) -> Document:
     }
 
 
-def _job(spec: LaunchSpec, options: KubernetesOptions, share: int | None = None) -> Document:
-    name = resource_name(spec, share)
+def _job(spec: LaunchSpec, options: KubernetesOptions) -> Document:
+    name = resource_name(spec)
     head = f"{name}-0.{name}"
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(spec, options, name),
+        "metadata": _of_queue(spec, options),
         "spec": {
-            **_job_spec(spec, options, head, share, subdomain=name),
+            **_job_spec(spec, options, head, subdomain=name),
             "ttlSecondsAfterFinished": options.keep_seconds,
             **({} if options.queue is None else {"suspend": True}),
         },
@@ -131,12 +120,12 @@ def _jobset(spec: LaunchSpec, options: KubernetesOptions) -> Document:
     """JobSet's controller makes the Service, and names pods SET-JOB-0-INDEX."""
     name = resource_name(spec)
     head = f"{name}-{REPLICATED}-0-0.{name}"
-    job = _job_spec(spec, options, head, None, subdomain=None)
-    template = {"metadata": {"labels": _labels(spec, options)}, "spec": job}
+    job = _job_spec(spec, options, head, subdomain=None)
+    template = {"metadata": {"labels": _labels(spec)}, "spec": job}
     return {
         "apiVersion": JOBSET,
         "kind": "JobSet",
-        "metadata": _metadata(spec, options, name),
+        "metadata": _of_queue(spec, options),
         "spec": {
             "replicatedJobs": [{"name": REPLICATED, "replicas": 1, "template": template}],
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -148,40 +137,35 @@ def _jobset(spec: LaunchSpec, options: KubernetesOptions) -> Document:
 
 
 def _job_spec(
-    spec: LaunchSpec,
-    options: KubernetesOptions,
-    head: str,
-    share: int | None,
-    subdomain: str | None,
+    spec: LaunchSpec, options: KubernetesOptions, head: str, subdomain: str | None
 ) -> Document:
-    limit = spec.resources.time_limit_seconds
+    # That of a share is its pod's: the whole Job takes as long as all shares do, one after another.
+    limit = spec.resources.time_limit_seconds if spec.shares is None else None
     return {
         "completionMode": "Indexed",
-        **_counts(spec, share),
+        **_counts(spec),
         **({} if limit is None else {"activeDeadlineSeconds": limit}),
         # A pod that is being deleted may still write: its successor waits for its end.
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": list(_failure_rules(spec, share))},
+        "podFailurePolicy": {"rules": list(_failure_rules(spec))},
         "template": {
-            "metadata": {"labels": _labels(spec, options)},
-            "spec": render_pod(spec, options, head, share, subdomain),
+            "metadata": {"labels": _labels(spec)},
+            "spec": render_pod(spec, options, head, subdomain),
         },
     }
 
 
-def _counts(spec: LaunchSpec, share: int | None) -> Document:
-    if share is not None:
-        return {"completions": 1, "parallelism": 1, "backoffLimit": 0}
+def _counts(spec: LaunchSpec) -> Document:
     if spec.shares is None:
         nodes = spec.resources.nodes
         return {"completions": nodes, "parallelism": nodes, "backoffLimit": 0}
-    count = spec.shares.count
+    count = len(spec.shares.indices)
     at_once = min(count, spec.shares.at_once or count)
     # The other shares go on when one fails; the job fails when all of them have ended.
     return {"completions": count, "parallelism": at_once, "backoffLimitPerIndex": 0}
 
 
-def _failure_rules(spec: LaunchSpec, share: int | None) -> Iterator[Document]:
+def _failure_rules(spec: LaunchSpec) -> Iterator[Document]:
     """The first rule that fits a pod's end decides, and the Job's condition tells which it was.
 
     A share that was preempted is made again by itself. Of a job of several nodes the others have
@@ -190,6 +174,6 @@ def _failure_rules(spec: LaunchSpec, share: int | None) -> Iterator[Document]:
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
     is_alone = spec.resources.nodes == 1
     yield {"action": "Ignore" if is_alone else "FailJob", "onPodConditions": disrupted}
-    action = "FailIndex" if spec.shares is not None and share is None else "FailJob"
+    action = "FailIndex" if spec.shares is not None else "FailJob"
     codes = {"containerName": CONTAINER, "operator": "In", "values": list(PERSONS_FAULT)}
     yield {"action": action, "onExitCodes": codes}

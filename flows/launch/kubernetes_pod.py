@@ -15,6 +15,8 @@ CONTAINER = "stage"
 PORT = 29500
 INDEX = "YARD_INDEX"
 """Variable of a container with the completion index of its pod."""
+SHARES = "YARD_SHARES"
+"""Variable with the shares to make, where these are not all: the N-th is that of index N."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MIB = 2**20
 
@@ -31,18 +33,24 @@ done
 """What a pod does before SIGTERM: ranks save. torchrun would leave them 30 s for it; so they have
 all of the grace, whether the pod is preempted, drained or deleted."""
 
+ONE_OF_THEM = """
+position=0
+for share in $YARD_SHARES; do
+  [ "$position" -eq "$YARD_INDEX" ] && break
+  position=$((position + 1))
+done
+export TRAINYARD_RUN_DIR="$TRAINYARD_RUN_DIR/share-$share"
+exec "$@" --rank "$share"
+"""
+"""How a pod becomes one of the shares to make: completion indices count from 0 without gaps."""
+
 
 def render_pod(
-    spec: LaunchSpec,
-    options: KubernetesOptions,
-    head: str,
-    share: int | None,
-    subdomain: str | None,
+    spec: LaunchSpec, options: KubernetesOptions, head: str, subdomain: str | None
 ) -> Document:
     """The specification of the pods of a job.
 
-    head: DNS name of pod 0; share: the one to make, where it does not follow from the pod's index;
-    subdomain: the Service that gives pods their names."""
+    head: DNS name of pod 0; subdomain: the Service that gives pods their names."""
     volumes = list(_volumes(spec, options))
     pod: Document = {
         "restartPolicy": "Never",
@@ -57,11 +65,13 @@ def render_pod(
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(spec, options, head, share, volumes)],
+        "containers": [_container(spec, options, head, volumes)],
         "volumes": [{"name": name, **source} for name, source, _ in volumes],
     }
     if subdomain is not None and spec.resources.nodes > 1:
         pod["subdomain"] = subdomain
+    if spec.shares is not None and spec.resources.time_limit_seconds is not None:
+        pod["activeDeadlineSeconds"] = spec.resources.time_limit_seconds
     if options.service_account is not None:
         pod["serviceAccountName"] = options.service_account
     if options.priority_class is not None:
@@ -86,14 +96,13 @@ def _container(
     spec: LaunchSpec,
     options: KubernetesOptions,
     head: str,
-    share: int | None,
     volumes: list[tuple[str, Document, Document]],
 ) -> Document:
     container: Document = {
         "name": CONTAINER,
         "image": spec.image,
-        "command": _command(spec, head, share),
-        "env": _environment(spec, share),
+        "command": _command(spec, head),
+        "env": _environment(spec),
         "resources": _resources(spec, options),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -119,11 +128,13 @@ def _container(
     return container
 
 
-def _command(spec: LaunchSpec, head: str, share: int | None) -> list[str]:
+def _command(spec: LaunchSpec, head: str) -> list[str]:
     words = [_literal(word) for word in spec.command]
     if spec.shares is not None:
-        index = f"$({INDEX})" if share is None else str(share)
-        return [*words, "--rank", index, "--world-size", str(spec.shares.count)]
+        words += ["--world-size", str(spec.shares.count)]
+        if spec.shares.only:
+            return ["/bin/sh", "-c", _literal(ONE_OF_THEM.strip()), "share", *words]
+        return [*words, "--rank", f"$({INDEX})"]
     if not spec.has_ranks:
         return words
     wanted = spec.resources
@@ -142,15 +153,18 @@ def _literal(word: str) -> str:
     return word.replace("$", "$$")
 
 
-def _environment(spec: LaunchSpec, share: int | None) -> list[Document]:
+def _environment(spec: LaunchSpec) -> list[Document]:
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX_ANNOTATION}']"}}
-    run = spec.run_directory
-    if spec.shares is not None:
-        run = f"{run}/share-" + (f"$({INDEX})" if share is None else str(share))
+    run, shares = _literal(spec.run_directory), {}
+    if spec.shares is not None and spec.shares.only:
+        shares = {SHARES: " ".join(map(str, spec.shares.indices))}
+    elif spec.shares is not None:
+        run = f"{run}/share-$({INDEX})"
     given: Mapping[str, str] = {
         "HOME": "/tmp",
         "PYTHONUNBUFFERED": "1",
         **{name: _literal(value) for name, value in spec.environment.items()},
+        **shares,
         "TRAINYARD_RUN_DIR": run,
     }
     return [

@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from flows.launch.run_folder import LOG
 from flows.launch.slurm_options import WORDS, SlurmOptions
 from flows.launch.spec import LaunchSpec, Mount
 from trainyard.errors import ConfigError
 
 SCRIPT = "job.sbatch"
-LOG = "log.txt"
 EXIT = "exit.json"
 
 FOLDER = re.compile(r"/[A-Za-z0-9_./@+=:,-]*")
@@ -70,16 +70,6 @@ def render_slurm(spec: LaunchSpec, options: SlurmOptions) -> str:
 def job_name(spec: LaunchSpec) -> str:
     """The name by which the submission is found again."""
     return f"{spec.name}-{spec.key}"
-
-
-def log_name(index: int | None) -> str:
-    """File of a run folder with the output of the job, or of one of its shares."""
-    return LOG if index is None else f"log-{index:05d}.txt"
-
-
-def share_folder(index: int | None) -> str:
-    """Folder, relative to the run folder, of a share's own reports; empty for a whole job."""
-    return "" if index is None else f"share-{index:05d}"
 
 
 def _check(spec: LaunchSpec, options: SlurmOptions) -> None:
@@ -196,7 +186,7 @@ def _run_folder(spec: LaunchSpec) -> Iterator[str]:
     if spec.shares is None:
         yield f"run={folder}"
     else:
-        yield f"printf -v run '%s/share-%05d' {folder} \"$SLURM_ARRAY_TASK_ID\""
+        yield f'run={folder}/share-"$SLURM_ARRAY_TASK_ID"'
     yield 'export TRAINYARD_RUN_DIR="$run"'
     yield 'mkdir -p "$run"'
     yield "# Of an earlier run of this job, which was requeued."

@@ -68,6 +68,9 @@ class SlurmOptions:
     """A file of the site that every script sources first: `module load`, NCCL's variables."""
     inherit_environment: bool = True
     """Jobs see the environment of whoever submits, credentials of the store included."""
+    broken_seconds: int = 300
+    """So long a job may wait for what never comes, such as more nodes than its partition has,
+    before it is cancelled."""
     extra: tuple[str, ...] = ()
     """Other options of sbatch: `--switches=1`, `--mail-type=FAIL`."""
 
@@ -79,6 +82,10 @@ class SlurmOptions:
         if not 0 < self.warning_seconds <= 65535:
             raise ConfigError(
                 f"Slurm option warning_seconds must be from 1 to 65535, got {self.warning_seconds}"
+            )
+        if self.broken_seconds < 0:
+            raise ConfigError(
+                f"Slurm option broken_seconds must not be negative, got {self.broken_seconds}"
             )
         if self.containers not in get_args(Containers):
             raise ConfigError(

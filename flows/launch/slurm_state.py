@@ -31,7 +31,7 @@ FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=")
 SHOWN = frozenset(
     {
         *("JobId", "ArrayJobId", "ArrayTaskId", "JobName", "JobState", "Reason", "ExitCode"),
-        *("Restarts", "Comment", "NodeList", "StartTime", "EndTime"),
+        *("Restarts", "Comment", "NodeList", "StartTime", "EndTime", "PreemptTime"),
     }
 )
 NOTHING = ("", "(null)", "None", "N/A")
@@ -42,10 +42,20 @@ NEVER = {
     "PartitionNodeLimit": "the partition does not allow so many nodes",
     "PartitionTimeLimit": "the partition does not allow so long a time limit",
     "BadConstraints": "no node has all that is asked for",
+    "InvalidAccount": "its account is none, or has no right to the partition",
+    "InvalidQOS": "its quality of service is none, or not for its account",
+    "ReservationDeleted": "its reservation is gone",
+}
+"""Reasons of waiting that do not go away by waiting, in words."""
+
+TOO_MUCH = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?")
+"""Reasons of a job that alone asks for more than its account, or its quality of service, allows."""
+
+HELD = {
     "JobHeldUser": "it is held: scontrol release lets it go",
     "JobHeldAdmin": "it is held by an administrator",
 }
-"""Reasons of waiting that do not go away by waiting, in words."""
+"""Reasons of waiting until a person wants otherwise, in words."""
 
 NOT_STARTED = "launch_failed_requeued_held"
 """A node could not start the job; Slurm put it back into the queue and holds it there for ever."""
@@ -70,6 +80,8 @@ class JobRecord:
     """When it last began, in seconds since 1970; of a job that waits, when it may."""
     ended: float | None = None
     """When it ended; of one that runs, when it has to."""
+    preempted: float | None = None
+    """When Slurm chose it to make room for others, and its grace began."""
 
     @property
     def has_ended(self) -> bool:
@@ -82,8 +94,24 @@ class JobRecord:
         return self.state == "PENDING" and self.reason.replace(" ", "_") == NOT_STARTED
 
     @property
+    def never_starts(self) -> str | None:
+        """Why it will not start however long it waits, in words; None when it may."""
+        if self.state != "PENDING":
+            return None
+        if TOO_MUCH.fullmatch(self.reason):
+            return "it asks for more than its account or its quality of service allows one job"
+        return NEVER.get(self.reason)
+
+    @property
+    def was_preempted(self) -> bool:
+        """True when it had to make room, in this run of it."""
+        return self.preempted is not None and self.preempted >= (self.started or 0)
+
+    @property
     def verdict(self) -> Kind | None:
         """What the end means; None where the exit status has to tell."""
+        if self.state in ("FAILED", "TIMEOUT") and self.was_preempted:
+            return Kind.PREEMPTED  # it left within its grace, as it should, and is not requeued
         if self.state == "FAILED" and self.reason == "JobLaunchFailure":
             return Kind.NODE_FAILURE
         return ENDED.get(self.state)
@@ -129,6 +157,7 @@ def _record(fields: dict[str, str]) -> JobRecord:
         nodes=text("NodeList"),
         started=_moment(text("StartTime")),
         ended=_moment(text("EndTime")),
+        preempted=_moment(text("PreemptTime")),
     )
 
 

@@ -1,5 +1,5 @@
-"""What a server does by itself for a yard: runs that went silent, failures that people are told of,
-a training when a corpus has news."""
+"""What a server does by itself for a yard: runs that went silent are marked and started again,
+failures are told to people, a training is started when a corpus has news."""
 
 from __future__ import annotations
 
@@ -16,12 +16,26 @@ from pydantic import SecretStr
 from flows.blocks.yard import block_name
 from flows.corpus_refresh import PUBLISHED, YARD
 from flows.register.server import Registration
-from flows.register.wanted import FAILED, NEW_CORPUS, ZOMBIES, Wanted
-from trainyard.errors import ConfigError
+from flows.register.wanted import CANCELLED, FAILED, NEW_CORPUS, RESUMED, ZOMBIES, Wanted
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
 ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+CANCELLING = "prefect.flow-run.Cancelling"
+CRASHED = "prefect.flow-run.Crashed"
+RUN_COUNT = "prefect.run-count"
 FAILURES = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
+
+SILENT = "Nothing was heard of this run for"
+GONE = (
+    f"{SILENT} *",
+    "Execution was aborted by a termination signal.*",
+    "Execution was cancelled by the runtime environment.*",
+)
+"""What a run says that crashed with its worker: by the automation below, or, where the worker was
+told to stop and could still say so, by Prefect."""
+
+ONCE = timedelta(days=365)
+"""A trigger that has fired for a run and its count does not fire for them again within that."""
 
 MESSAGE = (
     '{"text": {{ (flow.name ~ "/" ~ flow_run.name ~ " in yard %s: " ~ flow_run.state.name ~ ". " '
@@ -36,6 +50,9 @@ async def register_automations(registration: Registration) -> None:
     chosen = wanted.profile.automations
     if chosen.zombie_seconds:
         await _write(registration, zombies(wanted))
+        await _write(registration, cancelled(wanted))
+    if chosen.resume_crashed:
+        await _write(registration, resumed(wanted))
     if wanted.notify_url is not None:
         webhook = Webhook(url=SecretStr(wanted.notify_url))
         name = f"trainyard-{block_name(wanted.profile.name)}-failures"
@@ -52,13 +69,8 @@ async def _training(registration: Registration, recipe: str) -> None:
     deployment = registration.deployments.get("pretrain-gpt")
     if deployment is not None:
         await _write(registration, training(registration.wanted, recipe, deployment))
-    elif registration.report.is_dry:
+    else:  # when it is dry: the deployment would be new as well
         registration.report.created(f"automation {registration.wanted.automation_name(NEW_CORPUS)}")
-    else:
-        raise ConfigError(
-            f"yard {registration.wanted.profile.name} [automations]: train_on_new_corpus needs "
-            f"pretrain-gpt among the deployments"
-        )
 
 
 async def _write(registration: Registration, automation: AutomationCore) -> None:
@@ -98,7 +110,7 @@ def zombies(wanted: Wanted) -> AutomationCore:
         description=f"A flow run that is silent for {seconds} s has crashed.",
         trigger=EventTrigger(
             after={HEARTBEAT},
-            expect={HEARTBEAT, *ENDS},
+            expect={HEARTBEAT, CANCELLING, *ENDS},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             match_related=_tagged(wanted),
             for_each={"prefect.resource.id"},
@@ -111,8 +123,73 @@ def zombies(wanted: Wanted) -> AutomationCore:
                 name=None,
                 force=False,
                 state=StateType.CRASHED,
-                message=f"Nothing was heard of this run for {seconds} s: its worker, or the "
-                f"machine of its worker, is gone. Started again, it goes on from what it made.",
+                message=f"{SILENT} {seconds} s: its worker, or the machine of its worker, is gone. "
+                f"Started again, it goes on from what it made.",
+            )
+        ],
+    )
+
+
+def cancelled(wanted: Wanted) -> AutomationCore:
+    """A run that a person cancels and nobody ends is marked as cancelled: its worker is gone.
+
+    As crashed it would be started again, against that person's will."""
+    seconds = wanted.profile.automations.zombie_seconds
+    return AutomationCore(
+        name=wanted.automation_name(CANCELLED),
+        description=f"A flow run that nobody ended {seconds} s after it was cancelled.",
+        trigger=EventTrigger(
+            after={CANCELLING},
+            expect=ENDS,
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=_tagged(wanted),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=seconds),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name=None,
+                force=False,
+                state=StateType.CANCELLED,
+                message=f"Cancelled {seconds} s ago, and nobody ended it: its worker is gone. A "
+                f"scheduler may still have a job of it: end that there.",
+            )
+        ],
+    )
+
+
+def resumed(wanted: Wanted) -> AutomationCore:
+    """A run that crashed with its worker is started again, on whatever worker the pool has: what is
+    published is reused, a job that is still there is followed, a training goes on.
+
+    Prefect counts how often a run began; each count fires once, and none above the bound."""
+    most = wanted.profile.automations.resume_crashed
+    return AutomationCore(
+        name=wanted.automation_name(RESUMED),
+        description=f"A flow run whose worker is gone is started again, {most} times at most.",
+        trigger=EventTrigger(
+            expect={CRASHED},
+            match=ResourceSpecification(
+                {
+                    "prefect.resource.id": ["prefect.flow-run.*"],
+                    RUN_COUNT: [str(count) for count in range(1, most + 1)],
+                    "prefect.state-message": list(GONE),
+                }
+            ),
+            match_related=_tagged(wanted),
+            for_each={"prefect.resource.id", RUN_COUNT},
+            posture=Posture.Reactive,
+            threshold=1,
+            within=ONCE,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name="AwaitingRetry",
+                force=False,
+                state=StateType.SCHEDULED,
+                message=f"Its worker is gone: started again by itself, {most} times at most.",
             )
         ],
     )

@@ -1,6 +1,6 @@
 """The command line of the registration.
 
-    python -m flows.register --yard NAME [--dry-run]
+    python -m flows.register --profile NAME [--dry-run]    (or --yard NAME)
 
 The server is that of PREFECT_API_URL, with PREFECT_API_AUTH_STRING where it asks for a password.
 Nothing here imports Prefect at the top, since it reads its environment when it is imported."""
@@ -12,12 +12,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from flows.profile import DEFAULT, parse_profile, profile_name, read_document
+from flows.options import add_yard_to_look_after, check_profile
+from flows.profile import naming_file, parse_profile, profile_name, read_document
 from flows.program import ENVIRONMENT, fail, is_of_network
 from flows.register.report import Report
 from flows.register.wanted import Wanted, wanted
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+
+if TYPE_CHECKING:
+    from flows.register.offered import Flows
 
 URL = "PREFECT_API_URL"
 PASSWORD = "PREFECT_API_AUTH_STRING"
@@ -30,20 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Tell a Prefect server all that a yard needs: work pool, blocks, deployments, "
         "limits, automations. Again, it changes nothing.",
     )
-    parser.add_argument(
-        "--yard",
-        default=DEFAULT,
-        help=f"profile of deploy/yards, by its name or path (default: {DEFAULT})",
-    )
+    add_yard_to_look_after(parser, has_root=False)
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would be written, and write nothing"
     )
     given = parser.parse_args(argv)
     try:
+        check_profile(given.yard, has_root=False)
         document = read_document(given.yard)
-        profile = parse_profile(document, profile_name(given.yard))
-        plan = wanted(profile, document, os.environ)
-        report = _register(plan, given.dry_run)
+        with naming_file(given.yard):
+            profile = parse_profile(document, profile_name(given.yard))
+            plan = wanted(profile, document, os.environ)
+        report = _register(plan, given)
     except TrainyardError as error:
         return fail(error)
     print("\n".join(report.lines))
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _register(plan: Wanted, is_dry: bool) -> Report:
+def _register(plan: Wanted, given: argparse.Namespace) -> Report:
     url = os.environ.get(URL)
     if not url:
         raise ConfigError(
@@ -68,8 +71,12 @@ def _register(plan: Wanted, is_dry: bool) -> Report:
         os.environ.setdefault(key, value)
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 
+    from flows.register.offered import load_flows
+
+    with naming_file(given.yard):
+        flows = load_flows(plan)  # before anything is asked, let alone written
     try:
-        return asyncio.run(_write(plan, is_dry))
+        return asyncio.run(_write(plan, flows, given.dry_run))
     except PrefectHTTPStatusError as error:
         if error.response.status_code in (401, 403):
             raise ConfigError(
@@ -85,7 +92,7 @@ def _register(plan: Wanted, is_dry: bool) -> Report:
         raise
 
 
-async def _write(plan: Wanted, is_dry: bool) -> Report:
+async def _write(plan: Wanted, flows: Flows, is_dry: bool) -> Report:
     from prefect import get_client
 
     from flows.register.automations import register_automations
@@ -94,7 +101,7 @@ async def _write(plan: Wanted, is_dry: bool) -> Report:
 
     report = Report(is_dry)
     async with get_client() as client:
-        registration = Registration(client, plan, report)
+        registration = Registration(client, plan, flows, report)
         await registration.run()
         await register_automations(registration)
         await report_leftovers(client, plan, report)

@@ -16,15 +16,15 @@ from prefect.client.schemas.actions import (
     WorkPoolUpdate,
 )
 from prefect.exceptions import ObjectNotFound
-from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
 
 from flows.blocks.table import BLOCK_TYPES
-from flows.blocks.yard import YardProfile, block_name
+from flows.blocks.yard import YardProfile, block_name, check_yard
+from flows.register.offered import Flows
 from flows.register.report import Report, differing
 from flows.register.schedules import active_before, is_as_wanted, switched, to_create, to_update
-from flows.register.wanted import ROOT, Wanted, WantedDeployment
+from flows.register.wanted import Wanted, WantedDeployment
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION, build_revision
 
@@ -32,10 +32,11 @@ from trainyard.version import VERSION, build_revision
 class Registration:
     """Writes one yard; what would be written when it is dry."""
 
-    def __init__(self, client: PrefectClient, wanted: Wanted, report: Report) -> None:
+    def __init__(self, client: PrefectClient, wanted: Wanted, flows: Flows, report: Report) -> None:
         self.client = client
         self.wanted = wanted
         self.report = report
+        self._flows = flows
         self.deployments: dict[str, UUID] = {}
         """Of the yard, by the name of the flow."""
         self._before: Mapping[str, Any] = {}
@@ -43,15 +44,19 @@ class Registration:
 
     async def run(self) -> None:
         """All but the automations (flows/register/automations.py)."""
+        name = self.wanted.profile.name
+        before = await self._registered()
+        check_yard(name, before.get("yard", ""))
+        self._before = before.get("document", {})
         await self._pool()
         await self._block_types()
-        self._before = await self._registered()
-        await self.block(
-            YardProfile(
-                document=dict(self.wanted.document), version=VERSION, revision=build_revision()
-            ),
-            block_name(self.wanted.profile.name),
+        registered = YardProfile(
+            document=dict(self.wanted.document),
+            yard=name,
+            version=VERSION,
+            revision=build_revision(),
         )
+        await self.block(registered, block_name(name))
         for tag, most in self.wanted.limits.items():
             await self._limit(tag, most)
         for deployment in self.wanted.deployments:
@@ -65,13 +70,14 @@ class Registration:
         try:
             there = await self.client.read_work_pool(pool.name)
         except ObjectNotFound:
+            template = await _job_template(pool.type)
             self.report.created(what)
             if not self.report.is_dry:
                 await self.client.create_work_pool(
                     WorkPoolCreate(
                         name=pool.name,
                         type=pool.type,
-                        base_job_template=await _job_template(pool.type),
+                        base_job_template=template,
                         concurrency_limit=pool.concurrency_limit,
                     )
                 )
@@ -105,13 +111,14 @@ class Registration:
             else:
                 self.report.unchanged(f"block type {there.slug}")
 
-    async def _registered(self) -> Mapping[str, Any]:
+    async def _registered(self) -> dict[str, Any]:
+        """The block of the yard, or of another of almost that name; empty: there is none."""
         slug, name = YardProfile.get_block_type_slug(), block_name(self.wanted.profile.name)
         try:
             there = await self.client.read_block_document_by_name(name, slug)
         except ObjectNotFound:
             return {}
-        return dict(there.data["document"])
+        return dict(there.data)
 
     async def block(self, block: Block, name: str) -> UUID | None:
         """Write a block; its id, or None where it would be new."""
@@ -148,7 +155,7 @@ class Registration:
     # --- deployments ------------------------------------------------------------------------------
 
     async def _deployment(self, wanted: WantedDeployment) -> None:
-        flow: Flow[..., Any] = load_flow_from_entrypoint(str(ROOT / wanted.entrypoint))
+        flow = self._flows[wanted.entrypoint]
         fields = _fields(wanted, flow)
         what = f"deployment {flow.name}/{wanted.name}"
         try:

@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 from flows.profile import Profile, Schedule
+from flows.program import PATIENCE
+from flows.register.rehearsal import rehearse
 from flows.tables import refuse_unknown
 from flows.tags import limit_tag
 from trainyard.errors import ConfigError
@@ -31,8 +33,17 @@ HEARTBEAT_SECONDS = 30
 """Between two signs of life of a flow run; Prefect takes no less."""
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 
-ZOMBIES, FAILED, NEW_CORPUS = "zombie runs", "failures", "new corpus"
+ZOMBIES, CANCELLED, RESUMED = "zombie runs", "cancelled runs", "crashed runs"
+FAILED, NEW_CORPUS = "failures", "new corpus"
 """The automations that a yard may have."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Of a yard: Prefect has it in names of deployments and tags, and almost so in that of a block."""
+POOL_NAME = re.compile(r"[^/%&<>]*[^/%&<>\s'\"][^/%&<>]*")
+"""What Prefect takes."""
+
+TRAINED = "pretrain-gpt"
+"""The flow that a new corpus starts."""
 
 SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"
 
@@ -86,6 +97,8 @@ class Wanted:
         chosen = self.profile.automations
         asked = {
             ZOMBIES: chosen.zombie_seconds,
+            CANCELLED: chosen.zombie_seconds,
+            RESUMED: chosen.resume_crashed,
             FAILED: self.notify_url,
             NEW_CORPUS: chosen.train_on_new_corpus,
         }
@@ -98,13 +111,20 @@ def wanted(
     environment: Mapping[str, str],
     file: Path | None = None,
 ) -> Wanted:
-    """What a yard's server has to know; ConfigError for what was written."""
+    """What a yard's server has to know; ConfigError for what was written, and for all that stages
+    could not be started with (flows/register/rehearsal.py)."""
     entries = read_deployments(file or ROOT / FILE)
     flows = {_flow_of(entry["entrypoint"]): entry for entry in entries}
     where = f"yard {profile.name}"
     refuse_unknown(profile.schedules, flows, f"{where} [schedules]")
     refuse_unknown(profile.deployments, flows, f"{where}: deployments")
     chosen = profile.deployments or tuple(flows)
+    _check_names(profile)
+    if profile.automations.train_on_new_corpus is not None and TRAINED not in chosen:
+        raise ConfigError(
+            f"{where} [automations]: train_on_new_corpus needs {TRAINED} among the deployments"
+        )
+    rehearse(profile, Path(profile.pool.code or ROOT))
     tags = ("trainyard", f"yard:{profile.name}")
     return Wanted(
         profile=profile,
@@ -112,8 +132,32 @@ def wanted(
         deployments=tuple(_deployment(flows[flow], flow, profile, tags) for flow in chosen),
         limits={limit_tag(profile.name, stage): most for stage, most in profile.limits.items()},
         tags=tags,
-        notify_url=environment.get(profile.automations.notify_variable) or None,
+        notify_url=_notify_url(profile, environment),
     )
+
+
+def _check_names(profile: Profile) -> None:
+    if not NAME.fullmatch(profile.name):
+        raise ConfigError(
+            f"yard {profile.name!r}: a yard is called as its file is, and Prefect takes letters, "
+            f"digits, '.', '_' and '-' for it; rename the file"
+        )
+    if not POOL_NAME.fullmatch(profile.pool.name):
+        raise ConfigError(
+            f"yard {profile.name} [pool]: name {profile.pool.name!r} is none that Prefect takes: "
+            f"one letter at least, and none of / % & < >"
+        )
+
+
+def _notify_url(profile: Profile, environment: Mapping[str, str]) -> str | None:
+    variable = profile.automations.notify_variable
+    url = environment.get(variable)
+    if url and not url.startswith(("http://", "https://")):  # it is a secret: not repeated
+        raise ConfigError(
+            f"the variable {variable} holds no URL that can be posted to: it must begin with "
+            f"https:// or http://"
+        )
+    return url or None
 
 
 def read_deployments(file: Path) -> list[dict[str, Any]]:
@@ -155,5 +199,5 @@ def _deployment(
         directory=profile.pool.code or str(ROOT),
         concurrency_limit=entry.get("concurrency_limit"),
         schedule=profile.schedules.get(flow),
-        environment={HEARTBEAT: str(HEARTBEAT_SECONDS)},
+        environment={HEARTBEAT: str(HEARTBEAT_SECONDS), **PATIENCE},
     )

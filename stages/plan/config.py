@@ -154,12 +154,17 @@ class PlanConfig:
         }
         if self.world_size is None:
             return self.data_parallel_size or 1
-        replicas, rest = divmod(self.world_size, math.prod(degrees.values()))
+        ranks = math.prod(degrees.values())
+        replicas, rest = divmod(self.world_size, ranks)
         if rest or self.data_parallel_size not in (None, replicas):
             given = self.data_parallel_size
             last = f"--data-parallel-size ({given})" if given else "a whole number of replicas"
             product = " x ".join(f"{flag} ({size})" for flag, size in degrees.items())
-            raise ConfigError(f"--world-size ({self.world_size}) must be {product} x {last}")
+            near = [ranks * given] if given else [ranks * n for n in (replicas, replicas + 1) if n]
+            raise ConfigError(
+                f"--world-size ({self.world_size}) must be {product} x {last}: "
+                f"{' or '.join(map(str, near))} would do"
+            )
         return replicas
 
     @property

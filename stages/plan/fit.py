@@ -32,6 +32,9 @@ MOST_TENSOR_PARALLEL = 8
 
 NAMED = 3
 
+MOST_DOUBLINGS = 6
+"""Of the devices there are, in search of a number on which something fits."""
+
 MODEL_RANKS = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -74,8 +77,8 @@ def check_fit(config: PlanConfig) -> None:
     if needed <= usable:
         return
     found = nearest_that_fit(config, usable)
-    hint = "; or ".join(map(str, found)) if found else ""
-    advice = f"the nearest that fit on as many: {hint}" if found else "none fits: take more devices"
+    hint = "; or ".join(map(str, found))
+    advice = f"the nearest that fit on as many: {hint}" if found else _more_devices(config, usable)
     raise ConfigError(
         f"this layout needs {needed / GIBIBYTE:.1f} GiB on its most loaded device, and of "
         f"--gpu-memory-gib {config.gpu_memory_gib:g} so many as {usable / GIBIBYTE:.1f} can be "
@@ -83,10 +86,23 @@ def check_fit(config: PlanConfig) -> None:
     )
 
 
-def nearest_that_fit(config: PlanConfig, usable: float, most: int = NAMED) -> list[Alternative]:
-    """Layouts over as many devices, with the same samples in a step, in order of distance."""
+def _more_devices(config: PlanConfig, usable: float) -> str:
+    """The fewest devices, of the doublings of those there are, on which some layout fits."""
+    for doublings in range(1, MOST_DOUBLINGS + 1):
+        num_devices = config.num_devices << doublings
+        if found := nearest_that_fit(config, usable, 1, num_devices):
+            return f"none fits on as many; the nearest on more: {found[0]}"
+    return f"none fits, nor on any number up to {config.num_devices << MOST_DOUBLINGS} devices"
+
+
+def nearest_that_fit(
+    config: PlanConfig, usable: float, most: int = NAMED, num_devices: int | None = None
+) -> list[Alternative]:
+    """Layouts over as many devices, or over `num_devices`, with the same samples in a step, in
+    order of distance."""
+    devices = num_devices or config.num_devices
     fitting: list[Alternative] = []
-    for changes, distance in sorted(_changes(config), key=lambda found: found[1]):
+    for changes, distance in sorted(_changes(config, devices), key=lambda found: found[1]):
         if len(fitting) == most:
             break
         if any(_contains(changes, known.changes) for known in fitting):
@@ -101,9 +117,9 @@ def nearest_that_fit(config: PlanConfig, usable: float, most: int = NAMED) -> li
     return fitting
 
 
-def _changes(config: PlanConfig) -> Iterator[tuple[dict[str, Any], float]]:
-    """Every set of changes over the same devices, with its distance."""
-    devices, tp = config.num_devices, config.tensor_model_parallel_size
+def _changes(config: PlanConfig, devices: int) -> Iterator[tuple[dict[str, Any], float]]:
+    """Every set of changes over so many devices, with its distance."""
+    tp = config.tensor_model_parallel_size
     sizes = {
         "tensor_model_parallel_size": _powers(max(tp, min(MOST_TENSOR_PARALLEL, devices))),
         "pipeline_model_parallel_size": _powers(min(devices, config.model.num_layers)),
@@ -120,6 +136,8 @@ def _changes(config: PlanConfig) -> Iterator[tuple[dict[str, Any], float]]:
         if ranks > devices or devices % ranks:
             continue
         changes, distance = _difference(config, asked)
+        if devices != config.num_devices:
+            changes = {"world_size": devices, **changes}
         if changes:
             yield changes, distance
 
@@ -150,6 +168,7 @@ def _difference(config: PlanConfig, asked: dict[str, Any]) -> tuple[dict[str, An
 def _changed(config: PlanConfig, changes: dict[str, Any]) -> PlanConfig:
     """The configuration with the changes; ConfigError where it cannot be cut so."""
     own = {name: value for name, value in changes.items() if name != "recompute_granularity"}
+    own.setdefault("world_size", config.num_devices)
     model = config.model
     if "recompute_granularity" in changes:
         model = dataclasses.replace(
@@ -167,7 +186,6 @@ def _changed(config: PlanConfig, changes: dict[str, Any]) -> PlanConfig:
     return dataclasses.replace(
         config,
         model=model,
-        world_size=config.num_devices,
         data_parallel_size=None,
         global_batch_size=config.global_batch,
         sequence_parallel=config.sequence_parallel and tensor_parallel > 1,

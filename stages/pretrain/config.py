@@ -17,6 +17,7 @@ CONVERTED = (
     "pipeline_model_parallel_size",
     "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank",
+    "pipeline_model_parallel_layout",
     "use_distributed_optimizer",
     "save_optim",
 )

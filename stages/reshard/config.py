@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, location
+from trainyard.config import execution, from_dict, location
 from trainyard.errors import ConfigError
+from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
 
 Loader = Literal[
     "auto", "trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"
@@ -24,6 +25,9 @@ SPLIT = ("core", "legacy")
 
 MEGATRON = (*SPLIT, "torch_dist")
 """Savers that pad the vocabulary as Megatron-LM does."""
+
+PER_VIRTUAL_STAGE = "--target-num-layers-per-virtual-pipeline-stage"
+VIRTUAL_STAGES = "--target-num-virtual-stages-per-pipeline-rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,11 @@ class ReshardConfig:
     """Ranks that share out each layer, in files of Megatron-LM's; unset: 1."""
     target_pipeline_parallel_size: int | None = None
     """Ranks that share out the layers, in files of Megatron-LM's; unset: 1."""
+    target_num_layers_per_virtual_pipeline_stage: int | None = None
+    """Layers of each of the virtual stages that a pipeline rank has, in files for Megatron-LM's
+    interleaved schedule; unset: a rank has one stage."""
+    target_num_virtual_stages_per_pipeline_rank: int | None = None
+    """The same, said by the number of virtual stages."""
     target_expert_parallel_size: int | None = None
     """Ranks that share out experts; 1, until there are some."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
@@ -64,7 +73,7 @@ class ReshardConfig:
     torch_dist pad them anew, as Megatron-LM does."""
     num_attention_heads: int | None = None
     """Query heads, for files of Megatron-LM that hold no arguments, such as its GPT-345M: 16."""
-    tokenizer_type: str | None = None
+    tokenizer_type: TokenizerType | None = None
     """Kind of the tokenizer to carry in place of the source's, by Megatron-LM's name."""
     tokenizer_model: str | None = location(None)
     """File or folder of that tokenizer; the kind alone, or HuggingFaceTokenizer."""
@@ -72,6 +81,8 @@ class ReshardConfig:
     """Vocabulary of that tokenizer (GPT2BPETokenizer, BertWordPiece)."""
     merge_file: str | None = location(None)
     """Merges of that tokenizer (GPT2BPETokenizer)."""
+    vocab_size: int | None = None
+    """Ids of that tokenizer (NullTokenizer), of which the last ends a document."""
     checkpoint_type: Literal["meta", "hf"] | None = execution(None)
     """Accepted with --loader llama_mistral, as Megatron-LM wants it; the files say it."""
     model_size: str | None = execution(None)
@@ -80,6 +91,7 @@ class ReshardConfig:
     def __post_init__(self) -> None:
         self._check_counts()
         self._check_formats()
+        self._check_virtual_stages()
         load, save = self.load_dir.rstrip("/") + "/", self.save_dir.rstrip("/") + "/"
         if load.startswith(save) or save.startswith(load):
             raise ConfigError(
@@ -92,9 +104,12 @@ class ReshardConfig:
             "num_shards",
             "target_tensor_parallel_size",
             "target_pipeline_parallel_size",
+            "target_num_layers_per_virtual_pipeline_stage",
+            "target_num_virtual_stages_per_pipeline_rank",
             "target_expert_parallel_size",
             "make_vocab_size_divisible_by",
             "true_vocab_size",
+            "vocab_size",
             "num_attention_heads",
         ):
             value = getattr(self, name)
@@ -120,11 +135,31 @@ class ReshardConfig:
                 f"--num-shards {self.num_shards}: --saver {self.saver} writes one file for each "
                 "rank; give --target-tensor-parallel-size and --target-pipeline-parallel-size"
             )
-        if self.tokenizer_type is None and (self.vocab_file or self.merge_file):
-            raise ConfigError("--vocab-file and --merge-file need --tokenizer-type")
-        if self.tokenizer_type and not (self.tokenizer_model or self.vocab_file):
+        if self.tokenizer_type is None and (self.vocab_file or self.merge_file or self.vocab_size):
+            raise ConfigError("--vocab-file, --merge-file and --vocab-size need --tokenizer-type")
+        self.tokenizer()
+
+    def _check_virtual_stages(self) -> None:
+        """What does not depend on how many layers there are."""
+        given = {
+            PER_VIRTUAL_STAGE: self.target_num_layers_per_virtual_pipeline_stage,
+            VIRTUAL_STAGES: self.target_num_virtual_stages_per_pipeline_rank,
+        }
+        named = [flag for flag, value in given.items() if value is not None]
+        if not named:
+            return
+        flag = named[0]
+        if len(named) > 1:
+            raise ConfigError(f"{PER_VIRTUAL_STAGE} and {VIRTUAL_STAGES} say the same; give one")
+        if self.saver not in SPLIT:
             raise ConfigError(
-                f"--tokenizer-type {self.tokenizer_type} needs --tokenizer-model or --vocab-file"
+                f"{flag} {given[flag]}: --saver {self.saver} writes what any number of stages "
+                "loads; leave it out, or take --saver core or legacy, whose files are of ranks"
+            )
+        if self.pipeline_parallel_size == 1:
+            raise ConfigError(
+                f"{flag} {given[flag]}: virtual stages are of several pipeline ranks; give "
+                "--target-pipeline-parallel-size 2 or more, or leave it out"
             )
 
     @property
@@ -141,6 +176,20 @@ class ReshardConfig:
     def shards(self) -> int:
         """Files of each kind where ranks do not count."""
         return self.num_shards or self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def tokenizer(self) -> TokenizerConfig | None:
+        """The one to carry in place of the source's; ConfigError where it lacks an option."""
+        if self.tokenizer_type is None and self.tokenizer_model is None:
+            return None
+        options = {
+            "tokenizer_type": self.tokenizer_type or "HuggingFaceTokenizer",
+            "tokenizer_model": self.tokenizer_model,
+            "vocab_file": self.vocab_file,
+            "merge_file": self.merge_file,
+            "vocab_size": self.vocab_size,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return from_dict(TokenizerConfig, given)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint, and the tokenizer to carry."""

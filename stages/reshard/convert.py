@@ -7,12 +7,10 @@ from typing import Any
 from stages.context import StageRun
 from stages.reshard.config import MEGATRON, ReshardConfig
 from stages.reshard.savers import SAVERS
-from trainyard.checkpoint.foreign.carried import Carried, carried
+from trainyard.checkpoint.foreign.carried import carried
 from trainyard.checkpoint.foreign.loaders import Given, loader_for, open_source
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.foreign.vocabulary import Adjusted
-from trainyard.config import from_dict
-from trainyard.tokenizers.config import TokenizerConfig
 
 
 def convert(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
@@ -25,7 +23,8 @@ def convert(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
 
 def _opened(config: ReshardConfig, loader: str) -> Source:
     """What is read, with the vocabulary that was asked for."""
-    tokenizer = _tokenizer(config)
+    described = config.tokenizer()
+    tokenizer = carried(described) if described is not None else None
     source = open_source(config.load_dir, loader, Given(config.num_attention_heads))
     # What pads as Megatron-LM does knows itself how.
     divisible_by = None if config.saver in MEGATRON else config.make_vocab_size_divisible_by
@@ -42,17 +41,3 @@ def _opened(config: ReshardConfig, loader: str) -> Source:
     except BaseException:
         source.close()
         raise
-
-
-def _tokenizer(config: ReshardConfig) -> Carried | None:
-    """The one that the options describe."""
-    if config.tokenizer_type is None and config.tokenizer_model is None:
-        return None
-    options = {
-        "tokenizer_type": config.tokenizer_type or "HuggingFaceTokenizer",
-        "tokenizer_model": config.tokenizer_model,
-        "vocab_file": config.vocab_file,
-        "merge_file": config.merge_file,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    return carried(from_dict(TokenizerConfig, given))

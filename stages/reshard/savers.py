@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from stages.context import StageRun
 from stages.replacing import Replacing, replacing
-from stages.reshard.config import ReshardConfig
+from stages.reshard.config import PER_VIRTUAL_STAGE, VIRTUAL_STAGES, ReshardConfig
 from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
 from trainyard.checkpoint.foreign.hf_config import LLAMA, MISTRAL, architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
@@ -18,9 +18,12 @@ from trainyard.checkpoint.foreign.megatron_names import ModelClass
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.rewrite import OpenFile
 from trainyard.errors import ConfigError
+from trainyard.parallel.pipeline.partition import nearest
 
 Save = Callable[[ReshardConfig, StageRun, Source, str], None]
 """Writes a source; the last is the loader that it was read with."""
+
+PP = "--target-pipeline-parallel-size"
 
 WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 
@@ -67,6 +70,7 @@ def save_legacy(config: ReshardConfig, stage: StageRun, source: Source, loader: 
 def _save_megatron(
     config: ReshardConfig, stage: StageRun, source: Source, model_class: ModelClass
 ) -> None:
+    vpp = virtual_stages(config, source.config.num_layers)
     with _into_megatron(config, stage, source) as bar:
         write_megatron(
             source,
@@ -74,12 +78,36 @@ def _save_megatron(
             model_class=model_class,
             tp=config.tensor_parallel_size,
             pp=config.pipeline_parallel_size,
+            vpp=vpp,
             transformer_impl=None if model_class == "legacy" else config.saver_transformer_impl,
             true_vocab_size=_tokens_to_pad(config, source),
             make_vocab_size_divisible_by=config.make_vocab_size_divisible_by,
             expect=bar.expect,
             advance=bar.advance,
         )
+
+
+def virtual_stages(config: ReshardConfig, num_layers: int) -> int:
+    """Stages of each pipeline rank; 1 where none were asked for. Raises ConfigError, in words,
+    where the layers cannot be shared out so."""
+    pp = config.pipeline_parallel_size
+    if num_layers % pp:
+        raise ConfigError(
+            f"the {num_layers} layers of the model must be divisible by {PP} ({pp}); "
+            f"{nearest(PP, num_layers, pp)}"
+        )
+    layers = num_layers // pp
+    per_stage = config.target_num_layers_per_virtual_pipeline_stage
+    stages = config.target_num_virtual_stages_per_pipeline_rank or 1
+    flag, divisor = (
+        (VIRTUAL_STAGES, stages) if per_stage is None else (PER_VIRTUAL_STAGE, per_stage)
+    )
+    if layers % divisor:
+        raise ConfigError(
+            f"the {layers} layers of a pipeline rank must be divisible by {flag} ({divisor}); "
+            f"{nearest(flag, layers, divisor)}"
+        )
+    return stages if per_stage is None else layers // per_stage
 
 
 def save_torch_dist(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from deploy.dev import s3check
 from tests.faulty_s3 import Faults, gateway
-from trainyard.artifacts import store
+from trainyard.artifacts import client, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
@@ -19,13 +21,17 @@ def status(url: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_bucket_is_made_once_and_is_fit(
     s3_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert status("s3://made-by-s3check", monkeypatch) == 0
-    first = capsys.readouterr().out
-    assert "made bucket made-by-s3check" in first
-    assert first.endswith("fit for a yard\n")
-    assert status("s3://made-by-s3check/folder", monkeypatch) == 0
-    assert "made bucket" not in capsys.readouterr().out
-    assert list(store.list_files("s3://made-by-s3check")) == []
+    bucket = f"made-by-s3check-{uuid.uuid4().hex[:8]}"  # a store of one's own keeps it
+    try:
+        assert status(f"s3://{bucket}", monkeypatch) == 0
+        first = capsys.readouterr().out
+        assert f"made bucket {bucket}" in first
+        assert first.endswith("fit for a yard\n")
+        assert status(f"s3://{bucket}/folder", monkeypatch) == 0
+        assert "made bucket" not in capsys.readouterr().out
+        assert list(store.list_files(f"s3://{bucket}")) == []
+    finally:
+        client.call("delete_bucket", Bucket=bucket)
 
 
 def test_a_store_that_ignores_conditions_is_not_fit(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from flows.board import link_to, metrics_text, stage_table
+from flows.board import metrics_text, stage_table
 from flows.stage_task import Summary
 
 
@@ -29,8 +27,3 @@ def test_the_table_has_a_row_for_each_stage() -> None:
 def test_metrics_are_numbers_and_few() -> None:
     metrics = {"loss": 3.14159, "name": "x", "ok": True, "n": 5, "big": 12345.6, "b": 1, "c": 2}
     assert metrics_text(metrics) == "loss 3.142, n 5, big 12,345.6, b 1"
-
-
-def test_a_link_is_one_that_a_browser_opens(tmp_path: Path) -> None:
-    assert link_to("s3://yard/card.html") == "s3://yard/card.html"
-    assert link_to(str(tmp_path / "card.html")).startswith("file:///")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from flows.board_progress import Heard, progress_shown, share_done
-from flows.board_stage import by_hand, has_pages, page_key, show_stage, shown, stage_rows, submitted
+from flows.board_stage import (
+    by_hand,
+    failed_rows,
+    has_pages,
+    page_key,
+    show_stage,
+    shown,
+    stage_rows,
+    submitted,
+)
+from flows.launch.outcome import Kind, Outcome
 from flows.launch.spec import LaunchSpec
 from flows.stage_task import Summary
 from trainyard.artifacts.manifest import InputRecord, Manifest
@@ -56,6 +67,40 @@ def test_a_stage_without_an_output_has_a_table_too() -> None:
     assert [row["what"] for row in stage_rows(reused, None)] == ["stage verify", "log"]
 
 
+def test_a_stage_that_failed_says_how_and_where_its_log_lies() -> None:
+    outcome = Outcome(
+        name="pretrain",
+        kind=Kind.NODE_FAILURE,
+        exit_status=3,
+        message="node n2 is down",
+        error="DistNetworkError",
+        step=1200,
+        failed_shares=(1, 3),
+    )
+    rows = failed_rows("pretrain", outcome, 61.25, "/runs/pretrain/1/log.txt")
+    assert {row["what"]: row["value"] for row in rows} == {
+        "stage pretrain": "failed after 61.2 s: node failure",
+        "message": "node n2 is down",
+        "error": "DistNetworkError",
+        "step": "1,200",
+        "shares that failed": "1, 3",
+        "log": "/runs/pretrain/1/log.txt",
+    }
+    short = failed_rows("merge", Outcome(name="m", kind=Kind.UNKNOWN, exit_status=3), 1, "l")
+    assert [row["what"] for row in short] == ["stage merge", "log"]
+
+
+def test_what_a_process_ran_in_is_said_also_where_nobody_chose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a yard").mkdir()
+    monkeypatch.chdir(tmp_path / "a yard")
+    spec = LaunchSpec(name="job", command=("pwd",), run_directory=str(tmp_path))
+    words = by_hand(spec)
+    done = subprocess.run(["sh", "-c", words], cwd="/", capture_output=True, text=True)
+    assert done.stdout == f"{(tmp_path / 'a yard').resolve()}\n"
+
+
 def test_the_command_of_a_process_can_be_run_again_by_hand(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getcwd(), os.environ['COLOUR'], sys.argv[1])"
     spec = LaunchSpec(
@@ -72,7 +117,7 @@ def test_the_command_of_a_process_can_be_run_again_by_hand(tmp_path: Path) -> No
 
 def test_what_a_block_submitted_is_shown_as_it_was(tmp_path: Path) -> None:
     spec = LaunchSpec(name="job", command=("echo", "a b"), run_directory=str(tmp_path))
-    assert submitted(spec) == "```bash\necho 'a b'\n```\n"
+    assert submitted(spec) == f"```bash\ncd {shlex.quote(os.getcwd())}\necho 'a b'\n```\n"
     (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\n")
     assert submitted(spec).endswith("```bash\n#!/bin/bash\n#SBATCH --nodes=2\n```\n")
 

@@ -15,6 +15,7 @@ from flows.blocks.process import ProcessJob
 from flows.goodput import KINDS
 from flows.goodput_record import (
     goodput_url,
+    main,
     markdown,
     of_this_run,
     read_submissions,
@@ -134,6 +135,22 @@ def test_the_page_says_goodput_kinds_and_attempts(tmp_path: Path) -> None:
     assert "| step | 0:01:20 | 66.7 % | 80.0 % |" in text
     assert "| `a` | 0:01:40 | 4 | 0 to 10 |  | done |" in text
     assert "| queue | 20.0 s | 16.7 % |  |" in text
+
+
+def test_by_hand_it_is_printed_and_what_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(tmp_path / "runs" / "a", 100.0, 200.0)
+    finish(tmp_path / "run")
+    runs, run = str(tmp_path / "runs"), str(tmp_path / "run")
+    assert main([runs, run]) == 0
+    assert "**Goodput 80.0 %**" in capsys.readouterr().out
+
+    assert main([f"{runs}x", run]) == 2
+    assert f"error: {runs}x: there is no such folder" in capsys.readouterr().err
+    assert main([runs, f"{run}x"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, f"error: {run}x: no training has told" in said.err) == ("", True)
 
 
 # --- real trainings, and what befalls them ------------------------------------------------------

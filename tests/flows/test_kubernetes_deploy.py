@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.launch.kubernetes import render_kubernetes
+from flows.launch.kubernetes_options import Claim, KubernetesOptions
+from flows.launch.spec import LaunchSpec
+from tests.flows.launch.kubernetes_schemas import check
 from trainyard.version import VERSION as VERSION_OF_TRAINYARD
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
-VERSION = "1.34"
+KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 
 Document = dict[str, Any]
 
@@ -28,25 +32,90 @@ def of_kind(kind: str) -> list[Document]:
     return [one for one in documents() if one["kind"] == kind]
 
 
-def validate(document: Document) -> None:
-    library = pytest.importorskip("kubernetes_validate")
-    library.validate(document, VERSION, strict=True)
-
-
 def test_every_manifest_is_one_that_kubernetes_takes() -> None:
     found = documents()
     for document in found:
-        validate(document)
+        check(document)
     assert {one["kind"] for one in found} >= {
         *("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim"),
         *("ResourceQuota", "LimitRange", "NetworkPolicy", "Deployment"),
     }
 
 
-def test_the_kustomization_has_every_file() -> None:
-    listed = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
+# --- what kustomize makes of them, where it is not installed --------------------------------------
+
+
+def test_the_kustomization_has_every_file_once_and_every_object_one_name() -> None:
     there = {file.name for file in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(listed) == there
+    listed = KUSTOMIZATION["resources"]
+    assert sorted(listed) == sorted(there)  # none twice
+    names = [(one["kind"], one["metadata"]["name"]) for one in documents()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_kustomization_says_nothing_that_kustomize_does_not_know() -> None:
+    assert (KUSTOMIZATION["apiVersion"], KUSTOMIZATION["kind"]) == (
+        "kustomize.config.k8s.io/v1beta1",
+        "Kustomization",
+    )
+    taken = {"namespace", "resources", "labels", "configMapGenerator", "images"}
+    assert KUSTOMIZATION.keys() <= {"apiVersion", "kind", *taken}
+    (label,) = KUSTOMIZATION["labels"]
+    assert label.keys() == {"pairs"}  # not in selectors, which nothing can change later
+    (made,) = KUSTOMIZATION["configMapGenerator"]
+    assert made.keys() == {"name", "literals"}
+    assert all("=" in line for line in made["literals"])
+
+
+def test_one_namespace_is_meant_everywhere() -> None:
+    (space,) = of_kind("Namespace")
+    name = KUSTOMIZATION["namespace"]
+    assert space["metadata"]["name"] == name
+    given = [one["metadata"].get("namespace", name) for one in documents()]
+    assert set(given) == {name}
+    (binding,) = of_kind("RoleBinding")
+    assert [one["namespace"] for one in binding["subjects"]] == [name]
+
+
+def test_all_that_the_worker_refers_to_is_there() -> None:
+    (worker,) = of_kind("Deployment")
+    template = worker["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    assert (
+        worker["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    )
+    assert pod["serviceAccountName"] in {o["metadata"]["name"] for o in of_kind("ServiceAccount")}
+    claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    asked = [v["persistentVolumeClaim"] for v in volumes.values() if "persistentVolumeClaim" in v]
+    assert {one["claimName"] for one in asked} <= claims
+    assert {one["name"] for one in container["volumeMounts"]} == volumes.keys()
+    assert container["image"] in {one["name"] for one in KUSTOMIZATION["images"]}
+    maps = {one["name"] for one in KUSTOMIZATION["configMapGenerator"]}
+    sources = container["envFrom"]
+    assert {one["configMapRef"]["name"] for one in sources if "configMapRef" in one} == maps
+    # Secrets are no manifests: the docs have the commands that make them.
+    told = (FOLDER.parents[1] / "docs/kubernetes.md").read_text()
+    for secret in (one["secretRef"]["name"] for one in sources if "secretRef" in one):
+        assert f"create secret generic {secret} " in told
+    assert container["livenessProbe"]["httpGet"]["port"] in {p["name"] for p in container["ports"]}
+
+
+def test_the_policies_of_the_network_mean_pods_that_are_made() -> None:
+    spec = LaunchSpec(
+        name="plan", command=("x",), run_directory="/yard/run", key="k-1", image="yard/cpu:1"
+    )
+    options = KubernetesOptions(claims=(Claim(name="yard", target="/yard"),))
+    stage = render_kubernetes(spec, options)[-1]["spec"]["template"]["metadata"]["labels"]
+    (deployment,) = of_kind("Deployment")
+    worker = deployment["spec"]["template"]["metadata"]["labels"]
+    chosen = {
+        one["metadata"]["name"]: one["spec"]["podSelector"]["matchLabels"].items()
+        for one in of_kind("NetworkPolicy")
+    }
+    assert chosen["stages"] <= stage.items()
+    assert not chosen["stages"] <= worker.items()
+    assert chosen["worker"] <= worker.items()
 
 
 @pytest.mark.slow
@@ -57,7 +126,7 @@ def test_kustomize_builds_what_kubernetes_takes() -> None:
     made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     built = list(yaml.safe_load_all(made))
     for document in built:
-        validate(document)
+        check(document)
     places = {one["metadata"].get("namespace") for one in built if one["kind"] != "Namespace"}
     (space,) = [one["metadata"]["name"] for one in built if one["kind"] == "Namespace"]
     assert places == {space}
@@ -71,7 +140,7 @@ def test_kustomize_builds_what_kubernetes_takes() -> None:
 ASKED = {
     "jobs": {"create", "get", "list", "watch", "delete"},
     "jobsets": {"create", "get", "list", "watch", "delete"},
-    "services": {"create", "get", "patch"},
+    "services": {"create", "get", "patch", "delete"},
     "pods": {"list", "watch"},
     "pods/log": {"get"},
     "events": {"list"},
@@ -102,10 +171,9 @@ def test_stages_have_no_token_and_the_worker_meets_the_strictest_policy() -> Non
 
 
 def test_the_workers_image_is_of_this_version_and_it_knows_what_its_profile_asks_for() -> None:
-    kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-    (image,) = kustomization["images"]
+    (image,) = KUSTOMIZATION["images"]
     assert image["newTag"] == VERSION_OF_TRAINYARD  # flows refuse to go with another
-    (made,) = kustomization["configMapGenerator"]
+    (made,) = KUSTOMIZATION["configMapGenerator"]
     variables = dict(line.split("=", 1) for line in made["literals"])
     assert image["newName"] == f"{variables['TRAINYARD_REGISTRY']}/flow"
     profile = (FOLDER.parent / "yards/kubernetes.toml").read_text()

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.notes import read_note, write_note
+from flows.blocks.notes import (
+    Ending,
+    is_being_cancelled,
+    read_ending,
+    read_note,
+    write_ending,
+    write_note,
+)
+from flows.launch.outcome import Kind
+from flows.launch.spec import LaunchSpec
 from trainyard.errors import ConfigError
 
 
@@ -23,3 +32,17 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
     write_note(tmp_path / "note.json", {"name": "merge-k-1"})
     with pytest.raises(ConfigError, match=f"{tmp_path} is of job merge-k-1, not of merge-k-2"):
         read_note(tmp_path / "note.json", "merge-k-2")
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HANG, Kind.TIME_LIMIT])
+def test_an_ending_is_taken_over_by_who_comes_after(
+    tmp_path: Path, kind: Kind, is_told: bool
+) -> None:
+    spec = LaunchSpec(name="merge", command=("true",), run_directory=str(tmp_path))
+    assert read_ending(tmp_path) is None
+    assert not is_being_cancelled(spec)
+    ending = Ending(kind=kind, is_told=is_told)
+    write_ending(tmp_path, ending)
+    assert read_ending(tmp_path) == ending
+    assert is_being_cancelled(spec) is (kind is Kind.STOPPED)

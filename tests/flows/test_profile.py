@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tomllib
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 
 from flows import profile
 from flows.blocks.table import BLOCKS
-from flows.launch.kubernetes_options import Claim
+from flows.job import CONFIGS
+from flows.launch.container_options import ContainerOptions
+from flows.launch.kubernetes_options import Claim, KubernetesOptions
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec, Mount, Resources
-from flows.place import BLOCK_OPTIONS
+from flows.place import BLOCK_OPTIONS, Watch
 from flows.profile import YARDS, Profile, parse_profile, read_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
@@ -57,6 +60,9 @@ def test_a_name_leads_to_ours_and_a_path_to_any(tmp_path: Path) -> None:
         read_profile("slrum")
     with pytest.raises(ConfigError, match=r"gone\.toml cannot be read"):
         read_profile(str(tmp_path / "gone.toml"))
+    (tmp_path / "mysite.toml").write_text('blok = "slurm"\n')
+    with pytest.raises(ConfigError, match=f"{tmp_path}/mysite.toml: yard mysite: .*'blok'"):
+        read_profile(str(tmp_path / "mysite.toml"))
 
 
 @pytest.mark.parametrize(("made", "words"), [(False, "is not there"), (True, "holds none")])
@@ -81,13 +87,65 @@ def test_a_stages_table_goes_over_the_common_one() -> None:
     assert place.resources_of("pretrain") == Resources(nodes=2, gpus_per_node=4, cpus_per_node=8)
 
 
+@pytest.mark.parametrize(
+    ("block", "text", "merge", "pretrain"),
+    [
+        (
+            "slurm",
+            'partition = "cpu"\naccount = "llm"\n[slurm.pretrain]\npartition = "h100"\n',
+            SlurmOptions(partition="cpu", account="llm"),
+            SlurmOptions(partition="h100", account="llm"),
+        ),
+        (
+            "container",
+            'network = "yard"\n[container.pretrain]\nshared_memory = "64g"\n',
+            ContainerOptions(network="yard"),
+            ContainerOptions(network="yard", shared_memory="64g"),
+        ),
+        (
+            "kubernetes",
+            'user = 10001\n[kubernetes.node_selector]\nkind = "cpu"\n'
+            '[kubernetes.pretrain]\nextra_resources = { "rdma/ib" = "8" }\n'
+            '[kubernetes.pretrain.node_selector]\nkind = "h100"\n',
+            KubernetesOptions(user=10001, node_selector={"kind": "cpu"}),
+            KubernetesOptions(
+                user=10001, node_selector={"kind": "h100"}, extra_resources={"rdma/ib": "8"}
+            ),
+        ),
+    ],
+)
+def test_options_of_a_stage_go_key_by_key_over_those_of_all(
+    tmp_path: Path, block: str, text: str, merge: object, pretrain: object
+) -> None:
+    place = parse(f'block = "{block}"\n[{block}]\n{text}').place("yard/tiny")
+    assert (place.options_of("merge"), place.options_of("pretrain")) == (merge, pretrain)
+    spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
+    told = [BLOCKS[block](place, spec, stage).model_dump()["options"] for stage in STAGES]
+    assert told == [vars_of(pretrain), vars_of(merge)]
+
+
+def vars_of(options: Any) -> dict[str, Any]:
+    return dataclasses.asdict(options)
+
+
+def test_no_stage_is_called_like_an_option() -> None:
+    """Else `[kubernetes.NAME]` could mean both."""
+    kinds = [kind for kind in BLOCK_OPTIONS.values() if kind is not None]
+    for kind in (*kinds, Resources, Watch):
+        assert not {field.name for field in dataclasses.fields(kind)} & set(CONFIGS)
+
+
+def test_a_process_has_no_options() -> None:
+    assert parse("").place("yard/tiny").options_of("pretrain") is None
+
+
 @pytest.mark.parametrize("block", ["container", "slurm", "kubernetes"])
 def test_how_a_job_is_watched_reaches_its_block(tmp_path: Path, block: str) -> None:
     text = f'block = "{block}"\n[watch]\ngrace_seconds = 60\n'
     text += "[watch.pretrain]\nhang_seconds = 1800\n"
     place = parse(text).place("yard/tiny")
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
-    found = {stage: BLOCKS[block](place, spec, place.watch_of(stage)) for stage in STAGES}
+    found = {stage: BLOCKS[block](place, spec, stage) for stage in STAGES}
     hangs = {stage: one.model_dump()["hang_seconds"] for stage, one in found.items()}
     assert hangs == {"pretrain": 1800.0, "merge": None}
     assert place.watch_of("pretrain").grace_seconds == place.watch_of("merge").grace_seconds == 60
@@ -101,7 +159,7 @@ def test_a_block_is_asked_as_often_as_the_yard_says_or_as_it_knows(
 
     def seconds(text: str) -> float:
         place = parse(f'block = "{block}"\n{text}').place("yard/tiny")
-        return float(BLOCKS[block](place, spec, place.watch).model_dump()["poll_seconds"])
+        return float(BLOCKS[block](place, spec, "merge").model_dump()["poll_seconds"])
 
     assert seconds("[watch]\npoll_seconds = 30") == 30
     assert seconds("") > 0
@@ -162,8 +220,12 @@ def test_a_training_is_told_what_it_gets() -> None:
         "world_size": 32,
         "gpu_memory_gib": 80.0,
     }
-    assert parse(gpus).means().to_plan() == {"world_size": 32}
+    assert parse(gpus.replace("gpu_memory_gib = 80\n", "")).means().to_plan() == {"world_size": 32}
     assert parse("").means().to_plan() == {}
+
+
+def test_a_process_takes_the_gpus_of_its_machine_without_asking_for_them() -> None:
+    assert parse("gpu_memory_gib = 80").means().to_plan() == {"gpu_memory_gib": 80.0}
 
 
 REFUSED: list[tuple[str, str]] = [
@@ -180,11 +242,29 @@ REFUSED: list[tuple[str, str]] = [
     ('block = "slurm"\n[shares]\nmerge = 4', r"\[shares\].*'merge'"),
     ("gpu_memory_gib = 0", "gpu_memory_gib must be positive"),
     ("gpu_memory_gib = true", "gpu_memory_gib must be a number"),
+    ('block = "slurm"\ngpu_memory_gib = 80', r"gpu_memory_gib \(80\) .*\[resources.pretrain\]"),
+    (
+        'block = "slurm"\ngpu_memory_gib = 80\n[resources.evaluate]\ngpus_per_node = 1',
+        "say gpus_per_node in",
+    ),
+    ('block = "slurm"\n[slurm.pretrian]\nqos = "a"', r"\[slurm\]: .*'pretrian'; .* 'pretrain'"),
+    ('block = "slurm"\n[slurm.pretrain]\nqso = "a"', r"\[slurm.pretrain\]: .*'qso'; .* 'qos'"),
+    ('block = "slurm"\n[slurm.pretrain]\nqos = "a b"', r"\[slurm.pretrain\]: Slurm option qos"),
+    ('block = "slurm"\n[slurm]\npretrain = 1', r"\[slurm\]: unknown key 'pretrain'"),
+    ('block = "slurm"\n[slurm]\npartition = { a = "b" }', "partition must be text"),
+    ('block = "kubernetes"\n[kubernetes.node_selectr]\na = "b"', "did you mean 'node_selector'"),
+    ("slurm = 1\nblock = 'slurm'", r"\[slurm\] must be a table"),
+    ("[pool]\nconcurrency_limit = 0", r"\[pool\]: concurrency_limit must be at least 1.*pause"),
+    ('block = "slurm"\nshares_at_once = 0', "shares_at_once must be at least 1"),
+    ('image = "a/b:1"', "image: block 'process' runs what is installed here"),
+    ('[images]\nmerge = "a/b:1"', "images: block 'process' runs what is installed here"),
+    ('[[mounts]]\nsource = "/a"\ntarget = "/a"', "mounts: block 'process'"),
     ('[[mounts]]\nsource = "/a"', "target is required"),
     ('[[mounts]]\nsource = "a"\ntarget = "/a"', "mount source 'a'"),
     ("mounts = 3", "mounts must be a list"),
     ("[environment]\nA = 1", "environment.A must be text"),
     ("[automations]\nzombie_seconds = 5", "zombie_seconds must be 0 or at least 60"),
+    ("[automations]\nresume_crashed = -1", "resume_crashed must be from 0 to 100, got -1"),
     ("[schedules.corpus-refresh]\nactive = true", "cron is required"),
     ("deployments = 3", "deployments must be a list"),
     ("[watch]\nhang_seconds = 60", "hang_seconds is for block container, slurm, kubernetes"),
@@ -201,8 +281,7 @@ def test_what_cannot_be_is_refused_where_it_stands(text: str, words: str) -> Non
         parse(text)
 
 
-def test_a_limit_for_gpus_is_no_profile_without_gpus() -> None:
-    place = parse("gpu_memory_gib = 80").place("yard/tiny")
-    assert place.shares_of("tokenize") == 1
+def test_shares_are_those_that_were_asked_for() -> None:
+    assert parse("").place("yard/tiny").shares_of("tokenize") == 1
     shared: dict[str, Any] = {"block": "slurm", "shares": {"tokenize": 4}}
     assert parse_profile(shared, "site").place("yard/tiny").shares_of("tokenize") == 4

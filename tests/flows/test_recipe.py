@@ -162,6 +162,62 @@ def test_a_tokenizer_of_ones_own_is_not_trained() -> None:
         jobs(text + "[train_tokenizer]\n")
 
 
+# --- a preset -----------------------------------------------------------------------------------
+
+
+PRESET = 'preset = "models/small.toml"\n'
+
+
+def shelf(folder: Path, text: str, recipe: str = PRESET + TINY) -> PretrainJobs:
+    """The jobs of a recipe whose preset is this text."""
+    (folder / "models").mkdir(exist_ok=True)
+    (folder / "models" / "small.toml").write_text(text)
+    return pretrain_jobs(parse_recipe(recipe, str(folder / "tiny.toml"), "/y"))
+
+
+def test_a_preset_lies_beside_the_recipe_and_under_what_is_written(tmp_path: Path) -> None:
+    every = shelf(tmp_path, "num_layers = 24\nclip_grad = 0.5\n")
+    assert every.pretrain.document["clip_grad"] == 0.5
+    assert every.pretrain.document["num_layers"] == every.plan.document["num_layers"] == 2
+    without_layers = (PRESET + TINY).replace("num_layers = 2\n", "")
+    every = shelf(tmp_path, "num_layers = 24\n", without_layers)
+    assert every.pretrain.document["num_layers"] == every.plan.document["num_layers"] == 24
+
+
+def test_a_preset_may_lie_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "far.toml").write_text("clip_grad = 0.25\n")
+    for where in (tmp_path / "far.toml", f"file://{tmp_path}/far.toml"):
+        assert jobs(f'preset = "{where}"\n{TINY}').pretrain.document["clip_grad"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_layer = 3", "preset models/small.toml has 'num_layer', which is no option of pretr"),
+        ("[pretrain]\nnum_layers = 3", "has 'pretrain', .*without a table above them"),
+        ("num_layers = ", "small.toml is not well-formed TOML"),
+        ("num_layers = true", r"\[pretrain\]: num_layers must be"),
+    ],
+)
+def test_what_is_no_preset_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    recipe = (PRESET + TINY).replace("num_layers = 2\n", "")
+    with pytest.raises(ConfigError, match=message):
+        shelf(tmp_path, text, recipe)
+
+
+def test_a_preset_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tiny\.toml: preset models/small\.toml cannot be read"):
+        jobs(PRESET + TINY)
+
+
+def test_a_preset_in_the_place_of_a_recipe_is_told_where_it_belongs() -> None:
+    path = str(ROOT / "recipes/models/gpt3-175b.toml")
+    with pytest.raises(
+        ConfigError, match=r"'num_layers' is an option of pretrain.*preset = .models/gpt"
+    ):
+        read_recipe(path)
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 

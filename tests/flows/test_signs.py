@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.blocks import signs
 from flows.blocks.signs import Signs
+from trainyard.errors import InfrastructureError
 
 
 @pytest.fixture
@@ -57,3 +60,35 @@ def test_a_line_heard_otherwise_counts_and_so_does_waiting(
     signs.renew()
     clock[0] = 123.0
     assert signs.silent_seconds(last_line=115.0) == 3
+
+
+class Stale(type(Path())):  # type: ignore[misc]  # which class of paths, the machine tells
+    """A file on a server that was set up anew: its handle leads nowhere, and will again."""
+
+    is_back = False
+
+    def stat(self, **how: Any) -> os.stat_result:
+        if self.is_back:
+            return super().stat(**how)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
+
+
+def test_a_file_that_cannot_be_looked_at_is_no_silence_but_infrastructure(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Stale(tmp_path / "heartbeat")
+    path.touch()
+    monkeypatch.setattr(Stale, "is_back", True)
+    signs = Signs((path,))
+    clock[0] = 110.0
+    monkeypatch.setattr(Stale, "is_back", False)
+    with pytest.raises(InfrastructureError, match=r"Stale file handle.*job is left as it is"):
+        signs.silent_seconds()
+    monkeypatch.setattr(Stale, "is_back", True)
+    assert signs.silent_seconds() == 10
+
+
+def test_a_folder_that_leads_nowhere_is_infrastructure_too(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "run")
+    with pytest.raises(InfrastructureError, match=f"run folder {tmp_path}/run cannot be used"):
+        Signs((tmp_path / "run" / "heartbeat",))

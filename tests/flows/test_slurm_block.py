@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from flows.blocks import slurm
-from flows.blocks.notes import SUBMITTED
+from flows.blocks.notes import ENDING, SUBMITTED, Ending, read_ending, write_ending
 from flows.blocks.slurm import SlurmJob
 from flows.blocks.slurm_client import Said, SlurmClient
 from flows.launch.outcome import Kind, Outcome
+from flows.launch.run_folder import HEARTBEAT, LOG
 from flows.launch.slurm import EXIT, SCRIPT
 from flows.launch.spec import LaunchSpec, Shares
 from trainyard.errors import ConfigError, InfrastructureError
@@ -35,9 +36,11 @@ class Played:
     scontrol: list[Said]
     squeue: str = ""
     asked: list[str] = field(default_factory=list)
+    signalled: list[str] = field(default_factory=list)
 
     def __call__(self, command: Sequence[str]) -> Said:
         self.asked.append(command[0])
+        self.signalled += [word for word in command if word == "--signal=USR1"]
         if command[0] == "scontrol":
             return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
         told = {"sbatch": Said(0, "17\n", ""), "squeue": Said(0, self.squeue, "")}
@@ -143,7 +146,7 @@ def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Pa
 def test_shares_that_slurm_has_not_listed_yet_are_waited_for(tmp_path: Path) -> None:
     first = state("COMPLETED", ArrayJobId="17", ArrayTaskId="0")
     both = Said(0, f"{first.out}\n{first.out.replace('TaskId=0', 'TaskId=1')}", "")
-    for share in ("share-00000", "share-00001"):
+    for share in ("share-0", "share-1"):
         write_exit(tmp_path / share, 0)
     played = Played([first, first, both])
     assert follow(block(tmp_path, played, shares=Shares(count=2))).kind is Kind.DONE
@@ -218,3 +221,75 @@ def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) 
     played = Refuses([UNKNOWN])
     cancelled_while_it_submits(block(tmp_path, played), played)
     assert "scancel" not in played.asked
+
+
+# --- a program that was killed while it ended the job ---------------------------------------------
+
+
+class Heeds(Played):
+    """A job that is gone as soon as it is cancelled."""
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        said = super().__call__(command)
+        if command[0] == "scancel" and not any("--signal" in word for word in command):
+            self.scontrol = [state("CANCELLED")]
+        return said
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told", "signals"),
+    [
+        pytest.param(Kind.STOPPED, False, 1, id="before it told the job"),
+        pytest.param(Kind.STOPPED, True, 0, id="while the job saved"),
+        pytest.param(Kind.HANG, False, 0, id="of a job that hung"),
+    ],
+)
+def test_an_end_that_another_program_began_is_seen_through(
+    tmp_path: Path, kind: Kind, is_told: bool, signals: int
+) -> None:
+    played = Heeds([state("RUNNING")])
+    killed = block(tmp_path, played, grace_seconds=0.01)
+    asyncio.run(killed.trigger())
+    write_ending(tmp_path, Ending(kind=kind, is_told=is_told))
+    assert follow(killed).kind is kind
+    assert played.asked.count("sbatch") == 1
+    assert len(played.signalled) == signals
+    assert "CANCELLED" in played.scontrol[0].out
+    assert read_ending(tmp_path) == Ending(kind=kind, is_told=kind is Kind.STOPPED)
+
+
+def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Path) -> None:
+    write_ending(tmp_path, Ending(kind=Kind.STOPPED, is_told=True))
+    played = Played([state("COMPLETED", ExitCode="0:0")])
+    assert follow(block(tmp_path, played)).kind is Kind.DONE
+    assert "scancel" not in played.asked
+
+
+def test_a_folder_that_takes_no_note_keeps_no_job_from_being_ended(tmp_path: Path) -> None:
+    (tmp_path / f"{ENDING}.tmp").mkdir()
+    silent = block(tmp_path, played := Heeds([state("RUNNING")]))
+    silent.hang_seconds = 0.01
+    assert follow(silent).kind is Kind.HANG
+    assert "scancel" in played.asked
+
+
+# --- a file system that is away -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [LOG, HEARTBEAT, SUBMITTED, ENDING])
+def test_a_run_folder_that_cannot_be_read_ends_the_waiting_and_not_the_job(
+    tmp_path: Path, name: str
+) -> None:
+    played = Played([state("RUNNING")], squeue="17")
+    asyncio.run(block(tmp_path, played).trigger())
+    there = (tmp_path / name).exists() and (tmp_path / name).rename(tmp_path / "kept")
+    (tmp_path / name).symlink_to(name)  # a loop: neither a file nor none
+    with pytest.raises(InfrastructureError, match=f"run folder {tmp_path} cannot be used"):
+        follow(block(tmp_path, played))
+    assert "scancel" not in played.asked
+    (tmp_path / name).unlink()
+    if there:
+        there.rename(tmp_path / name)
+    played.scontrol = [state("COMPLETED", ExitCode="0:0")]
+    assert follow(block(tmp_path, played)).kind is Kind.DONE
+    assert "sbatch" not in played.asked  # found, and followed again

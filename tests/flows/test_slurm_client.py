@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.slurm_client import Said, SlurmClient, client_environment, run_here
+from flows.blocks.slurm_client import Said, SlurmClient, run_here
 from trainyard.errors import ConfigError, InfrastructureError
 
 AWAY = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect)"
@@ -124,22 +124,6 @@ def test_questions_are_repeated_while_the_controller_is_away() -> None:
     assert tape.client().records("17")[0].state == "RUNNING"
     with pytest.raises(InfrastructureError, match="scontrol show job"):
         Tape({"scontrol": [Said(1, "", AWAY)]}).client().records("17")
-
-
-def test_variables_that_change_what_is_submitted_stay_behind() -> None:
-    given = {
-        "SBATCH_PARTITION": "debug",
-        "SLURM_JOB_ID": "3",
-        "SLURM_CONF": "/etc/slurm/slurm.conf",
-        "SQUEUE_FORMAT": "%i",
-        "PREFECT_API_AUTH_STRING": "admin:x",
-        "AWS_REGION": "eu",
-    }
-    assert client_environment(given.items()) == {
-        "SLURM_CONF": "/etc/slurm/slurm.conf",
-        "AWS_REGION": "eu",
-        "LC_ALL": "C.UTF-8",
-    }
 
 
 def test_a_machine_without_slurm_is_told_so() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +69,34 @@ def test_each_attempt_has_a_folder_with_its_document_and_log(tmp_path: Path, pla
     assert "plan" in (folder / "log.txt").read_text()
 
 
-def test_old_run_folders_go(tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_task, "KEPT_ATTEMPTS", 2)
-    for name in ("20200101-000000-a", "20200101-000000-b", "20200101-000000-c"):
-        Path(place.run_folder, "plan", name).mkdir(parents=True)
-    run(plan(tmp_path / "plan"), place)
-    kept = [folder.name for folder in attempts(place, "plan")]
-    assert len(kept) == 2
-    assert kept[0] == "20200101-000000-c"
+def test_a_job_that_waits_keeps_its_document_however_many_come_after_it(
+    tmp_path: Path, place: Place
+) -> None:
+    scheduled = replace(place, block="slurm")
+    specs = [stage_task._prepare(plan(tmp_path / "plan"), scheduled) for _ in range(12)]
+    assert len({spec.run_directory for spec in specs}) == 12
+    assert all(Path(spec.run_directory, "config.toml").is_file() for spec in specs)
+
+
+def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled = replace(place, block="slurm")
+    spec = stage_task._prepare(plan(tmp_path / "plan"), scheduled)
+    folder = Path(spec.run_directory)
+
+    def full(path: Path, text: str) -> int:
+        path.open("w").write(text[:9])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="no space left"):
+            stage_task._settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
+    assert not (folder / stage_task.SETTLED).exists()
+    stage_task._settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
+    told = json.loads((folder / stage_task.SETTLED).read_text())
+    assert told == {"kind": "time limit", "message": "too long", "shares": [1, 3]}
 
 
 def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: Place) -> None:

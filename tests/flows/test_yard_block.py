@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.blocks.yard import YardProfile, block_name, check_build
+from flows.blocks.yard import YardProfile, block_name, check_build, check_yard
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION, build_revision
 
@@ -39,3 +39,16 @@ def test_images_built_without_a_revision_know_none() -> None:
 
 def test_names_of_blocks_are_what_prefect_takes() -> None:
     assert block_name("My_site.2") == "my-site-2"
+
+
+def test_two_yards_of_almost_one_name_are_told_apart() -> None:
+    assert block_name("my_site") == block_name("my-site")
+    with pytest.raises(
+        ConfigError, match=r"yard my_site and yard my-site, .* yard-profile/my-site"
+    ):
+        check_yard("my_site", "my-site")
+
+
+@pytest.mark.parametrize("theirs", ["", "my_site"])
+def test_ones_own_block_may_be_written_again(theirs: str) -> None:
+    check_yard("my_site", theirs)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "images" / "locks"
 STAGES = {path.parent.name.replace("_", "-") for path in Path(ROOT, "stages").glob("*/__main__.py")}
 IMAGES = [lock for lock in locking.locks() if lock.extras]
-CPU = [lock for lock in IMAGES if not lock.name.startswith("cuda/")]
+CPU = [lock for lock in IMAGES if not lock.name.startswith("cuda/") and lock.name != "faiss"]
 
 
 def text(name: str) -> str:
@@ -91,9 +91,21 @@ def test_heavy_packages_are_where_they_belong_alone() -> None:
         names = pins(lock.name)
         assert "torch" not in names
         assert ("prefect" in names) == (lock.name == "flow")
-        assert not {"faiss-cpu", "faiss", "transformer-engine", "pytest"} & names.keys()
+        assert not {"transformer-engine", "pytest"} & names.keys()
+        if lock.name not in locking.FAISS:
+            assert not set(smoke.FAISS.values()) & names.keys()
     assert {"pyarrow", "tokenizers"} <= pins("tokenize").keys()
     assert not {"pyarrow", "tokenizers", "numpy"} & pins("collect").keys()
+
+
+def test_faiss_for_gpus_brings_cuda_and_is_else_that_for_cpus() -> None:
+    plain, of_cpu, of_gpu = (pins(name).items() for name in ("merge", "faiss", "cuda/faiss"))
+    assert {name for name, _ in of_cpu - plain} == {"faiss-cpu", "packaging"}
+    more = {name for name, _ in of_gpu - of_cpu}
+    assert {name for name in more if not name.startswith("nvidia-")} == {"faiss-gpu"}
+    assert more >= {"nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12", "nvidia-curand-cu12"}
+    assert of_gpu >= plain
+    assert pins("faiss")["faiss-cpu"] == pins("cuda/faiss")["faiss-gpu"]
 
 
 def test_a_cuda_lock_leaves_alone_what_nvidia_built() -> None:

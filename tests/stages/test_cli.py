@@ -290,6 +290,21 @@ def test_files_of_an_earlier_version_go_and_files_of_others_stay(toy: Toy) -> No
     assert names == {"upper.txt", "timing.json", "manifest.json", "notes-of-a-person.txt"}
 
 
+def test_options_that_may_be_unset_load_no_checker_of_types() -> None:
+    program = """if True:
+        import sys
+        from stages.cli import stage_main
+        from stages.reshard.config import ReshardConfig
+        given = ["--load-dir", "a", "--save-dir", "b", "--num-shards", "2", "--dry-run"]
+        assert stage_main("reshard", ReshardConfig, "stages.reshard.run", argv=given) == 0
+        print("loaded:", *sys.modules)
+        """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = done.stdout.partition("loaded:")[2].split()
+    assert "tyro" in loaded, done.stderr
+    assert "typeguard" not in loaded
+
+
 def _until(condition: object) -> None:
     assert callable(condition)
     deadline = time.monotonic() + 60

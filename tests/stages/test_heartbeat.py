@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.blocks import signs
+from flows.launch import run_folder
 from stages.failure import RUN_DIR
 from stages.pretrain import heartbeat
 from stages.pretrain.heartbeat import Heartbeat, heartbeats
@@ -37,7 +37,7 @@ def test_it_is_renewed_by_steps_and_not_by_each_of_them(
 def test_it_is_the_file_that_blocks_look_at_and_of_the_first_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert heartbeat.FILE == signs.HEARTBEAT
+    assert heartbeat.FILE == run_folder.HEARTBEAT
     monkeypatch.setenv(RUN_DIR, str(tmp_path))
     assert len(heartbeats(0)) == 1
     assert heartbeats(1) == ()

@@ -241,8 +241,15 @@ def test_a_pipeline_that_does_not_fit_is_refused(changes: dict[str, Any], named:
     ("changes", "named"),
     [
         ({"global_batch_size": 6}, r"--global-batch-size \(6\) must be divisible by --micro-batch"),
-        ({"world_size": 6, "tensor_model_parallel_size": 4}, r"--world-size \(6\) must be"),
-        ({"world_size": 8, "data_parallel_size": 2}, r"x --data-parallel-size \(2\)"),
+        (
+            {"world_size": 6, "tensor_model_parallel_size": 4},
+            r"--world-size \(6\) must be .* replicas: 4 or 8 would do",
+        ),
+        (
+            {"world_size": 3, "tensor_model_parallel_size": 4},
+            r"--world-size \(3\) must be .* replicas: 4 would do",
+        ),
+        ({"world_size": 8, "data_parallel_size": 2}, r"x --data-parallel-size \(2\): 2 would do"),
         (
             {"world_size": 6, "context_parallel_size": 4},
             r"x --context-parallel-size \(4\) x a whole number of replicas",

@@ -61,9 +61,21 @@ def test_the_nearest_changes_little() -> None:
     assert first.changes == {"use_distributed_optimizer": True}
 
 
-def test_where_nothing_fits_that_is_said() -> None:
-    with pytest.raises(ConfigError, match="none fits: take more devices"):
-        check_fit(config(CUT_8B, gpu_memory_gib=1))
+def test_where_nothing_fits_the_fewest_devices_that_would_do_are_named() -> None:
+    alone = config(CUT_8B, gpu_memory_gib=10)
+    usable = USABLE * 10 * GIBIBYTE
+    with pytest.raises(ConfigError, match=r"none fits on as many.*on more: --world-size 32 "):
+        check_fit(alone)
+    assert not nearest_that_fit(alone, usable)
+    (found,) = nearest_that_fit(alone, usable, 1, 32)
+    other = config(CUT_8B, **dict(found.changes))
+    assert device_bytes(other) == found.bytes <= usable
+    assert (other.num_devices, other.global_batch) == (32, 64)
+
+
+def test_where_nothing_would_do_that_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"none fits, nor on any number up to 512 devices"):
+        check_fit(config(CUT_8B, gpu_memory_gib=0.1))
 
 
 def test_a_pipeline_that_is_interleaved_may_lose_that_with_its_pipeline() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.run import run
@@ -81,6 +82,30 @@ def test_either_format_holds_the_checkpoint_and_nothing_is_trained(trained: Path
 
 FORMATS: dict[str, Any] = {"torch_dist": open_torch_dist, "torch": open_megatron}
 EMBEDDING = "optimizer.exp_avg.embedding.word_embeddings.weight"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"num_layers_per_virtual_pipeline_stage": 1},
+        {"num_virtual_stages_per_pipeline_rank": 2},
+        {"pipeline_model_parallel_layout": "Et|t|t|tL"},
+    ],
+    ids=["layers", "stages", "layout"],
+)
+def test_virtual_stages_of_the_run_are_those_of_its_files(
+    trained: Path, said: dict[str, Any]
+) -> None:
+    convert(trained, ckpt_convert_format="torch", pipeline_model_parallel_size=2, **said)
+    with open_checkpoint(str(trained / "run")) as run:
+        for stage, layers in enumerate([(0, 2), (1, 3)]):
+            path = trained / f"out/torch/iter_0000100/mp_rank_00_{stage:03d}/model_optim_rng.pt"
+            tree = torch.load(path, weights_only=False)
+            assert [key for key in tree if key.startswith("model")] == ["model0", "model1"]
+            for chunk, layer in enumerate(layers):
+                held = tree[f"model{chunk}"]["decoder.layers.0.mlp.linear_fc1.weight"]
+                assert held.equal(run.read(f"model.decoder.layers.{layer}.mlp.linear_fc1.weight"))
 
 
 @pytest.mark.slow
@@ -163,6 +188,7 @@ def test_layouts_count_for_a_conversion_alone(tmp_path: Path) -> None:
     no_conversion = {"ckpt_convert_format": None, "ckpt_convert_save": None}
     assert digest(**no_conversion) == digest(**no_conversion, **wide)
     assert digest() != digest(**wide)
+    assert digest() != digest(pipeline_model_parallel_layout="EttttL")
     assert digest() != digest(ckpt_convert_format="torch")
 
 

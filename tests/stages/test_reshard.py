@@ -100,8 +100,11 @@ def test_tensors_in_several_pieces_become_whole(tmp_path: Path) -> None:
         ({"loader": "mixtral_hf"}, "--loader mixtral_hf .*comes with mixtures of experts"),
         ({"saver": "mixtral_hf"}, "--saver mixtral_hf .*comes with mixtures of experts"),
         ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),
-        ({"vocab_file": "v"}, "--vocab-file and --merge-file need --tokenizer-type"),
-        ({"tokenizer_type": "Llama2Tokenizer"}, "needs --tokenizer-model or --vocab-file"),
+        ({"vocab_file": "v"}, "--merge-file and --vocab-size need --tokenizer-type"),
+        ({"vocab_size": 9}, "--merge-file and --vocab-size need --tokenizer-type"),
+        ({"tokenizer_type": "Llama2Tokenizer"}, "Llama2Tokenizer needs --tokenizer-model"),
+        ({"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v"}, "needs --merge-file"),
+        ({"tokenizer_type": "NullTokenizer"}, "NullTokenizer needs --vocab-size"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
@@ -295,6 +298,17 @@ def test_a_tokenizer_and_rows_are_given_to_what_has_none(tmp_path: Path) -> None
     assert rows.shape[0] == 300 == loaded.config.padded_vocab_size(257)
     with pytest.raises(ConfigError, match=r"--make-voc.* and --tokenizer-model: .*as it is"):
         reshard(tmp_path / "bare", tmp_path / "no", **options)
+
+
+def test_a_tokenizer_of_numbers_needs_no_file(tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    reshard(tmp_path / "run", tmp_path / "core", saver="core")
+    numbers = {"tokenizer_type": "NullTokenizer", "vocab_size": 200}
+    reshard(tmp_path / "core", tmp_path / "out", **numbers)
+    tokenizer = load_gpt(str(tmp_path / "out")).tokenizer
+    assert (tokenizer.encode("3 141 59"), tokenizer.eod) == ([3, 141, 59], 199)
+    with pytest.raises(ConfigError, match=r"the tokenizer: 2000 tokens, but .* has rows for"):
+        reshard(tmp_path / "core", tmp_path / "no", **{**numbers, "vocab_size": 2000})
 
 
 def test_target_sizes_choose_the_files_of_ours_in_words(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.blocks.slurm import SlurmJob, SlurmJobRun
-from flows.launch.outcome import Outcome
+from flows.blocks.slurm import SlurmJob
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec
 from tests.yard.yard import ROOT
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter", "flock")
+WAIT_SECONDS = 100
+"""So long another program's cluster on this machine is waited for."""
+TAKEN = 75
+"""What slurm-up.sh ends with while there is one."""
 
 
 def why_not() -> str:
@@ -39,9 +40,13 @@ class Cluster:
     folder: Path
 
     def up(self, wait: bool = True) -> None:
-        """Start what does not run of it."""
+        """Start what does not run of it; another program's cluster is waited for."""
         environment = {**os.environ, **({} if wait else {"YARD_SLURM_NO_WAIT": "1"})}
-        self._script("slurm-up.sh", environment)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (status := self._script("slurm-up.sh", environment)) == TAKEN:
+            assert time.monotonic() < deadline, self._said.read_text()
+            time.sleep(1)
+        assert status == 0, self._said.read_text()
         os.environ["SLURM_CONF"] = str(self.folder / "slurm.conf")
 
     def down(self) -> None:
@@ -53,18 +58,23 @@ class Cluster:
         """End a node and all that runs on it."""
         subprocess.run([ROOT / "deploy/dev/slurm-power-off.sh", node, self.folder], check=True)
 
-    def _script(self, name: str, environment: dict[str, str]) -> None:
+    @property
+    def bounds_memory(self) -> bool:
+        """True where jobs get no more memory than they ask for."""
+        return (self.folder / "cgroup.conf").exists()
+
+    @property
+    def _said(self) -> Path:
+        return self.folder.parent / "up.txt"
+
+    def _script(self, name: str, environment: dict[str, str]) -> int:
         command = [ROOT / "deploy/dev" / name, self.folder]
         # To a file: the daemons keep what they inherit open.
-        with (self.folder.parent / "up.txt").open("w") as said:
-            subprocess.run(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                check=True,
+        with self._said.open("w") as said:
+            done = subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
             )
+        return done.returncode
 
 
 def ask(*command: str) -> str:
@@ -79,19 +89,3 @@ def job(folder: Path, key: str, code: str, **values: Any) -> SlurmJob:
     given = {"name": "job", "command": (sys.executable, "-c", code), "key": key, **values}
     spec = LaunchSpec(run_directory=str(folder / key), working_directory=str(ROOT), **given)
     return SlurmJob(spec=spec, options=options, poll_seconds=1.0, **block)
-
-
-def follow(
-    block: SlurmJob, meanwhile: Callable[[SlurmJobRun], Coroutine[None, None, None]] | None = None
-) -> tuple[SlurmJobRun, Outcome]:
-    """Trigger, wait, and fetch; `meanwhile` happens beside the waiting."""
-
-    async def whole() -> tuple[SlurmJobRun, Outcome]:
-        run = await block.trigger()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run.wait_for_completion())
-            if meanwhile is not None:
-                group.create_task(meanwhile(run))
-        return run, await run.fetch_result()
-
-    return asyncio.run(whole())

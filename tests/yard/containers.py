@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from flows.blocks.container import ContainerJob
-from flows.blocks.container_run import ContainerJobRun
 from flows.launch.container_options import ContainerOptions
-from flows.launch.outcome import Outcome
 from flows.launch.spec import LaunchSpec, Mount
+from tests.yard.jobs import follow as follow
 from tests.yard.yard import ROOT
 
 EXPORT = re.compile(r"(\w+)=(\S+)")
@@ -95,23 +94,6 @@ def job(folder: Path, key: str, image: str, code: str, **values: Any) -> Contain
     given = {"name": "job", "command": ("python3", "-c", code), "image": image, **values}
     spec = LaunchSpec(run_directory=str(folder / key), key=key, **given)
     return ContainerJob(spec=spec, **{"options": ContainerOptions(pull="never"), **block})
-
-
-def follow(
-    block: ContainerJob,
-    meanwhile: Callable[[ContainerJobRun], Coroutine[None, None, None]] | None = None,
-) -> tuple[ContainerJobRun, Outcome]:
-    """Trigger, wait, and fetch; `meanwhile` happens beside the waiting."""
-
-    async def whole() -> tuple[ContainerJobRun, Outcome]:
-        run = await block.trigger()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run.wait_for_completion())
-            if meanwhile is not None:
-                group.create_task(meanwhile(run))
-        return run, await run.fetch_result()
-
-    return asyncio.run(whole())
 
 
 def counting(steps: int = 10_000) -> str:

@@ -40,15 +40,53 @@ def answer_of(request: urllib.request.Request) -> bytes:
         time.sleep(1)
 
 
-class WholeServer:
+class Api:
+    """What a Prefect server is asked, and told."""
+
+    def __init__(self, url: str, password: str = "") -> None:
+        """url: that of its API; password: USER:PASSWORD that it asks for, with CSRF protection;
+        none when empty."""
+        self.url = url
+        self._password = password
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
+        """An answer of its API; None when it says nothing."""
+        head = {"Content-Type": "application/json"}
+        if self._password:
+            head["Authorization"] = f"Basic {base64.b64encode(self._password.encode()).decode()}"
+        if body is not None and self._password:
+            csrf = self.ask("csrf-token?client=tests")
+            head |= {"Prefect-Csrf-Token": csrf["token"], "Prefect-Csrf-Client": "tests"}
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(f"{self.url}/{path}", data, head, method=method)
+        text = answer_of(asked)
+        return json.loads(text) if text else None
+
+    def state(self, run: str) -> str:
+        """The type of the state that a flow run is in."""
+        return str(self.ask(f"flow_runs/{run}")["state_type"])
+
+    def begin(self, deployment: str, **parameters: str) -> str:
+        """Ask for a run of FLOW/YARD; its id."""
+        there = self.ask(f"deployments/name/{deployment}")["id"]
+        asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return str(self.ask(f"deployments/{there}/create_flow_run", asked)["id"])
+
+    def press_retry(self, run: str) -> None:
+        """What the button of the run's page sends."""
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+        done = self.ask(f"flow_runs/{run}/set_state", {"state": state, "force": False})
+        assert done["status"] == "ACCEPT", done
+
+
+class WholeServer(Api):
     """A Prefect server with all its services, among them the one that runs automations."""
 
     def __init__(self, folder: Path, password: str = "") -> None:
         """password: USER:PASSWORD that it asks for, with CSRF protection; none when empty."""
         self.folder = folder
-        self._password = password
         port = free_port()
-        self.url = f"http://127.0.0.1:{port}/api"
+        super().__init__(f"http://127.0.0.1:{port}/api", password)
         settings = {"PREFECT_HOME": str(folder / "home"), "PREFECT_UI_ENABLED": "false"}
         if password:
             settings["PREFECT_SERVER_API_AUTH_STRING"] = password
@@ -84,35 +122,6 @@ class WholeServer:
             self.process.wait(15)
         self.process.kill()
         self.process.wait()
-
-    def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
-        """An answer of its API; None when it says nothing."""
-        head = {"Content-Type": "application/json"}
-        if self._password:
-            head["Authorization"] = f"Basic {base64.b64encode(self._password.encode()).decode()}"
-        if body is not None and self._password:
-            csrf = self.ask("csrf-token?client=tests")
-            head |= {"Prefect-Csrf-Token": csrf["token"], "Prefect-Csrf-Client": "tests"}
-        data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(f"{self.url}/{path}", data, head, method=method)
-        text = answer_of(asked)
-        return json.loads(text) if text else None
-
-    def state(self, run: str) -> str:
-        """The type of the state that a flow run is in."""
-        return str(self.ask(f"flow_runs/{run}")["state_type"])
-
-    def begin(self, deployment: str, **parameters: str) -> str:
-        """Ask for a run of FLOW/YARD; its id."""
-        there = self.ask(f"deployments/name/{deployment}")["id"]
-        asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        return str(self.ask(f"deployments/{there}/create_flow_run", asked)["id"])
-
-    def press_retry(self, run: str) -> None:
-        """What the button of the run's page sends."""
-        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-        done = self.ask(f"flow_runs/{run}/set_state", {"state": state, "force": False})
-        assert done["status"] == "ACCEPT", done
 
 
 def comes(seconds: float, condition: Callable[[], object]) -> bool:

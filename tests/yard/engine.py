@@ -65,7 +65,8 @@ class Compose:
     def write_settings(self, **chosen: str) -> None:
         """Make .env as `make env` does, with some values given."""
         given = {"YARD_HOME": str(self.home), "YARD_NETWORK": self.project} | chosen
-        given |= {"YARD_UI_PORT": "0", "YARD_S3_PORT": "0", "TRAINYARD_REGISTRY": REGISTRY}
+        given |= dict.fromkeys(("YARD_UI_PORT", "YARD_BROWSE_PORT", "YARD_S3_PORT"), "0")
+        given |= {"TRAINYARD_REGISTRY": REGISTRY}
         self.settings.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
         command = [sys.executable, "deploy/env.py", "--file", str(self.settings)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)

@@ -2,7 +2,7 @@
 that are processes of this machine.
 
 Not Kubernetes: nothing of admission, room, images, service names in a DNS, or users but one. What
-it keeps honest: every object posted is looked at by Kubernetes' own schemas, strictly; lists have
+it keeps honest: every object posted is looked at by Kubernetes' and JobSet's schemas; lists have
 versions, watches go on from one, send bookmarks, and answer 410 where history was forgotten; Jobs
 end by their failure policy. Also by hand: `python -m tests.yard.fake_kube FOLDER`, then kubectl."""
 
@@ -19,15 +19,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
-import kubernetes_validate
 import yaml
 from aiohttp import web
 
+from tests.flows.launch.kubernetes_schemas import ValidationError, check
 from tests.yard.fake_kube_jobs import Cluster
 from tests.yard.fake_kube_pods import Container
 from tests.yard.fake_kube_store import Document, Store, matches
 
-VERSION = "1.34"
 TOKEN = "yard-worker"
 BOOKMARK_SECONDS = 0.5
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -62,6 +61,7 @@ class FakeKube:
         self.token = TOKEN
         self.is_away = False
         self._streams: set[asyncio.Task[Any]] = set()
+        self._deletions: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -92,6 +92,14 @@ class FakeKube:
             return deepcopy(self.store.all(plural, namespace))
 
         return self.call(ask())
+
+    def streams(self) -> int:
+        """Connections that watch objects or follow logs now."""
+
+        async def count() -> int:
+            return len(self._streams)
+
+        return self.call(count())
 
     def preempt(self, index: int = 0, reason: str = "PreemptionByScheduler") -> None:
         """Take the node of a running pod."""
@@ -164,7 +172,7 @@ class FakeKube:
         self.kubeconfig.write_text(yaml.safe_dump(kubeconfig(port, self.token)))
 
     async def _down(self) -> None:
-        for task in list(self._streams):
+        for task in (*self._streams, *self._deletions):
             task.cancel()
         await self.cluster.close()
         await self._runner.cleanup()
@@ -198,14 +206,14 @@ class FakeKube:
         namespace, plural = request.match_info["ns"], request.match_info["plural"]
         document = await request.json()
         try:
-            kubernetes_validate.validate(document, VERSION, strict=True)
-        except kubernetes_validate.SchemaNotFoundError:
-            pass  # a custom resource
-        except kubernetes_validate.ValidationError as error:
+            check(document)
+        except ValidationError as error:
             return refuse(422, "Invalid", str(error).splitlines()[0])
         name = document["metadata"]["name"]
         if not NAME.fullmatch(name):
             return refuse(422, "Invalid", f"metadata.name: {name!r} is no RFC 1123 label")
+        if plural == "jobsets" and len(_longest_pod(document)) > 63:  # says its webhook
+            return refuse(422, "Invalid", f"pods of JobSet {name} would have too long names")
         if namespace != "yard":
             return refuse(404, "NotFound", f'namespaces "{namespace}" not found')
         if self.store.get(plural, namespace, name) is not None:
@@ -235,8 +243,8 @@ class FakeKube:
         found, plural = self._named(request), request.match_info["plural"]
         how = request.query.get("propagationPolicy", "Background")
         task = asyncio.ensure_future(self.cluster.delete(plural, found, how))
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)
         return web.json_response(status(200, "", "deleted"))
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
@@ -319,6 +327,14 @@ class FakeKube:
             async with container.news:
                 if len(container.lines) == sent and not container.is_read:
                     await container.news.wait()
+
+
+def _longest_pod(jobset: Document) -> str:
+    """The longest name that a pod of a JobSet of one kind of Job can have."""
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    last = replicated["template"]["spec"]["completions"] - 1
+    job = f"{jobset['metadata']['name']}-{replicated['name']}-{replicated.get('replicas', 1) - 1}"
+    return f"{job}-{last}-abcde"
 
 
 def _seconds(stamp: str) -> int:

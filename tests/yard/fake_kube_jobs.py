@@ -241,7 +241,14 @@ class Cluster:
         self.containers[name] = container
         running = container_status(container.name, image, {"running": {"startedAt": now()}})
         self._set(pod, phase="Running", startTime=now(), containerStatuses=[running])
-        await container.listen()
+        listening = asyncio.ensure_future(container.listen())
+        limit = pod["spec"].get("activeDeadlineSeconds")
+        _, late = await asyncio.wait([listening], timeout=limit)
+        if late:
+            text = "Pod was active on the node longer than the specified deadline"
+            self._set(pod, reason="DeadlineExceeded", message=text)
+            await container.stop(pod["spec"].get("terminationGracePeriodSeconds", 30))
+        await listening
         if pod["spec"]["nodeName"] in self.lost:
             return  # nobody is there to say how it ended
         phase = "Succeeded" if container.process.returncode == 0 else "Failed"

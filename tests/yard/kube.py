@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,13 @@ from flows.blocks.kubernetes_run import KubernetesJobRun
 from flows.launch.kubernetes_options import Claim, KubernetesOptions
 from flows.launch.outcome import Outcome
 from flows.launch.spec import LaunchSpec, Resources
+from tests.yard import jobs
 from tests.yard.fake_kube import FakeKube
+from tests.yard.jobs import ALL_REDUCE as ALL_REDUCE
+from tests.yard.jobs import TORCHRUN
+from tests.yard.jobs import wait_until as wait_until
 from tests.yard.yard import ROOT
 
-SECONDS = 60
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 NETWORK = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -46,22 +47,7 @@ def follow(
 ) -> Outcome:
     """Trigger, wait, and fetch; `meanwhile` happens beside the waiting."""
 
-    async def whole() -> Outcome:
-        run = await block.trigger()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run.wait_for_completion())
-            if meanwhile is not None:
-                group.create_task(meanwhile(run))
-        return await run.fetch_result()
-
-    return asyncio.run(whole())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
+    return jobs.follow(block, meanwhile)[1]
 
 
 def log_of(block: KubernetesJob) -> Path:
@@ -80,34 +66,10 @@ TWO_NODES: dict[str, Any] = {
     "environment": NETWORK,
 }
 
-ALL_REDUCE = """
-import socket, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([2.0 ** dist.get_rank()])
-dist.all_reduce(total)
-print(f"rank {dist.get_rank()} on {socket.gethostname()}: {total.item()}", flush=True)
-dist.destroy_process_group()
-"""
-
-TRAINING = """
-import json, os, signal, time
-run = os.environ["TRAINYARD_RUN_DIR"]
-def save(number, frame):
-    said = {"class": "Stopped", "exit_status": 128 + number, "step": step, "message": "saved"}
-    json.dump(said, open(run + "/failure.json", "w"))
-    print("saved step", step, flush=True)
-    raise SystemExit(128 + number)
-signal.signal(signal.SIGUSR1, save)
-signal.signal(signal.SIGTERM, save)
-for step in range(STEPS):
-    print("step", step, flush=True)
-    time.sleep(0.1)
-"""
-
 
 def training(steps: int = 10_000) -> str:
     """Counts steps, ten a second; saves when it is told to stop."""
-    return TRAINING.replace("STEPS", str(steps))
+    return jobs.training(steps, 0.1)
 
 
 def saves(block: KubernetesJob) -> int:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
 
 UP_SECONDS = 120
 """The yard is up in this time, images present."""
-SERVICES = {"postgres", "server", "store", "worker"}
+SERVICES = {"browse", "postgres", "server", "store", "worker"}
 REGISTER = ("python", "-m", "flows.register", "--yard", "compose")
 MANIFEST = "manifest.json"
 RECIPE_STAGES = ("plan", "merge", "pretrain", "reshard", "evaluate", "benchmark", "report")
@@ -130,6 +130,20 @@ def test_a_stage_in_its_image_makes_what_the_bare_command_makes(
         "tokenize", "--input", source, "--output-prefix", "s3://yard/made/t", *OPTIONS
     )
     assert "nothing to do" in again.stderr + again.stdout
+
+
+def test_a_browser_is_shown_what_lies_in_the_store(
+    yard: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_store(yard, monkeypatch)
+    store.write_bytes("s3://yard/shown/card.html", b"<!doctype html>")
+    url = f"http://{yard.address('browse', 4201)}/shown/"
+    with urllib.request.urlopen(f"{url}card.html", timeout=10) as answer:
+        assert answer.read() == b"<!doctype html>"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert b'href="./card.html"' in answer.read()
+    shown = yard.run("exec", "--no-TTY", "worker", "printenv", "TRAINYARD_BROWSE").stdout
+    assert shown.startswith("s3://yard=http://127.0.0.1:")
 
 
 def in_flow_image(yard: Compose, *command: str) -> str:

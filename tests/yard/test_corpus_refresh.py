@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.yard.deployed import comes
 from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import read_manifest
 
@@ -22,6 +23,21 @@ corpus = ["{folder}/arrivals/*.jsonl"]
 tokenizer_type = "NullTokenizer"
 vocab_size = 300
 append_eod = true
+"""
+
+
+REFUSED = """
+import sys, flows.command, prefect.events.schemas.events as schemas
+dump = schemas.Event.model_dump
+
+def spoilt(event, **how):
+    found = dump(event, **how)
+    if event.event == "trainyard.corpus.published":
+        del found["resource"]["prefect.resource.id"]  # which the server asks for
+    return found
+
+schemas.Event.model_dump = spoilt
+sys.exit(flows.command.corpus_refresh_main(sys.argv[1:]))
 """
 
 
@@ -78,10 +94,36 @@ def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[s
         assert found is not None
         assert Path(pointer["tokens"]["text"] + ".bin").stat().st_size == 2 * tokens
     announced = {one["version"], two["version"]}
-    deadline = time.monotonic() + 30  # the server writes events down in batches
-    while not announced <= set(events(prefect_api)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert announced <= set(events(prefect_api))
+    assert comes(30, lambda: announced <= set(events(prefect_api)))  # written down in batches
+
+
+def test_news_found_without_a_server_are_announced_by_the_next_run_that_has_one(
+    yard: Yard, prefect_api: dict[str, str]
+) -> None:
+    write(yard.folder, "late", "11 12")
+    by_hand = replace(yard, environment={"TRAINYARD_CACHE": yard.environment["TRAINYARD_CACHE"]})
+    done, alone = refresh(by_hand)
+    assert not alone["announced"]
+    assert "not announced, for want of a server (PREFECT_API_URL)" in done.err
+    assert "announced" not in refresh(yard)[0].err
+    assert json.loads(Path(done.out.split()[-1]).read_text()) == {**alone, "announced": True}
+    assert comes(30, lambda: events(prefect_api).count(alone["version"]) == 1)
+    refresh(yard)
+    assert events(prefect_api).count(alone["version"]) == 1
+
+
+def test_an_event_that_the_server_does_not_take_is_not_marked_as_sent(yard: Yard) -> None:
+    write(yard.folder, "refused", "13 14")
+    yard.environment["PYTHONPATH"] = "."
+    script = yard.folder / "refused.py"
+    script.write_text(REFUSED)
+    recipe = yard.recipe(RECIPE.format(folder=yard.folder))
+    ended = yard.run(str(script), recipe)
+    assert ended.status == 3, ended.err
+    assert "Prefect's API at " in ended.err
+    pointer = json.loads((yard.tiny / "current.json").read_text())
+    assert not pointer["announced"]
+    assert refresh(yard)[1]["announced"]
 
 
 def test_of_two_runs_at_once_one_does_the_work_and_the_other_reuses_it(yard: Yard) -> None:

@@ -185,8 +185,9 @@ def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
     try:
         api.wait()
         here = {"PREFECT_API_URL": api.url, "PREFECT_API_AUTH_STRING": secret}
-        seen = practice.visit(CONTAINERS, *SERVER, environment=here)
+        seen = practice.visit(CONTAINERS, *SERVER, "slots", environment=here)
         assert (seen.status, seen.ill()) == (0, set()), seen.findings
+        assert "no limit of yard profile is registered" in seen.findings["slots"]["told"]
         assert "CSRF protection is on" in seen.findings["auth"]["told"]
         here["PREFECT_API_AUTH_STRING"] = "yard:wrong"
         seen = practice.visit(CONTAINERS, *SERVER, environment=here)

@@ -5,17 +5,19 @@ is in test_container.py, that of a cluster in test_slurm.py, cancelling in test_
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
+import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flows.slots import LOST_SECONDS
 from tests.yard.containers import running_engine
+from tests.yard.deployed import Api
 from tests.yard.faults import (
     Server,
     closed_store,
@@ -25,6 +27,7 @@ from tests.yard.faults import (
     training,
     wait_for,
 )
+from tests.yard.limited import LIMIT, limit_training, taken
 from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
@@ -39,32 +42,102 @@ def plan(folder: Path, output: str) -> str:
     return str(path)
 
 
-def flow_runs(server: Server) -> list[str]:
-    """The state of each flow run that the server knows."""
-    head = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{server.url}/flow_runs/filter", b"{}", head)
-    with urllib.request.urlopen(request) as answer:
-        return [run["state_type"] for run in json.load(answer)]
-
-
-def test_a_server_that_dies_in_the_middle_of_a_run_costs_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server of one's own, on which one training at a time may run."""
     server = Server(tmp_path / "home")
     try:
-        cache = {"TRAINYARD_CACHE": str(tmp_path / "cache")}
-        yard = Yard(tmp_path, {"PREFECT_API_URL": server.url, **cache})
-        save = tmp_path / "save"
-        flow = start_stage(yard, "pretrain", training(tmp_path, str(save), 150))
-        wait_for(lambda: steps(save))
-        server.kill()
-        time.sleep(3)
-        server.start()
-        ended = flow.ends()
-        assert ended.status == 0, ended.said
-        assert ended.states("pretrain") == ["runs", "done"]
-        assert steps(save)[-1] == 150
-        assert flow_runs(server) == ["COMPLETED"]
+        limit_training(server.url)
+        yield server
     finally:
         server.kill()
+
+
+@pytest.fixture
+def yard(tmp_path: Path, server: Server) -> Yard:
+    given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "client")}
+    return Yard(tmp_path, {"PREFECT_API_URL": server.url, **given})
+
+
+def test_a_server_that_dies_in_the_middle_of_a_run_costs_nothing(
+    tmp_path: Path, server: Server, yard: Yard
+) -> None:
+    save = tmp_path / "save"
+    flow = start_stage(yard, "pretrain", training(tmp_path, str(save), 150))
+    wait_for(lambda: steps(save))
+    server.kill()
+    time.sleep(3)
+    server.start()
+    assert taken(server.url) == 1
+    ended = flow.ends()
+    assert ended.status == 0, ended.said
+    assert ended.states("pretrain") == ["runs", "done"]
+    assert steps(save)[-1] == 150
+    runs = Api(server.url).ask("flow_runs/filter", {})
+    assert [run["state_type"] for run in runs] == ["COMPLETED"]
+    # Its slot is free again: the next training does not wait.
+    assert taken(server.url) == 0
+    following = start_stage(yard, "pretrain", training(tmp_path, str(tmp_path / "next"), 20)).ends()
+    assert following.status == 0, following.said
+    assert following.states("pretrain") == ["runs", "done"]
+    assert "waits" not in following.said
+
+
+# --- slots of a limit -----------------------------------------------------------------------------
+
+
+def doctor(server: Server, yard: Yard) -> str:
+    """What doctor says of the slots, in one line."""
+    seen = yard.run(
+        "-m", "flows.doctor", "--only", "Prefect", "--only", "versions", "--only", "slots"
+    )
+    assert seen.status == 0, seen.out + seen.err
+    return " ".join(seen.out.split())
+
+
+@pytest.mark.full
+def test_a_slot_that_nobody_has_is_named_by_doctor_and_by_who_waits_and_is_freed_by_hand(
+    tmp_path: Path, server: Server, yard: Yard
+) -> None:
+    Api(server.url).ask(f"v2/concurrency_limits/{LIMIT}", {"active_slots": 1}, method="PATCH")
+    flow = start_stage(yard, "pretrain", training(tmp_path, str(tmp_path / "save"), 20))
+    command = f"prefect gcl update {LIMIT} --active-slots 0"
+    told = doctor(server, yard)
+    assert f"1 of 1 slots of {LIMIT} taken, 1 of them by nothing that has a lease" in told
+    assert command in told
+    time.sleep(LOST_SECONDS + 5)
+    assert taken(server.url) == 1
+    freed = yard.run("-m", *shlex.split(command))
+    assert freed.status == 0, freed.out + freed.err
+    ended = flow.ends(30)
+    assert ended.status == 0, ended.said
+    waiting = [line for line in ended.said.splitlines() if " waits " in line]
+    assert len(waiting) == 2
+    assert f"1 of 1 slots of {LIMIT} taken" in waiting[0]
+    assert f"PREFECT_API_URL={server.url}/ {command}" in waiting[1]
+    assert f"1 slots of {LIMIT}" in doctor(server, yard)
+
+
+def test_a_flow_that_waits_for_a_slot_ends_at_once_when_it_is_told_to(
+    tmp_path: Path, server: Server, yard: Yard
+) -> None:
+    save = tmp_path / "save"
+    first = start_stage(yard, "pretrain", training(tmp_path, str(save), 100_000))
+    wait_for(lambda: steps(save))
+    said = tmp_path / "said.txt"
+    with said.open("w") as err:
+        document = training(tmp_path, str(tmp_path / "next"), 20)
+        command = ("-m", "flows.run_stage", "pretrain", "--config", document)
+        second = yard.start(*command, stderr=err)
+    wait_for(lambda: " waits " in said.read_text())
+    assert f"1 of 1 slots of {LIMIT} taken, by pretrain of flow run pretrain" in said.read_text()
+    second.send_signal(signal.SIGTERM)
+    second.communicate(timeout=15)
+    assert second.returncode == 128 + signal.SIGTERM
+    assert taken(server.url) == 1
+    first.process.send_signal(signal.SIGTERM)
+    assert first.ends(60).status == 128 + signal.SIGTERM
+    assert taken(server.url) == 0
 
 
 def test_of_two_flows_for_one_output_one_works_and_the_other_reuses(

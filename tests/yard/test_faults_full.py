@@ -1,5 +1,7 @@
 """The rest of the bad luck, which takes its time: half a minute without store, server or database,
-a worker that is killed, a flow that is cancelled."""
+a worker that is killed, a flow that is cancelled.
+
+The database is a file here; what becomes of PostgreSQL is in test_compose_trouble.py."""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.limits import LEASE_SECONDS
+from flows.local_api import LocalApi
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
 from tests.yard.faults import Server, logs, start_stage, steps, training, wait_for
+from tests.yard.limited import LIMIT, limit_training
 from tests.yard.test_deployment import RUN_ID, ask
 from tests.yard.wire import Wire
 from tests.yard.yard import ROOT, Yard
@@ -24,6 +29,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(600)]
 
 AWAY_SECONDS = 30
 STOP_SECONDS = 30
+DAY = 86_400
 
 ITERATION = re.compile(r"iteration +(\d+)")
 
@@ -62,7 +68,7 @@ def test_a_server_that_is_away_for_half_a_minute(
     assert ended.states("pretrain") == ["runs", "done"]
 
 
-def test_a_database_that_is_away_for_half_a_minute(
+def test_a_database_file_that_is_locked_for_half_a_minute(
     tmp_path: Path, server: Server, yard: Yard
 ) -> None:
     save = tmp_path / "save"
@@ -114,6 +120,40 @@ def test_a_flow_that_is_killed_takes_its_stage_along_and_the_next_one_goes_on(
     made = [int(step) for step in ITERATION.findall(log.read_text())]
     assert reached < made[0] <= reached + 10
     assert made[-1] == 1000
+
+
+def test_a_flow_that_is_killed_with_its_own_server_has_its_slot_no_longer_than_a_lease_lasts(
+    tmp_path: Path,
+) -> None:
+    yard = Yard(tmp_path, {"TRAINYARD_CACHE": str(tmp_path / "cache")})
+    own = LocalApi(tmp_path / "yard" / ".prefect")
+    try:
+        own.wait()
+        limit_training(own.url)
+    finally:
+        own.stop()
+    save = tmp_path / "save"
+    document = training(tmp_path, str(save), 1000)
+    flow = start_stage(yard, "pretrain", document)
+    wait_for(lambda: steps(save))
+    (server,) = [pid for pid, line in yard.by_process().items() if "flows.local_api" in line]
+    os.kill(server, signal.SIGKILL)
+    flow.kill()
+    assert yard.wait_until_empty(30) == []
+    ended = start_stage(yard, "pretrain", document).ends(240)
+    assert ended.status == 0, ended.said
+    began = [said for said in ended.said.splitlines() if re.search(r"pretrain +(waits|runs)", said)]
+    assert len(began) == 2
+    assert f"1 of 1 slots of {LIMIT} taken, by pretrain of flow run pretrain" in began[0]
+    waited = seconds_of(began[1]) - seconds_of(began[0])
+    assert 0 < waited % DAY < LEASE_SECONDS + 15
+    assert steps(save)[-1] == 1000
+
+
+def seconds_of(said: str) -> int:
+    """The time of day in front of a line."""
+    hours, minutes, seconds = (int(part) for part in said.split()[0].split(":"))
+    return (hours * 60 + minutes) * 60 + seconds
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.turn import TURN
 from tests.flows.gc.yards import Corpus, train
 from tests.yard.yard import Yard
+from trainyard.artifacts.claim import acquire
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
@@ -36,6 +38,14 @@ def test_a_dry_run_then_the_flow_then_nothing(tmp_path: Path, prefect_api: dict[
     assert dry.out.splitlines()[-1].endswith("would be removed")
 
     (tmp_path / "gc.py").write_text(FLOW)
+    refreshing = acquire(f"{root}/web/{TURN}", 0)
+    busy = yard.run(str(tmp_path / "gc.py"), root)
+    refreshing.release()
+    assert busy.status == 0, busy.err
+    waits = json.loads(busy.out.splitlines()[-1])
+    assert {one["kind"] for one in waits["left"]} == {"corpus version", "corpus part"}
+    assert waits["failed"] == []
+
     done = yard.run(str(tmp_path / "gc.py"), root)
     assert done.status == 0, done.err
     found = json.loads(done.out.splitlines()[-1])

@@ -155,8 +155,40 @@ def test_torch_computes_as_nobody_on_a_read_only_disk(torch_project: Compose, na
     assert said == "None tensor(2.)\n"
 
 
+FAISS = """
+services:
+  faiss:
+    image: {registry}/faiss:{version}
+    build: {{context: {root}, dockerfile: images/cpu.Dockerfile, target: stage, args: {cpu}}}
+  faiss-cuda:
+    image: {registry}/faiss:{version}-cuda
+    build: {{context: {root}, dockerfile: images/cpu.Dockerfile, target: faiss-gpu, args: {cuda}}}
+"""
+SEARCH = """
+import importlib.util as u, faiss
+print(hasattr(faiss, "StandardGpuResources"), *(u.find_spec(name) is not None for name in
+      ("torch", "transformer_engine", "prefect")))
+"""
+
+
 @pytest.mark.full
-def test_every_image_builds(project: Compose) -> None:
+def test_faiss_for_cpus_and_for_gpus_has_nothing_else(project: Compose, tmp_path: Path) -> None:
+    """Both builds run the smoke test, which searches with it."""
+    python = project.variables["PYTHON_IMAGE"]
+    cpu = {"PYTHON_IMAGE": python, "STAGE": "faiss", "VERSION": VERSION}
+    cuda = json.dumps({**cpu, "LOCK": "cuda/faiss"})
+    more = tmp_path / "faiss.yml"
+    more.write_text(
+        FAISS.format(registry=REGISTRY, version=VERSION, root=ROOT, cpu=json.dumps(cpu), cuda=cuda)
+    )
+    project.run("-f", str(more), "build", "faiss", "faiss-cuda", seconds=900)
+    assert inside("faiss", "python", "-c", SEARCH) == "False False False False\n"
+    of_gpu = docker("run", "--rm", *CONFINED, f"{image('faiss')}-cuda", "python", "-c", SEARCH)
+    assert of_gpu.stdout == "True False False False\n"
+
+
+@pytest.mark.full
+def test_every_image_builds_and_is_a_service(project: Compose) -> None:
     services = project.run("--profile", "*", "config", "--services").stdout.split()
     project.build(*sorted(set(services) - {"postgres", "store", "bucket", "server", "worker"}))
     made = docker("image", "ls", "--format", "{{.Repository}}", f"{REGISTRY}/*").stdout.split()
@@ -164,3 +196,7 @@ def test_every_image_builds(project: Compose) -> None:
     assert {name.removeprefix(f"{REGISTRY}/") for name in made} >= {
         stage.replace("_", "-") for stage in stages
     } | {"flow"}
+    for stage in stages:
+        told = project.stage(stage.replace("_", "-"), "--help").stdout
+        assert f"stages.{stage}" in told
+        assert "--config" in told

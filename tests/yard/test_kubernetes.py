@@ -77,7 +77,7 @@ def test_what_went_well_is_removed_with_its_service_and_what_failed_stays(
 def test_shares_are_made_side_by_side_and_a_failed_one_is_named_and_made_again(
     fake: FakeKube, tmp_path: Path
 ) -> None:
-    code = "import sys; print('share', sys.argv[2]); sys.exit(3 * (sys.argv[2] == '1'))"
+    code = "import sys; print('share', sys.argv[-1]); sys.exit(3 * (sys.argv[-1] == '1'))"
     block = job(fake, tmp_path, "shares-1", code, shares=Shares(count=3, at_once=2))
     outcome = follow(block)
     assert (outcome.kind, outcome.failed_shares) == (Kind.INFRASTRUCTURE, (1,))
@@ -86,7 +86,42 @@ def test_shares_are_made_side_by_side_and_a_failed_one_is_named_and_made_again(
     block = job(fake, tmp_path, "shares-2", "import sys; print(sys.argv[1:])", shares=again)
     assert follow(block).kind is Kind.DONE
     told = (tmp_path / "shares-2" / "log-00001.txt").read_text()
-    assert told == "['--rank', '1', '--world-size', '3']\n"
+    assert told == "['--world-size', '3', '--rank', '1']\n"
+
+
+ONE_SHARE = """
+import os, pathlib, sys, time
+share, folder = int(sys.argv[-1]), pathlib.Path(os.environ["TRAINYARD_RUN_DIR"])
+folder.mkdir(exist_ok=True)
+(folder / "began").touch()
+time.sleep(0.6)
+(folder / "ended").touch()
+sys.exit(2 * (share == 7))
+"""
+
+
+def test_shares_made_again_are_one_job_and_never_more_side_by_side_than_may_be(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    shares = Shares(count=9, only=(7, 2, 5, 8), at_once=2)
+    outcome = follow(job(fake, tmp_path, "shares-3", ONE_SHARE, shares=shares))
+    assert (outcome.kind, outcome.failed_shares) == (Kind.CONFIG, (7,))
+    folders = [tmp_path / "shares-3" / f"share-{share}" for share in (2, 5, 7, 8)]
+    spans = [[(one / name).stat().st_mtime for name in ("began", "ended")] for one in folders]
+    at_once = [sum(began <= at < ended for began, ended in spans) for at, _ in spans]
+    assert max(at_once) == 2
+    posted = [path for told, path in fake.asked if told == "POST"]
+    assert len(posted) == 1
+
+
+@pytest.mark.full
+def test_the_time_limit_of_shares_is_that_of_each_one(fake: FakeKube, tmp_path: Path) -> None:
+    """Four one after another take longer than the limit; the third, alone, does too."""
+    code = "import sys, time; time.sleep(60 if sys.argv[-1] == '2' else 0.7)"
+    shares, limit = Shares(count=4, at_once=1), Resources(time_limit_seconds=2)
+    block = job(fake, tmp_path, "shares-4", code, shares=shares, resources=limit, grace_seconds=1.0)
+    outcome = follow(block)
+    assert (outcome.kind, outcome.failed_shares) == (Kind.TIME_LIMIT, (2,))
 
 
 @pytest.mark.full
@@ -100,21 +135,49 @@ def test_where_jobsets_are_installed_ranks_run_in_one(fake: FakeKube, tmp_path: 
     assert kinds == ["JobSet"]
 
 
+WRONG = """
+import json, os, sys
+said = {"class": "ConfigError", "exit_status": 2, "message": "no such size", "step": None}
+json.dump(said, open(os.environ["TRAINYARD_RUN_DIR"] + "/failure.json", "w"))
+sys.exit(2)
+"""
+
+
 @pytest.mark.full
 def test_a_wrong_option_of_a_jobset_comes_back(fake: FakeKube, tmp_path: Path) -> None:
     fake.has_jobsets = True
     options = site(fake, tmp_path, variant="jobset")
-    code = "import os, sys; sys.exit(2)"
-    block = job(
-        fake,
-        tmp_path,
-        "set-2",
-        code,
-        options=options,
-        resources=Resources(nodes=2),
-        rank_launcher=("env",),
-    )
-    assert follow(block).kind is not Kind.DONE
+    outcome = follow(job(fake, tmp_path, "set-2", WRONG, options=options, **TWO_NODES))
+    assert (outcome.kind, outcome.message) == (Kind.CONFIG, "no such size")
+
+
+@pytest.mark.full
+def test_a_preempted_jobset_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
+    fake.has_jobsets = True
+    block = job(fake, tmp_path, "set-3", training(), **TWO_NODES)
+    outcome = follow(block, when(says(block, "step 3", 2), lambda: fake.preempt(1)))
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
+    assert saves(block) == 2
+
+
+@pytest.mark.full
+def test_a_jobset_out_of_time_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
+    fake.has_jobsets = True
+    limit = Resources(nodes=2, time_limit_seconds=6)
+    values = {**TWO_NODES, "resources": limit}
+    outcome = follow(job(fake, tmp_path, "set-4", training(), **values))
+    assert outcome.kind is Kind.TIME_LIMIT
+
+
+def test_cancelling_a_jobset_lets_every_rank_save_and_leaves_nothing(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    fake.has_jobsets = True
+    block = job(fake, tmp_path, "set-5", training(), **TWO_NODES)
+    outcome = cancel(block, says(block, "step 2", 2))
+    assert (outcome.kind, saves(block)) == (Kind.STOPPED, 2)
+    for kind in ("jobsets", "jobs", "pods"):
+        assert not [one for one in fake.all(kind) if "set-5" in one["metadata"]["name"]]
 
 
 # --- ended by others ----------------------------------------------------------------------------

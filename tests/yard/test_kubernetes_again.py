@@ -13,10 +13,11 @@ import pytest
 
 from flows.blocks.kubernetes import KubernetesJob
 from flows.blocks.kubernetes_evidence import END
-from flows.blocks.notes import SUBMITTED
+from flows.blocks.notes import SUBMITTED, Ending, write_ending
 from flows.launch.outcome import Kind
+from flows.launch.spec import Resources
 from tests.yard.fake_kube import FakeKube
-from tests.yard.kube import follow, job, log_of, says, training, wait_until
+from tests.yard.kube import follow, job, log_of, says, site, training, wait_until
 from tests.yard.yard import ROOT
 from trainyard.errors import ConfigError
 
@@ -65,6 +66,16 @@ def test_a_killed_flow_finds_its_job_again(fake: FakeKube, tmp_path: Path, is_no
     assert log_of(block).read_text() == "".join(f"step {number}\n" for number in range(60))
 
 
+def test_an_end_that_a_killed_flow_had_begun_is_seen_through_for_its_reason(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    block = job(fake, tmp_path, "hung-1", training())
+    Path(block.spec.run_directory).mkdir()
+    write_ending(Path(block.spec.run_directory), Ending(kind=Kind.HANG, is_told=False))
+    assert follow(block).kind is Kind.HANG
+    assert not [one for one in fake.all("jobs") if "hung-1" in one["metadata"]["name"]]
+
+
 def test_a_finished_job_is_not_made_again_though_the_cluster_has_forgotten_it(
     fake: FakeKube, tmp_path: Path
 ) -> None:
@@ -78,6 +89,21 @@ def test_a_finished_job_is_not_made_again_though_the_cluster_has_forgotten_it(
     forgotten = follow(block)
     assert (forgotten.kind, forgotten.may_succeed_later) == (Kind.UNKNOWN, False)
     assert log_of(block).read_text() == "once\n"
+
+
+def test_a_job_made_before_jobsets_were_installed_is_followed_and_not_made_again(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    two = {"resources": Resources(nodes=2), "rank_launcher": ("true",)}
+    options = site(fake, tmp_path, delete_after_success=False)
+    block = job(fake, tmp_path, "older-1", "pass", options=options, **two)
+    assert follow(block).kind is Kind.DONE
+    for note in (SUBMITTED, END):  # killed before either was written
+        (tmp_path / "older-1" / note).unlink()
+    fake.has_jobsets = True
+    assert follow(block).kind is Kind.DONE
+    posted = [path.rpartition("/")[2] for method, path in fake.asked if method == "POST"]
+    assert sorted(posted) == ["jobs", "services", "services"]  # of these one was there
 
 
 def test_a_run_folder_is_for_one_submission(fake: FakeKube, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from prefect.logging import disable_run_logger
 
 from flows.job import StageJob, stage_job
 from flows.launch.key import job_key
+from flows.launch.outcome import Kind
+from flows.launch.spec import LaunchSpec
 from flows.place import Place
 from flows.stage_task import SETTLED, Summary, run_stage_task
 from tests.yard.fake_kube import FakeKube
@@ -49,6 +52,67 @@ def test_being_cancelled_while_the_job_is_created_leaves_none(
 
     asyncio.run(whole())
     assert jobs(fake, "early-1") == []
+
+
+def left_open(fake: FakeKube) -> list[object]:
+    """Tasks of this program besides the one that asks, and what the server still serves to it."""
+    mine = asyncio.current_task()
+    tasks: list[object] = [task for task in asyncio.all_tasks() if task is not mine]
+    return [*tasks, *(["a stream"] * fake.streams())]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["nobody waits yet", "somebody waits"])
+def test_a_stopped_job_leaves_nothing_that_watches_it(
+    fake: FakeKube, tmp_path: Path, waits: bool
+) -> None:
+    """A flow may be cancelled between the two, when it shows what was submitted."""
+
+    async def whole() -> None:
+        run = await job(fake, tmp_path, f"watched-{int(waits)}", training()).trigger()
+        waiting = [asyncio.create_task(run.wait_for_completion())] if waits else []
+        await comes(lambda: fake.streams() >= 2)
+        await run.stop()
+        await asyncio.gather(*waiting)
+        assert (await run.fetch_result()).kind is Kind.STOPPED
+        await comes(lambda: not left_open(fake))
+
+    before = threading.active_count()
+    asyncio.run(whole())
+    assert threading.active_count() <= before
+    assert jobs(fake, "watched") == []
+
+
+def test_a_flow_that_is_cancelled_while_it_shows_what_was_submitted_watches_no_more(
+    fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
+    shows = asyncio.Event()
+
+    async def show_for_long(spec: LaunchSpec) -> None:
+        shows.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("flows.stage_task.show_submitted", show_for_long)
+    place = Place(
+        run_folder=str(tmp_path / "runs"),
+        block="kubernetes",
+        image="yard/cpu:1",
+        kubernetes=site(fake, tmp_path),
+    )
+
+    async def whole() -> None:
+        running = asyncio.create_task(run_stage_task.fn(plan(tmp_path), place))
+        await asyncio.wait_for(shows.wait(), 60)
+        await comes(lambda: fake.streams() >= 2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await comes(lambda: not left_open(fake))
+
+    with disable_run_logger():
+        asyncio.run(whole())
+    assert jobs(fake, "plan") == []
 
 
 def plan(folder: Path) -> StageJob:

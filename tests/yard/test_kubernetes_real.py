@@ -3,7 +3,8 @@
     TRAINYARD_KUBERNETES=mysite.toml python -m pytest -m kubernetes tests/yard
 
 The file is a profile of a yard (docs/kubernetes.md). Everything made bears keys that begin with
-`try-` and is removed. Nobody of us has run this: no cluster is to be had where we test."""
+`try-` and is removed, what has failed after a minute. Nobody of us has run this on a cluster: none
+is to be had where we test."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from flows.blocks.kubernetes import KubernetesJob
 from flows.blocks.kubernetes_run import KubernetesJobRun
 from flows.launch.kubernetes_options import Variant
 from flows.launch.outcome import Kind, Outcome
-from flows.launch.spec import LaunchSpec, Resources
+from flows.launch.spec import LaunchSpec, Resources, Shares
 from flows.place import Place
 from flows.profile import read_profile
 
@@ -62,7 +63,7 @@ def block(code: str, stage: str = "plan", **values: Any) -> KubernetesJob:
     given = {"name": "try", "command": ("python", "-c", code), "key": key}
     given |= {"run_directory": str(Path(place.run_folder, "try", key)), "resources": Resources()}
     given |= {"image": place.image_of(stage), "environment": place.environment}
-    options = values.pop("options", place.kubernetes)
+    options = replace(values.pop("options", place.kubernetes), keep_seconds=60)
     return KubernetesJob(spec=LaunchSpec(**{**given, **values}), options=options)
 
 
@@ -101,6 +102,17 @@ def test_ranks_on_two_nodes_find_each_other(variant: Variant) -> None:
     )
     assert follow(one).kind is Kind.DONE, log_of(one)
     assert log_of(one).count(f": {2.0 ** (2 * per_node) - 1}") == 2 * per_node
+
+
+def test_a_failed_share_is_named_and_made_again_alone() -> None:
+    code = "import sys; print('share', sys.argv[-1]); sys.exit(3 * (sys.argv[-1] in {}))"
+    first = follow(block(code.format("('1', '2')"), shares=Shares(count=4, at_once=2)))
+    assert (first.kind, first.failed_shares) == (Kind.INFRASTRUCTURE, (1, 2))
+    again = block(code.format("()"), shares=Shares(count=4, only=first.failed_shares, at_once=1))
+    assert follow(again).kind is Kind.DONE
+    for share in first.failed_shares:
+        log = Path(again.spec.run_directory, f"log-{share:05d}.txt")
+        assert log.read_text() == f"share {share}\n"
 
 
 def test_an_image_that_is_not_there_ends_it_in_words() -> None:

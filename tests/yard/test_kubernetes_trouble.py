@@ -3,8 +3,10 @@ that is away."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import yaml
 
 from flows.blocks.kubernetes import KubernetesJob
 from flows.blocks.kubernetes_client import KubernetesClient
+from flows.launch.kubernetes import render_kubernetes
 from flows.launch.kubernetes_options import Claim
 from flows.launch.outcome import Kind
+from flows.launch.spec import Resources
 from tests.yard.fake_kube import TOKEN, FakeKube
-from tests.yard.kube import follow, job, log_of, says, site, training, when
+from tests.yard.kube import TWO_NODES, follow, job, log_of, says, site, training, when
 from trainyard.errors import ConfigError, InfrastructureError
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(120)]
@@ -114,6 +118,44 @@ def test_what_the_account_may_not_is_named_with_the_role(fake: FakeKube, tmp_pat
     fake.denied.add(("POST", "jobs"))
     with pytest.raises(ConfigError, match=r"create Job .* not allowed.*rbac.yaml"):
         follow(job(fake, tmp_path, "denied-1", "pass"))
+
+
+def test_a_job_that_is_refused_leaves_no_service(fake: FakeKube, tmp_path: Path) -> None:
+    fake.denied.add(("POST", "jobs"))
+    with pytest.raises(ConfigError, match="create Job"):
+        follow(job(fake, tmp_path, "denied-2", "pass", **TWO_NODES))
+    assert ("POST", "/api/v1/namespaces/yard/services") in fake.asked
+    assert not [one for one in fake.all("services") if "denied-2" in one["metadata"]["name"]]
+
+
+def test_a_jobset_that_its_schema_does_not_take_is_refused_with_the_field(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    fake.has_jobsets = True
+    options = site(fake, tmp_path, variant="jobset")
+    block = job(fake, tmp_path, "schema-1", "pass", options=options, **TWO_NODES)
+    (document,) = render_kubernetes(block.spec, block.options)
+
+    async def post(wrong: dict[str, Any]) -> None:
+        client = await block.client().open()
+        try:
+            await client.create(wrong)
+        finally:
+            await client.close()
+
+    document["spec"]["network"]["enableDnsHostnames"] = True
+    with pytest.raises(ConfigError, match=r"create JobSet .* refused: .*enableDnsHostnames"):
+        asyncio.run(post(document))
+    assert not [one for one in fake.all("jobsets") if "schema-1" in one["metadata"]["name"]]
+
+
+def test_a_long_name_is_one_that_jobset_takes(fake: FakeKube, tmp_path: Path) -> None:
+    fake.has_jobsets = True
+    two = {"resources": Resources(nodes=2), "rank_launcher": ("true",)}
+    block = job(fake, tmp_path, "7c1f0d9a2b3e4f56-1", "pass", **two)
+    block.spec = replace(block.spec, name="pretrain-" + "x" * 60)
+    assert follow(block).kind is Kind.DONE
+    assert [path for told, path in fake.asked if told == "POST" and path.endswith("/jobsets")]
 
 
 def test_a_namespace_that_is_not_there_is_named(fake: FakeKube, tmp_path: Path) -> None:

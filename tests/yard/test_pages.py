@@ -6,14 +6,17 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.yard.yard import COLLECTED, Yard
+from tests.yard.yard import COLLECTED, ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(600)]
 
@@ -24,11 +27,28 @@ Page = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def yard(
-    tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str], module_cache: str
-) -> Yard:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "yard").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browsed(folder: Path) -> Iterator[str]:
+    """Where a browser finds the files of the yard, as with `make ui`."""
+    command = [sys.executable, "-m", "flows.browse", "--root", str(folder / "yard"), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1].rstrip("/")
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def yard(folder: Path, browsed: str, prefect_api: dict[str, str], module_cache: str) -> Yard:
     """After a run in whose first attempt at training was killed."""
-    found = Yard(tmp_path_factory.mktemp("pages"), {**prefect_api, "TRAINYARD_CACHE": module_cache})
+    port = browsed.rpartition(":")[2]
+    more = {"TRAINYARD_CACHE": module_cache, "BROWSE_PORT": port}
+    found = Yard(folder, {**prefect_api, **more})
     with found.start("-m", "flows.pretrain_gpt", found.recipe(LONGER)) as flow:
         os.kill(training_past(found, 100), signal.SIGKILL)
         _, err = flow.communicate(timeout=400)
@@ -50,17 +70,22 @@ def training_past(yard: Yard, step: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def pages(yard: Yard, prefect_api: dict[str, str]) -> dict[str, Page]:
-    """The newest of each name."""
+def versions(yard: Yard, prefect_api: dict[str, str]) -> list[Page]:
+    """Every page that was made, the newest first."""
     request = urllib.request.Request(
         f"{prefect_api['PREFECT_API_URL']}/artifacts/filter",
         data=json.dumps({"limit": 200, "sort": "CREATED_DESC"}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
-        found = json.loads(answer.read())
-    ours = [page for page in found if page["key"]]
-    return {page["key"]: page for page in reversed(ours)}
+        found: list[Page] = json.loads(answer.read())
+    return [page for page in found if page["key"]]
+
+
+@pytest.fixture(scope="module")
+def pages(versions: list[Page]) -> dict[str, Page]:
+    """The newest of each name."""
+    return {page["key"]: page for page in reversed(versions)}
 
 
 def test_each_stage_has_a_table_and_its_command(pages: dict[str, Page]) -> None:
@@ -74,20 +99,40 @@ def test_each_stage_has_a_table_and_its_command(pages: dict[str, Page]) -> None:
     assert "metric lm_loss" in rows
 
 
+def test_the_attempt_that_died_has_a_table_as_well(yard: Yard, versions: list[Page]) -> None:
+    done, died = [page for page in versions if page["key"] == "pretrain-stage"]
+    assert (done["description"], died["description"]) == (
+        "Stage `pretrain`: done",
+        "Stage `pretrain`: failed, infrastructure",
+    )
+    rows = {row["what"]: row["value"] for row in json.loads(died["data"])}
+    assert rows["stage pretrain"].startswith("failed after ")
+    assert "killed by SIGKILL" in rows["message"]
+    assert Path(rows["log"]).is_relative_to(yard.tiny / ".runs" / "pretrain")
+
+
 def test_training_has_a_bar_that_came_to_its_end(pages: dict[str, Page]) -> None:
     assert pages["pretrain-progress"]["type"] == "progress"
     assert float(pages["pretrain-progress"]["data"]) == 100.0
     assert float(pages["pretrain-gpt-progress"]["data"]) == 100.0
 
 
-def test_the_run_has_its_pictures_and_its_card(yard: Yard, pages: dict[str, Page]) -> None:
+def test_the_run_has_its_pictures(pages: dict[str, Page]) -> None:
     assert pages["pretrain-gpt-loss"]["type"] == "image"
     assert pages["pretrain-gpt-loss"]["data"].startswith("data:image/svg+xml;base64,")
     lineage = pages["pretrain-gpt-lineage"]["data"]
     assert "data:image/svg+xml;base64," in lineage
     assert all(f"| {name} |" in lineage for name in ("pretrain", "merge", "evaluate"))
-    assert (yard.tiny / "card.html").as_uri() in pages["pretrain-gpt-card"]["data"]
     assert "| `pretrain` | done |" in pages["pretrain-gpt-stages"]["data"]
+
+
+def test_the_link_leads_a_browser_to_the_card(
+    yard: Yard, browsed: str, pages: dict[str, Page]
+) -> None:
+    link = re.findall(r"\((http.*?)\)", pages["pretrain-gpt-card"]["data"])[0]
+    assert link == f"{browsed}/tiny/card.html"
+    with urllib.request.urlopen(link, timeout=30) as answer:
+        assert answer.read() == (yard.tiny / "card.html").read_bytes()
 
 
 def test_the_time_of_both_attempts_is_accounted_for(yard: Yard, pages: dict[str, Page]) -> None:

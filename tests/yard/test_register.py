@@ -106,7 +106,8 @@ def test_a_yard_is_registered_once_and_again_nothing_changes(server: Server, sit
     assert limits["concurrency_limit"] == 2
     automations = {one["name"] for one in server.ask("automations/filter", {})}
     assert automations == {
-        f"trainyard mysite: {what}" for what in ("zombie runs", "failures", "new corpus")
+        f"trainyard mysite: {what}"
+        for what in ("zombie runs", "cancelled runs", "crashed runs", "failures", "new corpus")
     }
 
 
@@ -149,7 +150,7 @@ def test_what_a_person_paused_stays_paused(server: Server, site: str) -> None:
 def test_what_is_no_longer_written_is_named_and_left(server: Server, site: str) -> None:
     flows = '["pretrain-gpt", "corpus-refresh"]'
     text = Path(site).read_text().replace("[limits]\npretrain = 2\n", "")
-    text = text.replace("[automations]", "[automations]\nzombie_seconds = 0")
+    text = text.replace("[automations]", "[automations]\nzombie_seconds = 0\nresume_crashed = 0")
     Path(site).write_text(f"deployments = {flows}\n{text}")
     done = server.register("--yard", site)
     left = [line.split(None, 2)[2] for line in done.stdout.splitlines() if line.startswith("left")]
@@ -158,8 +159,10 @@ def test_what_is_no_longer_written_is_named_and_left(server: Server, site: str) 
     assert named == [
         *(f"deployment {name}/mysite" for name in gone),
         "limit for yard:mysite:pretrain",
-        "automation trainyard mysite: failures",
-        "automation trainyard mysite: zombie runs",
+        *(
+            f"automation trainyard mysite: {what}"
+            for what in ("cancelled runs", "crashed runs", "failures", "zombie runs")
+        ),
     ]
     assert "prefect deployment delete release/mysite" in left[2]
     for name in gone:
@@ -214,3 +217,27 @@ def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
     assert posted
     assert "run-stage" in posted[0]["text"]
     assert 'yard told: Failed. because of a "test",\nsaid ' in posted[0]["text"]
+
+
+def test_what_prefect_would_refuse_leaves_no_half_of_a_yard(server: Server, tmp_path: Path) -> None:
+    profile = tmp_path / "wrong.toml"
+    profile.write_text('[schedules.corpus-refresh]\ncron = "0 3 * *"\n')
+    before = {kind: server.ask(f"{kind}/filter", {}) for kind in ("work_pools", "block_documents")}
+    refused = server.register("--yard", str(profile))
+    assert refused.returncode == 2
+    assert f"{profile}: yard wrong [schedules.corpus-refresh]: cron '0 3 * *'" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert {kind: server.ask(f"{kind}/filter", {}) for kind in before} == before
+
+
+def test_two_yards_of_one_block_are_not_mixed_up(server: Server, tmp_path: Path) -> None:
+    first, second = tmp_path / "my-site.toml", tmp_path / "my_site.toml"
+    for profile in (first, second):
+        profile.write_text('deployments = ["run-stage"]\n')
+    assert verbs(server.register("--yard", str(first))) <= {"created", "unchanged", "left over"}
+    refused = server.register("--yard", str(second))
+    assert refused.returncode == 2
+    assert "yard my_site and yard my-site, which is registered" in refused.stderr
+    block = server.ask("block_types/slug/yard-profile/block_documents/name/my-site")
+    assert block["data"]["yard"] == "my-site"
+    assert "my_site" not in {one["name"] for one in server.ask("work_pools/filter", {})}

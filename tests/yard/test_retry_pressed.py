@@ -90,6 +90,7 @@ PYTHONPATH = "{root}"
 
 [automations]
 zombie_seconds = 60
+resume_crashed = 0
 """
 
 STAYS = """#!/bin/bash
@@ -97,6 +98,9 @@ STAYS = """#!/bin/bash
 [[ " $* " == *" stages.benchmark "* ]] && exec sleep 600
 exec {python} "$@"
 """
+
+STEPS = 2000
+"""So many that it still trains when a second worker has begun, and ends soon after Retry."""
 
 BENCHMARK = 'load = "none"\nprompts = ["x"]\n'
 
@@ -116,7 +120,7 @@ def test_a_run_whose_machine_died_is_found_and_its_job_followed_when_retry_is_pr
     profile.write_text(PROFILE.format(folder=tmp_path, root=ROOT))
     register(yard, str(profile))
     save = tmp_path / "save"
-    document = training(tmp_path, str(save), 400)
+    document = training(tmp_path, str(save), STEPS, save_interval=50)
     stays = tmp_path / "stays.toml"
     stays.write_text(BENCHMARK)
     with working(yard, "site", "first", "--limit", "1") as first:
@@ -147,7 +151,7 @@ def test_a_run_whose_machine_died_is_found_and_its_job_followed_when_retry_is_pr
     assert '"reattached"' in events
     made = trained_steps(save)
     assert made == sorted(set(made))
-    assert steps(save)[-1] == 400
+    assert steps(save)[-1] == STEPS
 
 
 def _cancel(server: WholeServer, run: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,42 +20,14 @@ from flows.launch.outcome import Kind, Outcome
 from flows.launch.slurm import job_name
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import Resources, Shares
-from tests.yard.cluster import TORCHRUN, Cluster, ask, follow, job
+from tests.yard.cluster import TAKEN, Cluster, ask, job
+from tests.yard.jobs import ALL_REDUCE, SAVES_SLOWLY, TORCHRUN, follow, training, wait_until
 from tests.yard.yard import ROOT
 from trainyard.errors import ConfigError
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(180)]
 
-SECONDS = 60
 TWO_NODES = Resources(nodes=2, processes_per_node=2)
-
-ALL_REDUCE = """
-import os, socket, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([2.0 ** dist.get_rank()])
-dist.all_reduce(total)
-print(f"rank {dist.get_rank()} on {socket.gethostname()}: {total.item()}", flush=True)
-dist.destroy_process_group()
-"""
-
-TRAINING = """
-import json, os, signal, time
-run = os.environ["TRAINYARD_RUN_DIR"]
-def save(number, frame):
-    said = {"class": "Stopped", "exit_status": 128 + number, "step": step, "message": "saved"}
-    json.dump(said, open(run + "/failure.json", "w"))
-    print("saved step", step, flush=True)
-    raise SystemExit(128 + number)
-signal.signal(signal.SIGUSR1, save)
-for step in range(STEPS):
-    print("step", step, flush=True)
-    time.sleep(0.25)
-"""
-
-
-def training(steps: int = 10_000) -> str:
-    """Counts steps, four a second; saves when it is told to stop."""
-    return TRAINING.replace("STEPS", str(steps))
 
 
 @pytest.fixture
@@ -66,13 +38,6 @@ def folder(cluster: Cluster, tmp_path: Path) -> Path:
 
 def log_of(block: SlurmJob) -> Path:
     return Path(block.spec.run_directory, "log.txt")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
 
 
 def says(block: SlurmJob, text: str) -> Callable[[], bool]:
@@ -89,10 +54,17 @@ def test_a_second_cluster_on_one_machine_is_refused_and_leaves_the_first(
     up = subprocess.run(
         [ROOT / "deploy/dev/slurm-up.sh", folder / "second"], capture_output=True, text=True
     )
-    assert up.returncode == 1
-    assert "another cluster runs on this machine" in up.stderr
+    assert up.returncode == TAKEN
+    assert f"another cluster runs on this machine: in {cluster.folder}" in up.stderr
     assert not (folder / "second").exists()
-    assert "node[1-2]" in ask("sinfo", "--noheader", "--format=%N")
+
+    shutil.copytree(cluster.folder, folder / "second", ignore=lambda *_: ["munge", "run", "spool"])
+    down = [ROOT / "deploy/dev/slurm-down.sh", "--purge", folder / "second"]
+    subprocess.run(down, check=True)
+    assert not (folder / "second").exists()
+    assert {"yard-switch", "yard-node1", "yard-node2"} <= set(ask("ip", "netns", "list").split())
+    assert "node2" in Path("/etc/hosts").read_text()
+    assert follow(job(folder, "alone-1", "print('here')"))[1].kind is Kind.DONE
 
 
 # --- to their end -------------------------------------------------------------------------------
@@ -244,13 +216,20 @@ asyncio.run(main())
 """
 
 
-def submit_and_be_killed(block: SlurmJob, when: Callable[[], bool]) -> None:
+def submit_and_be_killed(
+    block: SlurmJob, when: Callable[[], bool], cancelling: Callable[[], bool] | None = None
+) -> None:
+    """A program that follows a job is killed: when something holds, or, if it is cancelled then,
+    when it is `cancelling`."""
     spec = block.spec
     names = ("name", "command", "run_directory", "key", "working_directory")
     given = json.dumps({name: getattr(spec, name) for name in names})
     command = [sys.executable, "-c", SUBMITTER, given]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as flow:
         wait_until(when)
+        if cancelling is not None:
+            flow.send_signal(signal.SIGINT)
+            wait_until(cancelling)
         flow.send_signal(signal.SIGKILL)
 
 
@@ -281,6 +260,20 @@ def test_a_finished_job_is_not_submitted_again(folder: Path) -> None:
     second, outcome = follow(block)
     assert (second.job_id, outcome.kind) == (first.job_id, Kind.DONE)
     assert log_of(block).read_text().count("once") == 1
+
+
+@pytest.mark.full
+def test_a_job_that_saves_when_its_flow_is_killed_is_left_to_save_and_was_cancelled(
+    folder: Path,
+) -> None:
+    block = job(folder, "saving-1", SAVES_SLOWLY)
+    submit_and_be_killed(block, says(block, "begun"), cancelling=says(block, "saving"))
+    run, outcome = follow(block)
+    assert outcome.kind is Kind.STOPPED
+    said = log_of(block).read_text().split("\n")
+    assert "all of it is saved" in said
+    assert "cut short" not in said
+    assert ask("squeue", "--noheader", f"--jobs={run.job_id}", "--states=R,PD,CG").strip() == ""
 
 
 # --- a power failure ----------------------------------------------------------------------------

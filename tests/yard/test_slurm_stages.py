@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
+from flows.blocks.notes import ENDING, SUBMITTED
 from flows.job import stage_job
 from flows.launch.key import job_key
 from flows.launch.outcome import Kind, StageError
 from flows.launch.slurm import job_name
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec
-from flows.stage_task import Place, Summary, run_stage_task
+from flows.stage_task import SETTLED, Place, Summary, run_stage_task
 from tests.yard.cluster import Cluster, ask
 from tests.yard.yard import ROOT
 
@@ -72,6 +73,52 @@ def test_what_slurm_refuses_is_a_wrong_option_too(tmp_path: Path) -> None:
     with disable_run_logger(), pytest.raises(StageError, match="Invalid partition") as caught:
         asyncio.run(run_stage_task.fn(job, place))
     assert caught.value.exit_status == 2
+
+
+HELD = """
+import asyncio, json, sys
+from prefect.logging import disable_run_logger
+from flows.job import stage_job
+from flows.launch.slurm_options import SlurmOptions
+from flows.stage_task import Place, run_stage_task
+
+given = json.loads(sys.argv[1])
+options = SlurmOptions(extra=("--hold",))
+with disable_run_logger():
+    job = stage_job("plan", given["document"], "test")
+    place = Place(run_folder=given["folder"], block="slurm", slurm=options)
+    asyncio.run(run_stage_task.fn(job, place))
+"""
+
+
+def is_there(path: Path) -> bool:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.005)
+    return True
+
+
+def test_a_flow_that_is_killed_while_it_cancels_starts_another_job_at_once(tmp_path: Path) -> None:
+    """Cancel in Prefect's pages, the worker dies over it, and Retry."""
+    runs = tmp_path / "plan"
+    first, second = (job_key(FLOW_RUN, str(runs), count) for count in (1, 2))
+    document = {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan-made")}
+    given = json.dumps({"folder": str(tmp_path), "document": document})
+    with subprocess.Popen([sys.executable, "-c", HELD, given], cwd=ROOT) as flow:
+        assert is_there(runs / first / SUBMITTED)
+        flow.send_signal(signal.SIGINT)
+        assert is_there(runs / first / ENDING)
+        flow.send_signal(signal.SIGKILL)
+    assert not (runs / first / SETTLED).exists()
+    with disable_run_logger():
+        job = stage_job("plan", document, "test")
+        place = Place(run_folder=str(tmp_path), block="slurm")
+        assert asyncio.run(run_stage_task.fn(job, place)).output_digest
+    kinds = [json.loads((runs / key / SETTLED).read_text())["kind"] for key in (first, second)]
+    assert kinds == [Kind.STOPPED, Kind.DONE]
+    cancelled = json.loads((runs / first / SUBMITTED).read_text())["job_id"]
+    assert "JobState=CANCELLED" in ask("scontrol", "show", "job", cancelled)
 
 
 # --- training on two nodes ------------------------------------------------------------------------

@@ -131,15 +131,20 @@ class Yard:
 
     def processes(self) -> list[str]:
         """Command lines of all living processes that were started for this yard."""
+        return list(self.by_process().values())
+
+    def by_process(self) -> dict[int, str]:
+        """The same by their process ids."""
         mark = f"YARD={self.folder / 'yard'}\0".encode()
-        found = []
+        found = {}
         for place in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (place / "environ").read_bytes():
-                    found.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(place.name)] = line
             except OSError:
                 continue
-        return [command for command in found if command]
+        return {pid: line for pid, line in found.items() if line}
 
     def wait_until_empty(self, seconds: float) -> list[str]:
         """What still runs for this yard when nothing does, or the time is over."""

@@ -70,6 +70,9 @@ class Backend(Protocol):
     def list_folder(self, url: str) -> dict[str, int]:
         """Name to size of the files directly in a folder; empty for no folder."""
 
+    def list_subfolders(self, url: str) -> list[str]:
+        """Names of the folders directly in a folder, sorted; none for no folder."""
+
     def glob(self, url: str) -> list[str]:
         """The URLs that match a pattern, sorted."""
 

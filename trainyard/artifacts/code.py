@@ -4,8 +4,10 @@ Follows static imports of our own packages, also those inside functions; nothing
 
 from __future__ import annotations
 
+import os
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 
 from trainyard.artifacts.digest import digest_bytes, digest_files
@@ -20,12 +22,22 @@ IMPORT = re.compile(
 )
 
 
-def _source(module: str) -> Path | None:
-    base = ROOT.joinpath(*module.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return path
+def _source(module: str, listed: Callable[[str], frozenset[str]]) -> Path | None:
+    folder, _, name = module.rpartition(".")
+    names = listed(folder)  # most names that are asked for are no modules
+    if f"{name}.py" in names:
+        return ROOT.joinpath(*folder.split("."), f"{name}.py")
+    if name in names and "__init__.py" in listed(module):
+        return ROOT.joinpath(*module.split("."), "__init__.py")
     return None
+
+
+def _listed(package: str) -> frozenset[str]:
+    """Names in the folder of a package; none where there is no such folder."""
+    try:
+        return frozenset(os.listdir(ROOT.joinpath(*package.split("."))))
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
 
 
 def _imports(source: bytes) -> set[str]:
@@ -41,8 +53,9 @@ def _imports(source: bytes) -> set[str]:
 def sources(*modules: str) -> dict[str, Path]:
     """Every source file of ours that the modules reach, by its path below the root."""
     pending, seen, files = list(modules), set(modules), {}
+    listed = cache(_listed)
     while pending:
-        path = _source(pending.pop())
+        path = _source(pending.pop(), listed)
         if path is None:
             continue
         files[path.relative_to(ROOT).as_posix()] = path

@@ -83,20 +83,14 @@ def _file_system_now(folder: Path) -> float:
 
 
 def _s3_entries(backend: S3Backend, url: str) -> Iterator[Entry]:
-    place = backend.place(url)
-    root = place["Key"].rstrip("/")
-    root = root + "/" if root else ""
-    asked = {"Bucket": place["Bucket"], "Prefix": root}
-    while True:
-        reply = backend.call("list_objects_v2", **asked)
+    folder = backend.folder(url)
+    for reply in backend.pages("list_objects_v2", **folder):
         now = _date(reply)
         for found in reply.get("Contents", ()):
             if not found["Key"].endswith("/"):  # what stands for a folder in some tools
+                name = found["Key"][len(folder["Prefix"]) :]
                 age = now - found["LastModified"].timestamp()
-                yield Entry(found["Key"][len(root) :], int(found["Size"]), max(0.0, age))
-        if not reply["IsTruncated"]:
-            return
-        asked["ContinuationToken"] = reply["NextContinuationToken"]
+                yield Entry(name, int(found["Size"]), max(0.0, age))
 
 
 def _date(reply: Any) -> float:
@@ -120,12 +114,9 @@ def uploads(url: str) -> list[Upload]:
 
 
 def _uploads(backend: S3Backend, url: str) -> Iterator[Upload]:
-    place = backend.place(url)
-    root = place["Key"].rstrip("/")
-    root = root + "/" if root else ""
-    asked = {"Bucket": place["Bucket"], "Prefix": root}
-    while True:
-        reply = backend.call("list_multipart_uploads", **asked)
+    folder = backend.folder(url)
+    root = folder["Prefix"]
+    for reply in backend.pages("list_multipart_uploads", **folder):
         now = _date(reply)
         for found in reply.get("Uploads", ()):
             if found["Key"].startswith(root):  # not every store knows Prefix here
@@ -133,24 +124,16 @@ def _uploads(backend: S3Backend, url: str) -> Iterator[Upload]:
                     join(url, found["Key"][len(root) :]),
                     found["UploadId"],
                     max(0.0, now - found["Initiated"].timestamp()),
-                    _size_of_parts(backend, place["Bucket"], found),
+                    _size_of_parts(backend, folder["Bucket"], found),
                 )
-        if not reply.get("IsTruncated"):
-            return
-        asked["KeyMarker"] = reply["NextKeyMarker"]
-        asked["UploadIdMarker"] = reply["NextUploadIdMarker"]
 
 
 def _size_of_parts(backend: S3Backend, bucket: str, upload: Any) -> int:
     asked = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
     total = 0
     with suppress(FileNotFoundError):  # completed or given up since
-        while True:
-            reply = backend.call("list_parts", **asked)
+        for reply in backend.pages("list_parts", **asked):
             total += sum(int(part["Size"]) for part in reply.get("Parts", ()))
-            if not reply.get("IsTruncated"):
-                break
-            asked["PartNumberMarker"] = reply["NextPartNumberMarker"]
     return total
 
 

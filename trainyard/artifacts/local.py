@@ -92,6 +92,11 @@ class LocalBackend:
                         found[entry.name] = entry.stat().st_size
         return dict(sorted(found.items()))
 
+    def list_subfolders(self, url: str) -> list[str]:
+        with suppress(FileNotFoundError), os.scandir(_path(url)) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+        return []
+
     def glob(self, url: str) -> list[str]:
         return sorted(p for p in glob.glob(str(_path(url)), recursive=True) if os.path.isfile(p))
 
@@ -181,7 +186,8 @@ class LocalWriter:
         _sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # the disk may be full for what is in its buffer still
+            self.file.close()
         self.temporary.unlink(missing_ok=True)
 
 

@@ -101,6 +101,14 @@ class RemoteBackend:
         files = (entry for entry in found if entry["type"] == "file")
         return dict(sorted((basename(entry["name"]), int(entry["size"] or 0)) for entry in files))
 
+    def list_subfolders(self, url: str) -> list[str]:
+        try:
+            found = self.fs.ls(url, detail=True)
+        except FileNotFoundError as error:
+            refuse_missing_bucket(error, url)
+            return []
+        return sorted(basename(entry["name"]) for entry in found if entry["type"] == "directory")
+
     def glob(self, url: str) -> list[str]:
         return sorted(f"{self.protocol}://{name}" for name in self.fs.glob(url))
 

@@ -21,6 +21,16 @@ from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 DELETED_AT_ONCE = 1000
 """S3: what one request may name."""
 
+NEXT_PAGE = {
+    "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
+    "list_multipart_uploads": {
+        "KeyMarker": "NextKeyMarker",
+        "UploadIdMarker": "NextUploadIdMarker",
+    },
+    "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
+}
+"""By what each listing is asked to go on, and what the page before says of it."""
+
 
 class S3Backend(RemoteBackend):
     """One of the kinds of store behind `artifacts.store`."""
@@ -39,6 +49,22 @@ class S3Backend(RemoteBackend):
         if not bucket:
             raise ConfigError(f"{url} names no bucket; write {self.protocol}://BUCKET/KEY")
         return {"Bucket": bucket, "Key": key}
+
+    def folder(self, url: str) -> dict[str, str]:
+        """Bucket and prefix of what lies below a folder, as listings take them."""
+        place = self.place(url)
+        root = place["Key"].rstrip("/")
+        return {"Bucket": place["Bucket"], "Prefix": root + "/" if root else ""}
+
+    def pages(self, method: str, **asked: Any) -> Iterator[Any]:
+        """The replies that make up a listing."""
+        is_cut = True
+        while is_cut:
+            reply = self.call(method, **asked)
+            yield reply
+            is_cut = bool(reply.get("IsTruncated"))
+            if is_cut:
+                asked |= {name: reply[told] for name, told in NEXT_PAGE[method].items()}
 
     def open_output(self, url: str) -> Writer:
         return S3Writer(self, url)
@@ -75,20 +101,19 @@ class S3Backend(RemoteBackend):
     def list_folder(self, url: str) -> dict[str, int]:
         return dict(sorted(self._listed(url, Delimiter="/")))
 
+    def list_subfolders(self, url: str) -> list[str]:
+        folder = self.folder(url)
+        replies = self.pages("list_objects_v2", **folder, Delimiter="/")
+        found = [entry["Prefix"] for reply in replies for entry in reply.get("CommonPrefixes", ())]
+        return sorted(prefix[len(folder["Prefix"]) :].removesuffix("/") for prefix in found)
+
     def _listed(self, url: str, **how: str) -> Iterator[tuple[str, int]]:
         """Name relative to the folder, and size."""
-        place = self.place(url)
-        root = place["Key"].rstrip("/")
-        root = root + "/" if root else ""
-        asked = {"Bucket": place["Bucket"], "Prefix": root, **how}
-        while True:
-            reply = self.call("list_objects_v2", **asked)
+        folder = self.folder(url)
+        for reply in self.pages("list_objects_v2", **folder, **how):
             for entry in reply.get("Contents", ()):
                 if not entry["Key"].endswith("/"):  # what stands for a folder in some tools
-                    yield entry["Key"][len(root) :], int(entry["Size"])
-            if not reply["IsTruncated"]:
-                return
-            asked["ContinuationToken"] = reply["NextContinuationToken"]
+                    yield entry["Key"][len(folder["Prefix"]) :], int(entry["Size"])
 
     def delete(self, url: str) -> None:
         with suppress(FileNotFoundError):

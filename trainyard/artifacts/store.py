@@ -336,10 +336,11 @@ class OutputFile(io.RawIOBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.discard()
+        try:
+            if error is None:
+                self.close()
+        finally:
+            self.discard()  # unless it was published
 
     def __del__(self) -> None:
         # io.RawIOBase would close, and so publish, a file that was only dropped.

@@ -53,7 +53,9 @@ class Pipeline:
 
     def take(self) -> memoryview:
         """A buffer to fill, of BLOCK_BYTES; what failed meanwhile is raised here."""
-        if len(self._busy) < NUM_BLOCKS:
+        is_free = bool(self._busy) and all(future.done() for future in self._busy[0][1])
+        # What was used just now is in the cache still, and a fresh one has to be cleared first.
+        if len(self._busy) < NUM_BLOCKS and not is_free:
             return buffer()
         oldest, futures = self._busy.popleft()
         for future in futures:

@@ -100,6 +100,9 @@ class WebBackend(RemoteBackend):
     def list_folder(self, url: str) -> dict[str, int]:
         return {}  # what lies beside a file is not known, and nobody relies on it
 
+    def list_subfolders(self, url: str) -> list[str]:
+        return []  # likewise
+
     def glob(self, url: str) -> list[str]:
         self._no_listing(url)
 

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from trainyard.checkpoint.header import TensorSpec, fault_of_spec
 from trainyard.checkpoint.strict import counts, shown, text
 from trainyard.errors import ArtifactError
@@ -188,6 +186,8 @@ def _overlap(pieces: Sequence[Piece]) -> tuple[Piece, Piece] | None:
         return None
     if not held[0].shape:
         return held[0], held[1]
+    import numpy as np  # a tenth of a second: not for tensors that each lie in one file
+
     begins = np.array([piece.offset for piece in held], np.int64)
     dim = max(range(begins.shape[1]), key=lambda d: len(np.unique(begins[:, d])))
     order = np.argsort(begins[:, dim], kind="stable")

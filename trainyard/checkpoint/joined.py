@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-import numpy as np
+SMALL = 64 << 10
+"""Bytes of which a copy is over before anybody waits for Python's lock."""
 
 
 class Piece(Protocol):
@@ -42,5 +43,10 @@ class Joined:
 
 
 def copy(source: memoryview, target: memoryview) -> None:
-    """Copy bytes of equal number; unlike an assignment it leaves Python's lock meanwhile."""
+    """Copy bytes of equal number; where it lasts, Python's lock is left meanwhile."""
+    if len(source) <= SMALL:
+        target[:] = source
+        return
+    import numpy as np  # a tenth of a second: not for a header
+
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

@@ -58,30 +58,44 @@ class LocalSave:
     def write(
         self, prepared: PreparedStep, contents: StepContents, ranks: Ranks
     ) -> list[FileRecord]:
-        """As `save.write_step`: on return the step is whole over all folders."""
+        """As `save.write_step`: on return the step is whole over all folders. What could not be
+        written goes at once: it may be all that fills a disk on which others save too."""
+        try:
+            records = self._write_whole(prepared, contents, ranks)
+        except Exception:
+            if self._steps.places.is_first:
+                self._remove(prepared.step)
+            raise
+        if self._upload is not None:
+            self._upload.offer(prepared, ranks)
+        if self._steps.places.is_first:
+            self._prune(prepared.step)
+        return records
+
+    def _write_whole(
+        self, prepared: PreparedStep, contents: StepContents, ranks: Ranks
+    ) -> list[FileRecord]:
         records = write_step(prepared, contents, ranks)  # documents and manifest: at the first rank
         places = self._steps.places
         if len(places.firsts) > 1:
             told = ranks.gather(lambda: read_documents(prepared.url) if ranks.rank == 0 else {})
             mine = places.is_first and ranks.rank != 0
             ranks.gather(lambda: write_documents(prepared.url, told[0]) if mine else None)
-        if self._upload is not None:
-            self._upload.offer(prepared, ranks)
-        self._prune(prepared.step)
         return records
 
     def _prune(self, newest: int) -> None:
-        if not self._steps.places.is_first:
-            return
         there = [step for step in self._there() if step <= newest]
         read = self._upload.pinned if self._upload is not None else None
         kept = {*there[-self._keep_last :], read}
         for step in there:
             if step not in kept:
-                try:
-                    remove_step(self._steps.root_url, step)
-                except TrainyardError as error:  # room is lost, not a step
-                    log.warning("step %d could not be removed: %s", step, error)
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        try:
+            remove_step(self._steps.root_url, step)
+        except (TrainyardError, OSError) as error:  # room is lost, not a step
+            log.warning("step %d could not be removed: %s", step, error)
 
     def _there(self) -> list[int]:
         names = {path.split("/")[0] for path in store.list_files(self._steps.root_url)}

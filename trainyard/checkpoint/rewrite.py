@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from threading import Event, Lock
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from trainyard.artifacts import store
 from trainyard.artifacts.store import OutputFile
@@ -22,7 +21,7 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.atrest import StepAtRest
 from trainyard.checkpoint.header import ITEM_BYTES, TensorSpec, encode_header, file_order
 from trainyard.checkpoint.index import Entry, Located, encode_index, locate
-from trainyard.checkpoint.joined import Joined
+from trainyard.checkpoint.joined import Joined, copy
 from trainyard.checkpoint.plan import (
     PlannedFile,
     Slice,
@@ -36,6 +35,9 @@ from trainyard.checkpoint.shardfiles import ShardFiles
 from trainyard.checkpoint.steps import INDEX
 from trainyard.checkpoint.threads import REMOTE_THREADS, in_order
 
+if TYPE_CHECKING:
+    import numpy as np
+
 Step = StepAtRest[ShardFiles[ShardFile]]
 
 OpenFile = Callable[[str], AbstractContextManager[OutputFile]]
@@ -46,6 +48,9 @@ BLOCK_BYTES = READ_BYTES
 
 LOCAL_BLOCK_BYTES = 4 << 20
 """Of rows put together of local files: they are still in the cache when they are hashed."""
+
+LARGE_ROW_BYTES = LOCAL_BLOCK_BYTES // 16
+"""From which on a row is not put together twice where memory ends within it."""
 
 FILES_AT_ONCE = 3
 """Files that are being written, each with some blocks in memory."""
@@ -178,19 +183,49 @@ class Rows:
     spec: TensorSpec
     parts: tuple[tuple[Located, Run], ...]
 
-    def load(self) -> memoryview:
-        """The rows, put together."""
+    def __len__(self) -> int:
+        return self.spec.size_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one index along the first dim."""
+        return self.spec.size_bytes // self.spec.shape[0]
+
+    def put(self, begin: int, memory: memoryview) -> None:
+        """Their bytes from `begin` on, as many as there is room for: whole rows are put together
+        where they are wanted, and one that begins or ends elsewhere is cut out of a copy."""
+        row_bytes = self.row_bytes
+        while memory:
+            row, skipped = divmod(begin, row_bytes)
+            count = len(memory) // row_bytes if not skipped else 0
+            length = count * row_bytes or min(row_bytes - skipped, len(memory))
+            if count:
+                self._join(row, count, memory[:length])
+            else:
+                whole = memoryview(bytearray(row_bytes))
+                self._join(row, 1, whole)
+                copy(whole[skipped : skipped + length], memory[:length])
+            begin, memory = begin + length, memory[length:]
+
+    def _join(self, first: int, count: int, memory: memoryview) -> None:
+        """Whole rows into memory that they fill."""
+        import numpy as np  # a tenth of a second: not where nothing is put together
+
         dtype = np.dtype(f"u{ITEM_BYTES[self.spec.dtype]}")
-        rows = np.empty(self.spec.shape, dtype)
+        rows = np.frombuffer(memory, dtype).reshape(count, *self.spec.shape[1:])
         for place, run in self.parts:
-            part = np.empty(place.shape, dtype)
-            run.put(0, _bytes_of(part))
-            rows[tuple(slice(b, b + n) for b, n in zip(place.at, place.shape, strict=True))] = part
-        return _bytes_of(rows)
+            begin = max(first, place.at[0])
+            shape = (min(first + count, place.at[0] + place.shape[0]) - begin, *place.shape[1:])
+            if shape[0] <= 0:
+                continue
+            part = np.empty(shape, dtype)
+            run.put((begin - place.at[0]) * (len(run) // place.shape[0]), _bytes_of(part))
+            at = (begin - first, *place.at[1:])
+            rows[tuple(slice(b, b + n) for b, n in zip(at, shape, strict=True))] = part
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8).data)
+    return memoryview(array.reshape(-1).view("u1").data)
 
 
 def _write(
@@ -208,7 +243,7 @@ def _write(
     block_bytes = LOCAL_BLOCK_BYTES if is_local else BLOCK_BYTES
     parts = (part for key in order for part in _parts(index, files, by_key[key], block_bytes))
     # Requests to a store wait for each other otherwise.
-    pieces = map(_gathered, parts) if is_local else in_order(_loaded, parts, REMOTE_THREADS)
+    pieces = map(_held, parts) if is_local else in_order(_loaded, parts, REMOTE_THREADS)
     joined = Joined(chain([memoryview(header)], pieces))
     size = len(header) + sum(spec.size_bytes for spec in specs.values())
     out.append_filled(size, joined.fill, _behind(len(header), advance))
@@ -227,13 +262,13 @@ def _behind(header_bytes: int, advance: Callable[[int], object]) -> Callable[[in
     return tell
 
 
-def _gathered(part: Run | Rows) -> memoryview | Run:
-    return part.load() if isinstance(part, Rows) else part
+def _held(part: Run | Rows) -> memoryview | Run | Rows:
+    """What is put where it belongs bit by bit; large rows are put together once, before."""
+    is_large = isinstance(part, Rows) and part.row_bytes > LARGE_ROW_BYTES
+    return _loaded(part) if is_large else part
 
 
 def _loaded(part: Run | Rows) -> memoryview:
-    if isinstance(part, Rows):
-        return part.load()
     memory = memoryview(bytearray(len(part)))
     part.put(0, memory)
     return memory

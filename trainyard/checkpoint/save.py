@@ -81,7 +81,8 @@ class Ranks:
         try:
             outcome = (produce(), None)
         except Exception as error:
-            own, outcome = error, (None, (type(error).__name__, str(error)))
+            own = _in_our_words(error)
+            outcome = (None, (type(own).__name__, str(own)))
         outcomes = self._exchange(outcome)
         if own is not None:
             raise own
@@ -102,6 +103,16 @@ class Ranks:
 
 
 ALONE = Ranks(None, 0, 1)
+
+
+def _in_our_words(error: Exception) -> Exception:
+    """What the system refuses, be it outside the store (a full disk, a bad sector), is no defect
+    either."""
+    if not isinstance(error, OSError):
+        return error
+    told = InfrastructureError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 def _error_of(rank: int, kind: str, message: str) -> Exception:

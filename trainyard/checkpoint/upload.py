@@ -64,11 +64,13 @@ class LazyUpload:
         began = time.monotonic()
         self._unwanted.clear()
         self._step = prepared.step
+        if self._step <= self._newest:  # it was overtaken while ranks agreed on it
+            self._unwanted.set()
 
         def work() -> None:
             try:
                 report = self._copy(prepared, names, began)
-            except TrainyardError as error:
+            except (TrainyardError, OSError) as error:
                 log.warning(
                     "step %d could not be copied to %s, training goes on: %s",
                     *(prepared.step, self._root_url, error),

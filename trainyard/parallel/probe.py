@@ -131,6 +131,7 @@ def _meet(seconds: float) -> dict[str, Any]:
         "nccl": version,
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
+        "devices": torch.cuda.device_count(),
     }
 
 

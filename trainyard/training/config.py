@@ -56,7 +56,7 @@ class TrainingConfig:
     """Weigh every token of a step alike, where micro-batches hold different numbers of them."""
     seed: int = 1234
     """Seed of initial weights, dropout and the order of samples."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Where to compute; auto: CUDA where torch sees a device."""
     compile_layers: Literal["auto", "on", "off"] = execution("auto")
     """Compile each layer with torch.compile; auto: on CUDA."""

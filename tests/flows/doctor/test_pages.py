@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / PAGE).read_text()
 
 OF_OTHERS = {"--shm-size", "--start", "--submit", "--root", "--only", "--json", "--yard"}
-OF_OTHERS |= {"--debug", "--dry-run"}
+OF_OTHERS |= {"--debug", "--dry-run", "--profile"}
 ELSEWHERE = ("Bus error", "nvidia-smi", "Driver/library", "[Errno 28]", "RequestTimeTooSkewed")
 """What other programs say."""
 
@@ -76,4 +76,5 @@ def test_the_table_of_the_sweep_has_every_flag_of_its_policy() -> None:
     known = {option for action in gc_parser()._actions for option in action.option_strings}
     spoken = set(re.findall(r"`(--[a-z][a-z-]+)", page))
     assert spoken <= known
-    assert known - spoken <= {"--help", "-h", "--yard", "--root", "--json", "--dry-run"}
+    shared = {"--profile", "--yard", "--root"}
+    assert known - spoken <= {"--help", "-h", "--json", "--dry-run"} | shared

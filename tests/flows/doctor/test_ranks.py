@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from flows.doctor.ranks import SAID, described, probe_job
+from flows.doctor.ranks import SAID, described, probe_job, without_gpus
 from flows.doctor.yard import Yard
+from flows.launch.spec import Resources
 from flows.profile import parse_profile
 
 
@@ -41,14 +42,40 @@ def test_what_ranks_say_is_found_among_other_lines() -> None:
     assert SAID.findall(log) == ['{"ranks": 2}']
 
 
+SAID_OF_NCCL = {
+    "ranks": 2,
+    "hosts": ["node1", "node2"],
+    "backend": "nccl",
+    "nccl": "2.28.9",
+    "bytes_per_second": 65.4e9,
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "devices": 1,
+}
+OVER_GLOO = {**SAID_OF_NCCL, "backend": "gloo", "nccl": ""}
+OF_CPUS = {**OVER_GLOO, "torch": "2.11.0+cpu", "cuda": "", "devices": 0}
+
+
 def test_a_report_in_words() -> None:
-    said = {
-        "ranks": 2,
-        "hosts": ["node1", "node2"],
-        "backend": "nccl",
-        "nccl": "2.28.9",
-        "bytes_per_second": 65.4e9,
-        "torch": "2.11.0+cu130",
-    }
     words = "2 ranks on node1, node2 over nccl 2.28.9, all-reduce 65.4 GB/s, torch 2.11.0+cu130"
-    assert described(said) == words
+    assert described(SAID_OF_NCCL) == words
+
+
+@pytest.mark.parametrize(
+    ("said", "nodes", "gpus", "lacking"),
+    [
+        (SAID_OF_NCCL, 2, 1, ""),
+        (OF_CPUS, 2, 0, ""),
+        (OF_CPUS, 2, 1, r"given 1 GPUs a node, and torch (without CUDA) sees 0"),
+        ({**OVER_GLOO, "devices": 0}, 2, 1, r"given 1 GPUs a node, and torch (CUDA 13.0) sees 0"),
+        (OVER_GLOO, 2, 1, "over gloo, all-reduce 65.4 GB/s, torch 2.11.0+cu130; between GPUs it"),
+        (OVER_GLOO, 1, 1, ""),  # two ranks on the one GPU that training has: NCCL takes no such
+        ({**OVER_GLOO, "devices": 2}, 1, 2, "is to be nccl"),
+    ],
+)
+def test_gpus_that_were_given_are_to_be_used(
+    said: dict[str, Any], nodes: int, gpus: int, lacking: str
+) -> None:
+    found = without_gpus(said, Resources(nodes=nodes, gpus_per_node=gpus))
+    assert lacking in found
+    assert bool(found) == bool(lacking)

@@ -155,14 +155,15 @@ def test_a_job_that_has_begun_keeps_what_its_options_name(tmp_path: Path) -> Non
     corpus = Corpus(str(tmp_path))
     used = corpus.publish("a")
     corpus.publish("b")
-    run = tmp_path / "gpt" / ".runs" / "pretrain" / "20261121"
+    run = tmp_path / "gpt" / ".runs" / "pretrain" / "20261121-101500-3f2a9c"
     run.mkdir(parents=True)
     (run / "config.toml").write_text(f'data_path = ["0.5", "{used}"]\n')
-    policy = Policy(keep_corpus_versions=1, corpus_days=0)
-    found = sweep(str(tmp_path), [tmp_path], policy)
+    make_older(run, 2 * DAY)  # in a queue
+    policy = Policy(keep_corpus_versions=1, corpus_days=0, run_days=0)
+    found = sweep(str(tmp_path), [tmp_path / "gpt" / ".runs"], policy)
     assert found.plan.kept["web/versions/0001-abc"] == f"run {run}"
     (run / "outcome.json").write_text("{}")
-    assert kinds(sweep(str(tmp_path), [tmp_path], policy)) == {
+    assert kinds(sweep(str(tmp_path), [tmp_path / "gpt" / ".runs"], policy)) == {
         "corpus version": 1,
         "corpus part": 1,
     }
@@ -177,7 +178,10 @@ def test_nothing_of_a_corpus_goes_while_a_flow_works_on_it(store_url: str) -> No
         found = swept(store_url)
     finally:
         held.release()
-    assert [garbage.kind for garbage, _ in found.failed] == ["corpus version", "corpus part"]
+    assert found.failed == ()
+    assert [garbage.kind for garbage, _ in found.left] == ["corpus version", "corpus part"]
+    assert sum("left for the next sweep: " in line for line in lines(found, False)) == 2
+    assert [one["kind"] for one in found.to_document()["left"]] == ["corpus version", "corpus part"]
     assert read_manifest(f"{old}.manifest.json") is not None
     assert kinds(swept(store_url)) == {"corpus version": 1, "corpus part": 1}
 
@@ -246,7 +250,8 @@ def test_a_claim_that_is_renewed_meanwhile_stays(
 
     monkeypatch.setattr(store, "observers", [renew])
     done = swept(str(tmp_path))
-    assert "its holder lives" in str(done.failed[0][1])
+    assert done.failed == ()
+    assert "its holder lives" in str(done.left[0][1])
     assert json.loads(Path(url).read_text())["beat"] == 1
 
 
@@ -314,17 +319,11 @@ def test_an_upload_that_nobody_completes_is_aborted(s3_url: str) -> None:
     assert kinds(swept(s3_url)) == {}
 
 
-def test_old_run_folders_go_but_for_the_newest_and_those_still_young(tmp_path: Path) -> None:
-    job = tmp_path / "gpt" / ".runs" / "pretrain"
-    for number in range(5):
-        folder = job / f"attempt-{number}"
-        folder.mkdir(parents=True)
-        (folder / "config.toml").write_text("a = 1\n")
-        make_older(folder, (100 - 20 * number) * DAY)
-    policy = Policy(keep_runs=1, run_days=50)
-    done = sweep(str(tmp_path), [tmp_path], policy)
-    assert kinds(done) == {"run folder": 3}
-    assert sorted(folder.name for folder in job.iterdir()) == ["attempt-3", "attempt-4"]
+def test_a_root_of_a_store_that_holds_nothing_is_refused(s3_url: str) -> None:
+    with pytest.raises(ConfigError, match="nothing is there"):
+        sweep(join(s3_url, "yrad"), [], AT_ONCE, is_named=True)
+    store.write_bytes(join(s3_url, "yard", "a"), b"1")
+    assert kinds(sweep(join(s3_url, "yard"), [], AT_ONCE, is_named=True)) == {}
 
 
 # --- words --------------------------------------------------------------------------------------

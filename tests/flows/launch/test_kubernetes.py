@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from copy import deepcopy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.launch.key import job_key
-from flows.launch.kubernetes import KEY_LABEL, render_kubernetes, resource_name
+from flows.launch.kubernetes import KEY_LABEL, REPLICATED, render_kubernetes, resource_name
 from flows.launch.kubernetes_options import Claim, KubernetesOptions, Toleration
-from flows.launch.kubernetes_pod import INDEX, INDEX_ANNOTATION
-from flows.launch.spec import NAME, LaunchSpec, Mount, Resources, Shares
+from flows.launch.kubernetes_pod import INDEX, INDEX_ANNOTATION, SHARES
+from flows.launch.spec import KEY, NAME, LaunchSpec, Mount, Resources, Shares
 from tests.flows.launch.goldens import check_golden
+from tests.flows.launch.kubernetes_schemas import VERSIONS, check
 from trainyard.errors import ConfigError
 
-VERSION = "1.34"
 RUN = "/yard/gpt/.runs/pretrain/7c1f0d9a2b3e4f56-1"
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 HOUR = 3600
@@ -75,7 +76,10 @@ CASES: dict[str, tuple[LaunchSpec, KubernetesOptions]] = {
         ),
     ),
     "shares": (spec(name="tokenize", shares=Shares(count=64, at_once=8)), SITE),
-    "shares-again": (spec(name="tokenize", shares=Shares(count=64, only=(9, 3))), SITE),
+    "shares-again": (
+        spec(name="tokenize", shares=Shares(count=64, only=(9, 40, 3), at_once=2)),
+        SITE,
+    ),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -100,55 +104,11 @@ def test_manifests_are_what_they_were(case: str) -> None:
 # --- by the official schemas ----------------------------------------------------------------------
 
 
-def validate(document: dict[str, Any]) -> None:
-    library = pytest.importorskip("kubernetes_validate")
-    library.validate(document, VERSION, strict=True)
-
-
+@pytest.mark.parametrize("version", VERSIONS)
 @every_case
-def test_kubernetes_own_schemas_know_every_field(case: str) -> None:
+def test_a_cluster_takes_every_document(case: str, version: str) -> None:
     for document in render_kubernetes(*CASES[case]):
-        if document["kind"] == "JobSet":  # a custom resource: what it is made of is a Job's
-            meta = document["metadata"]
-            document = {
-                "apiVersion": "batch/v1",
-                "kind": "Job",
-                "metadata": meta,
-                "spec": job_of(case),
-            }
-        validate(document)
-
-
-@pytest.mark.parametrize("misspelt", ["paralelism", "backofLimit"])
-def test_the_schemas_would_have_refused_a_misspelt_field(misspelt: str) -> None:
-    (document,) = render_kubernetes(*CASES["one-process"])
-    wrong = deepcopy(document)
-    wrong["spec"][misspelt] = 1
-    validate(document)
-    with pytest.raises(Exception, match=misspelt):
-        validate(wrong)
-
-
-JOBSET_FIELDS = {
-    "spec": {
-        *("replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy"),
-        *("suspend", "coordinator", "managedBy", "ttlSecondsAfterFinished", "volumeClaimPolicies"),
-    },
-    "network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
-    "replicatedJobs": {"name", "groupName", "template", "replicas", "dependsOn"},
-}
-"""Of jobset.x-k8s.io/v1alpha2."""
-
-
-def test_a_jobset_has_no_field_that_jobset_does_not_have() -> None:
-    (document,) = render_kubernetes(*CASES["four-nodes-jobset"])
-    given = document["spec"]
-    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    assert set(given) <= JOBSET_FIELDS["spec"]
-    assert set(given["network"]) <= JOBSET_FIELDS["network"]
-    (nodes,) = given["replicatedJobs"]
-    assert set(nodes) <= JOBSET_FIELDS["replicatedJobs"]
-    assert given["failurePolicy"] == {"maxRestarts": 0}
+        check(document, version)
 
 
 # --- what they say --------------------------------------------------------------------------------
@@ -192,12 +152,25 @@ def test_preemption_is_told_from_failure() -> None:
 def test_shares_run_a_few_at_a_time_and_failed_ones_alone() -> None:
     job = job_of("shares")
     assert (job["completions"], job["parallelism"]) == (64, 8)
-    assert container_of("shares")["command"][-4:] == ["--rank", f"$({INDEX})", "--world-size", "64"]
-    three, nine = render_kubernetes(*CASES["shares-again"])
-    assert three["spec"]["completions"] == nine["spec"]["completions"] == 1
-    assert three["metadata"]["name"] != nine["metadata"]["name"]
-    command = nine["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert command[-4:] == ["--rank", "9", "--world-size", "64"]
+    assert container_of("shares")["command"][-4:] == ["--world-size", "64", "--rank", f"$({INDEX})"]
+    again = job_of("shares-again")
+    assert (again["completions"], again["parallelism"]) == (3, 2)
+    variables = {one["name"]: one.get("value") for one in container_of("shares-again")["env"]}
+    assert variables[SHARES] == "3 9 40"
+
+
+@pytest.mark.parametrize(("index", "share"), [(0, 3), (1, 9), (2, 40)])
+def test_a_pod_becomes_the_share_of_its_index(index: int, share: int) -> None:
+    tell = "import os, sys; print(os.environ['TRAINYARD_RUN_DIR'], *sys.argv[1:])"
+    shares, name = Shares(count=64, only=(9, 40, 3)), "a $HOME $(id)"
+    one = spec(command=(sys.executable, "-c", tell, name), shares=shares)
+    (job,) = render_kubernetes(one, SITE)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    variables = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+    words = [word.replace("$$", "$") for word in container["command"]]  # as a kubelet does
+    told = {**variables, INDEX: str(index)}
+    said = subprocess.run(words, env=told, capture_output=True, text=True, check=True).stdout
+    assert said == f"{RUN}/share-{share} {name} --world-size 64 --rank {share}\n"
 
 
 @every_case
@@ -225,14 +198,18 @@ def test_gpus_and_memory_are_asked_for_and_bounded() -> None:
 names = st.from_regex(NAME, fullmatch=True).filter(lambda name: len(name) < 200)
 
 
-@given(names, st.integers(1, 999), st.none() | st.integers(0, 99999))
-def test_every_name_is_a_dns_label_with_room_for_an_index(
-    name: str, submission: int, share: int | None
-) -> None:
-    key = job_key("run", name, submission)
-    resource = resource_name(spec(name=name, key=key), share)
+keys = st.builds(job_key, st.just("run"), names, st.integers(1, 999)) | st.from_regex(
+    KEY, fullmatch=True
+)
+
+
+@given(names, keys)
+def test_every_name_is_a_dns_label_with_room_for_what_pods_add(name: str, key: str) -> None:
+    resource = resource_name(spec(name=name, key=key))
     assert DNS_LABEL.fullmatch(f"{resource}-99999")
-    assert key in resource
+    # What JobSet's webhook looks at: the name of the last pod, and five letters by chance.
+    assert DNS_LABEL.fullmatch(f"{resource}-{REPLICATED}-0-99999-abcde")
+    assert resource.endswith(f"-{key}")
 
 
 def test_each_attempt_has_a_name_of_its_own_also_where_names_are_cut() -> None:
@@ -243,6 +220,13 @@ def test_each_attempt_has_a_name_of_its_own_also_where_names_are_cut() -> None:
         for n in (1, 2)
     }
     assert len(found) == 4
+
+
+def test_a_queue_gets_the_job_and_not_its_pods_one_by_one() -> None:
+    (jobset,) = render_kubernetes(*CASES["four-nodes-jobset"])
+    assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert jobset["spec"]["suspend"] is True
+    assert str(jobset).count("kueue.x-k8s.io") == 1
 
 
 def test_all_that_belongs_to_a_submission_is_found_by_its_key() -> None:

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from flows.launch.slurm import render_slurm, sbatch_options, time_text
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec, Mount, Resources, Shares
 from tests.flows.launch.goldens import check_golden
-from tests.flows.processes import ROOT
 from trainyard.errors import ConfigError
 
 RUN = "/lustre/yard/gpt3/.runs/pretrain/7c1f0d9a2b3e4f56-1"
@@ -33,45 +31,9 @@ def spec(**values: Any) -> LaunchSpec:
     return LaunchSpec(**{**given, **values})
 
 
-def gpt3_175b() -> tuple[LaunchSpec, SlurmOptions]:
-    recipe = ROOT / "recipes/models/gpt3-175b.toml"
-    model = tomllib.loads(recipe.read_text())
-    gpus = 1024
-    layout = model["tensor_model_parallel_size"] * model["pipeline_model_parallel_size"]
-    assert gpus % layout == 0
-    corpus = ("--data-path", "/lustre/corpora/pile_text_document", "--save", "/lustre/gpt3")
-    job = spec(
-        name="pretrain",
-        command=("python", "-m", "stages.pretrain", "--config", f"{RUN}/config.toml", *corpus),
-        key="7c1f0d9a2b3e4f56-1",
-        image="nvcr.io#nvidia/pytorch:25.09-py3",
-        mounts=(
-            Mount(source="/lustre/corpora", target="/lustre/corpora"),
-            Mount(source="/lustre/gpt3", target="/lustre/gpt3", read_only=False),
-        ),
-        environment={"NCCL_IB_HCA": "mlx5", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        resources=Resources(
-            nodes=gpus // 8,
-            processes_per_node=8,
-            gpus_per_node=8,
-            cpus_per_node=96,
-            time_limit_seconds=4 * HOUR,
-        ),
-    )
-    site = SlurmOptions(
-        partition="h100",
-        account="llm",
-        qos="high",
-        constraint="nvlink&ib",
-        exclusive=True,
-        containers="pyxis",
-        extra=("--switches=4@10:00",),
-    )
-    return job, site
-
+AT_A_SITE = SlurmOptions(partition="h100", constraint="nvlink&ib", extra=("--switches=4@10:00",))
 
 CASES: dict[str, tuple[LaunchSpec, SlurmOptions]] = {
-    "gpt3-175b-1024-gpus": gpt3_175b(),
     "one-process": (spec(), SlurmOptions()),
     "two-nodes-in-a-bare-environment": (
         spec(
@@ -122,9 +84,9 @@ def test_shellcheck_warns_of_nothing(case: str) -> None:
 
 
 def test_rendering_is_a_function_of_what_it_is_given() -> None:
-    job, site = gpt3_175b()
-    assert render_slurm(job, site) == render_slurm(job, site)
-    assert "7c1f0d9a2b3e4f56-1" in sbatch_options(job, site)[0]
+    job = spec(key="7c1f0d9a2b3e4f56-1")
+    assert render_slurm(job, AT_A_SITE) == render_slurm(job, AT_A_SITE)
+    assert "7c1f0d9a2b3e4f56-1" in sbatch_options(job, AT_A_SITE)[0]
 
 
 # --- run as bash runs it, with stand-ins for Slurm's two programs -------------------------------
@@ -187,7 +149,7 @@ def test_a_share_gets_its_rank_and_a_folder_of_its_own(tmp_path: Path) -> None:
     job = spec(run_directory=str(tmp_path / "run"), shares=Shares(count=64))
     assert execute(tmp_path, job, SHOW_ARGUMENTS, SLURM_ARRAY_TASK_ID="7") == 0
     assert words(tmp_path)[-4:] == ["--rank", "7", "--world-size", "64"]
-    assert (tmp_path / "run/share-00007/exit.json").exists()
+    assert (tmp_path / "run/share-7/exit.json").exists()
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
@@ -218,6 +180,14 @@ def test_the_environment_reaches_the_command_and_a_launchers_does_not(tmp_path: 
 )
 def test_time_limits_are_whole_minutes(seconds: int, text: str) -> None:
     assert time_text(seconds) == text
+
+
+def test_whole_nodes_come_with_all_of_their_memory_unless_it_is_stated() -> None:
+    whole = SlurmOptions(exclusive=True)
+    assert {"--exclusive", "--mem=0"} <= set(sbatch_options(spec(), whole))
+    stated = sbatch_options(spec(resources=Resources(memory_bytes_per_node=GIB)), whole)
+    assert "--mem=1024M" in stated
+    assert "--mem=0" not in stated
 
 
 @pytest.mark.parametrize(("limit", "warning"), [(None, 300), (4 * HOUR, 300), (600, 150), (1, 15)])

@@ -63,8 +63,13 @@ def test_the_url_of_notifications_comes_from_the_environment() -> None:
 
 
 def test_automations_are_those_that_somebody_asks_for() -> None:
-    assert want("").automation_names() == ["trainyard site: zombie runs"]
-    text = '[automations]\nzombie_seconds = 0\ntrain_on_new_corpus = "recipes/web.toml"\n'
+    found = [
+        f"trainyard site: {what}" for what in ("zombie runs", "cancelled runs", "crashed runs")
+    ]
+    assert want("").automation_names() == found
+    waits = "[automations]\nresume_crashed = 0\n"
+    assert want(waits).automation_names() == found[:2]
+    text = f'{waits}zombie_seconds = 0\ntrain_on_new_corpus = "recipes/web.toml"\n'
     names = want(text, {"TRAINYARD_NOTIFY_URL": "https://x"}).automation_names()
     assert names == ["trainyard site: failures", "trainyard site: new corpus"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 
 def test_what_is_written_is_read_back_with_its_digest(store_url: str) -> None:
@@ -153,6 +154,22 @@ def test_temporary_files_of_the_dead_are_told_from_those_of_the_living(tmp_path:
     assert store.is_abandoned(dead)
 
 
+@pytest.mark.parametrize("size_bytes", [6000, 3 << 20, 9 << 20])
+def test_a_file_that_there_is_no_room_for_is_told_and_leaves_nothing(
+    size_bytes: int, tmp_path: Path
+) -> None:
+    """In a buffer still, at once, past the page cache: the system takes 5000 bytes of a file."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    file = store.open_output(str(tmp_path / "a.bin"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, most))
+    try:
+        with pytest.raises(InfrastructureError, match=r"a\.bin: .*File too large"), file:
+            file.append_filled(size_bytes, lambda memory: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_moves_whole(store_url: str) -> None:
     for name in ("a.bin", "sub/b.bin", "manifest.json"):
         store.write_bytes(store.join(store_url, "from", name), name.encode())
@@ -171,3 +188,11 @@ def test_a_bucket_that_is_missing_or_not_named_is_told() -> None:
             look("s3://no-such-bucket-here/a/b")
         with pytest.raises(ConfigError, match="s3:///a names no bucket; write s3://BUCKET/KEY"):
             look("s3:///a")
+
+
+def test_subfolders_are_those_directly_in_a_folder(store_url: str) -> None:
+    for name in ("a/b/c.bin", "a/d.bin", "a/e/f/g.bin", "h/i.bin"):
+        store.write_bytes(store.join(store_url, name), b"x")
+    for name, found in {"": ["a", "h"], "a": ["b", "e"], "a/b": [], "none": []}.items():
+        url = store.join(store_url, name) if name else store_url
+        assert store.backend(url).list_subfolders(url) == found

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +92,48 @@ def test_a_copy_that_is_overtaken_leaves_nothing(moment: str, run: str, tmp_path
     copying.offer(prepared, ALONE)  # of a step that is older than what is there
     wait(copying)
     assert told == []
+
+
+class Meanwhile:
+    """Ranks that agree while the step of a moment ago is published."""
+
+    def __init__(self, published: Callable[[], object]) -> None:
+        self._published = published
+
+    def gather(self, produce: Callable[[], bool]) -> list[bool]:
+        outcome = produce()
+        self._published()
+        return [outcome]
+
+
+def test_a_copy_that_is_overtaken_before_it_begins_leaves_nothing(run: str, tmp_path: Path) -> None:
+    copying, told = upload(run)
+    ranks: Any = Meanwhile(lambda: copying.overtake(8))
+    copying.offer(on_node(tmp_path / "node"), ranks)
+    wait(copying)
+    assert (told, store.list_files(run)) == ([], {})
+
+
+def test_what_the_system_refuses_is_told_and_the_next_step_is_copied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copying, told = upload(str(tmp_path / "run"))
+
+    def broken(operation: str, url: str) -> None:
+        if threading.current_thread().name == "lazy upload":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store.observers.append(broken)
+    try:
+        copying.offer(on_node(tmp_path / "node"), ALONE)
+        wait(copying)
+    finally:
+        store.observers.remove(broken)
+    assert "step 7 could not be copied" in caplog.text
+    assert "Input/output error" in caplog.text
+    copying.offer(on_node(tmp_path / "node", 9), ALONE)
+    wait(copying)
+    assert [report.step for _, report in told] == [9]
 
 
 def test_one_at_a_time_and_none_at_the_end(tmp_path: Path) -> None:

@@ -100,6 +100,25 @@ def test_a_run_goes_on_from_a_newer_step_of_its_node(
     assert kinds == ["local"] * 3 + ["durable"] + ["local"] * 3 + ["durable"]
 
 
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_full_disk_of_a_node_is_warned_of_and_costs_the_run_nothing(
+    async_save: bool, tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, options = tmp_path / "run", {**SMALL, **local(tmp_path, "node"), "async_save": async_save}
+
+    def full(operation: str, url: str) -> None:
+        if "/node/" in url and operation == "publish" and "/optimizer-" in url:
+            raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "observers", [full])
+        assert go(tokens, run, dies_after=6, **options) == "died"
+    assert "OSError: [Errno 28] No space left on device" in caplog.text
+    assert (steps(run), list(tmp_path.glob("node/*/iter_*"))) == ([4], [])
+    resumes(tokens, run, caplog, f"continuing from step 4 in {run}", **options)
+    assert digest(run) == whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verify", ["sizes", "digests"])
 def test_a_damaged_one_is_passed_over_in_words(

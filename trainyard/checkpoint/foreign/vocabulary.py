@@ -103,7 +103,7 @@ def _tokens(source: Source, tokenizer: Carried | None, true_vocab_size: int | No
         )
     tokens = true_vocab_size or found or source.vocab_size
     if tokens > source.padded_vocab_size:
-        option = "--true-vocab-size" if true_vocab_size else "--tokenizer-model"
+        option = "--true-vocab-size" if true_vocab_size else "the tokenizer"
         raise ConfigError(
             f"{option}: {tokens} tokens, but {source.url} has rows for {source.padded_vocab_size}; "
             "this is not the tokenizer that the model was trained with"

@@ -1,7 +1,12 @@
 """Saves between those of the run folder: in folders of nodes, or in another one for all.
 
-What fails here is warned of, and training goes on: the run folder has what there is to fall back
-to. With --async-save training waits for a copy to host memory only, which is memory of its own."""
+What fails here, a full disk too, is warned of, and training goes on: the run folder has what there
+is to fall back to. With --async-save training waits for a copy to host memory only, which is memory
+of its own.
+
+Where the run folder has got a newer step meanwhile, a copy to it is broken off. What is still being
+written in the other place becomes whole nevertheless: little is left of it by then, no other save
+waits for it but the next one here, and should the newer step turn out damaged it is the nearest."""
 
 from __future__ import annotations
 
@@ -119,7 +124,7 @@ class NonPersistentSaves:
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except TrainyardError as error:
+        except (TrainyardError, OSError) as error:
             log.warning(
                 "a save between those in the run folder failed, training goes on: %s", error
             )

@@ -168,7 +168,7 @@ def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"--true-vocab-size: 385 tokens, .*rows for 384"):
             Adjusted(source, true_vocab_size=385)
         other = Carried({"a": b""}, 400)
-        with pytest.raises(ConfigError, match="--tokenizer-model: 400 tokens"):
+        with pytest.raises(ConfigError, match="the tokenizer: 400 tokens"):
             Adjusted(source, tokenizer=other)
         with pytest.raises(ConfigError, match=r"--true-vocab-size 300, but .* 400"):
             Adjusted(source, tokenizer=other, true_vocab_size=300)

@@ -1,0 +1,121 @@
+"""The command line.
+
+    python -m flows.browse --root URL [--host 127.0.0.1] [--port 4201] [--allow-host NAME]
+
+Serves until SIGTERM or SIGINT; exit status 0 then, 2 for what was written wrong."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from flows.browse.root import Root
+from flows.browse.server import BrowseServer
+from flows.program import fail
+from trainyard.errors import ConfigError, InfrastructureError, Stopped, TrainyardError
+
+PORT = 4201
+LOOK_SECONDS = 0.5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve a root; returns the exit status."""
+    given = _parser().parse_args(argv)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    try:
+        root = Root(given.root)
+        server = bound(root, given.host, given.port, given.allow_host)
+        if given.end_with is not None:
+            threading.Thread(target=_end_with, args=(given.end_with,), daemon=True).start()
+        with server:
+            _say(server, given.host)
+            _try_out(root)
+            server.serve_forever(poll_interval=60.0)
+    except Stopped:
+        return 0
+    except TrainyardError as error:
+        return fail(error)
+    raise AssertionError("it serves until a signal")
+
+
+def bound(root: Root, host: str, port: int, names: Sequence[str] = ()) -> BrowseServer:
+    """A server on its port; ConfigError where that is not to be had."""
+    try:
+        return BrowseServer(root, host, port, names)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be listened on: {error}; take another --port, "
+            f"or end what listens there"
+        ) from error
+
+
+def _say(server: BrowseServer, host: str) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    print(f"{server.root.url} is shown at http://{shown}:{server.server_port}/", flush=True)
+    if not _is_of_this_machine(host):
+        print(
+            f"warning: {host} is reached from other machines, and nobody is asked for a password",
+            file=sys.stderr,
+        )
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _try_out(root: Root) -> None:
+    """Wrong credentials and a missing bucket are refused at once; a store that is away may come
+    back."""
+    try:
+        root.entries("")
+    except InfrastructureError as error:
+        logging.getLogger(__name__).warning("%s", error)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    for again in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(again, signal.SIG_IGN)  # it is about to end
+    raise Stopped(number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.browse",
+        description="Show browsers what lies under the root of a yard: run cards, logs, manifests.",
+    )
+    parser.add_argument("--root", required=True, help="folder or s3:// URL of all runs")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0: a free one")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer to this name too: that of a proxy in front; several times for several",
+    )
+    parser.add_argument(
+        "--end-with",
+        type=int,
+        metavar="PID",
+        help="end when this process, which started it, is gone",
+    )
+    return parser

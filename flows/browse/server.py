@@ -1,0 +1,229 @@
+"""The web server: GET and HEAD of names below a root, and a word for all else.
+
+It asks nobody for a password, so it listens on this machine alone unless told otherwise, and
+answers only to names that are its own: a page of a foreign site that has its name resolved to
+127.0.0.1 (DNS rebinding) is turned away by the Host header. What it hands out was written by runs
+and is not trusted: no script runs in it, it loads nothing, and no other page can read it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import socketserver
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import quote, unquote
+
+from flows.browse.listing import listing
+from flows.browse.root import KINDS, TEXT, RefusedError, Root
+from trainyard.artifacts.urls import basename, join
+from trainyard.errors import ArtifactError, InfrastructureError, TrainyardError
+
+log = logging.getLogger(__name__)
+
+OURS = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Names of this machine that nobody else can give to another one."""
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z_.-]+)(:\d{1,5})?")
+
+HEALTH = "/.health"
+"""Answers without a look at the store; no file's name, since those are hidden."""
+
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; sandbox"
+)
+"""What the run card asks for itself, and more: no page may be framed, post or have an origin."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+IDLE_SECONDS = 30.0
+"""A browser that neither asks nor takes for so long is let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response to be."""
+
+    status: HTTPStatus
+    kind: str
+    size_bytes: int
+    blocks: Iterable[bytes]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class BrowseServer(ThreadingHTTPServer):
+    """Serves one root; each request in a thread that does not hold up the end."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, root: Root, host: str, port: int, names: Iterable[str] = ()) -> None:
+        """names: by which it may be called besides this machine's own. Raises OSError where the
+        address is not to be had."""
+        self.root = root
+        self.names = OURS | {host.lower()} | {name.lower() for name in names}
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), Handler)
+
+    def server_bind(self) -> None:
+        """Bind, without the look-up of our own name that http.server makes."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "trainyard", int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Called in an `except`, once a response was begun: it can only be cut short."""
+        log.warning("a response to %s was cut short", client_address[0], exc_info=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: BrowseServer
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        """A file or a folder."""
+        self._respond(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """The same without its contents."""
+        self._respond(with_body=False)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server itself refuses: malformed requests, and all other methods."""
+        status, text = HTTPStatus(code), message or HTTPStatus(code).description
+        headers: dict[str, str] = {}
+        if status is HTTPStatus.NOT_IMPLEMENTED:
+            status, headers = HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"}
+            text = "only GET and HEAD: this place is read only"
+        self._send(_words(status, text, headers), with_body=self.command != "HEAD")
+
+    def version_string(self) -> str:
+        """What the header Server says."""
+        return "trainyard"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are of no interest to a person."""
+        log.debug("%s " + format, self.address_string(), *args)
+
+    def _respond(self, with_body: bool) -> None:
+        with ExitStack() as held:
+            self._send(self._answer(held), with_body)
+
+    def _answer(self, held: ExitStack) -> Answer:
+        """What to respond. `held` is left when it was sent."""
+        try:
+            self._check_host()
+            return self._found(held)
+        except RefusedError as error:
+            return _words(error.status, str(error))
+        except TrainyardError as error:
+            return _words(_status_of(error), str(error))
+        except Exception:
+            log.exception("%s", self.path)
+            text = "a defect of trainyard; what it printed where it runs tells more"
+            return _words(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+
+    def _check_host(self) -> None:
+        """RefusedError unless the request names this server, once."""
+        hosts = self.headers.get_all("Host", [])
+        found = HOST.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
+        if found is None:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "a request has one header Host, with a name")
+        name = found[1].strip("[]")
+        if name not in self.server.names:
+            raise RefusedError(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"this server does not go by the name of {name}: ask for 127.0.0.1 or localhost, "
+                f"or start it with --allow-host {name}",
+            )
+
+    def _found(self, held: ExitStack) -> Answer:
+        path, root = self.path.partition("?")[0], self.server.root
+        if path == HEALTH:
+            return _words(HTTPStatus.OK, "ok")
+        name = _name(path)
+        if not path.endswith("/"):
+            if root.is_file(name):
+                return self._file(name, held)
+            if root.is_folder(name):
+                link = f"./{quote(basename(name), safe='')}/"
+                return _words(HTTPStatus.FOUND, "a folder", {"Location": link})
+        elif root.is_folder(name):
+            return self._folder(name)
+        raise RefusedError(
+            HTTPStatus.NOT_FOUND, f"{join(root.url, name)}: there is no such file here"
+        )
+
+    def _file(self, name: str, held: ExitStack) -> Answer:
+        kind = self.server.root.kind(name)
+        if kind is None:
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN,
+                f"{join(self.server.root.url, name)}: files of this kind are not shown, only "
+                f"{', '.join(sorted(KINDS))}",
+            )
+        size, blocks = held.enter_context(self.server.root.opened(name))
+        return Answer(HTTPStatus.OK, kind, size, blocks)
+
+    def _folder(self, name: str) -> Answer:
+        root = self.server.root
+        folders, files = root.entries(name)
+        linked = [one for one in files if root.is_shown(join(name, one))]
+        page = listing(root.url, name, folders, files, linked)
+        return Answer(HTTPStatus.OK, KINDS[".html"], len(page), [page])
+
+    def _send(self, answer: Answer, with_body: bool) -> None:
+        """Say it. Where contents end early the connection does as well, and the length sent before
+        tells the browser that they were more."""
+        self.close_connection = True
+        try:
+            self.send_response(answer.status)
+            for name, value in {**HEADERS, **answer.headers}.items():
+                self.send_header(name, value)
+            self.send_header("Cross-Origin-Resource-Policy", _readers(answer.kind))
+            self.send_header("Content-Type", answer.kind)
+            self.send_header("Content-Length", str(answer.size_bytes))
+            self.end_headers()
+            for block in answer.blocks if with_body else ():
+                self.wfile.write(block)
+        except (ConnectionError, TimeoutError):
+            log.debug("the browser left")
+
+
+def _name(path: str) -> str:
+    """The name below the root that a path of a URL stands for."""
+    if not path.startswith("/"):
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "ask for a path, such as /quickstart/card.html")
+    try:
+        return unquote(path, errors="strict").removeprefix("/").removesuffix("/")
+    except UnicodeDecodeError as error:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "the path is no UTF-8") from error
+
+
+def _readers(kind: str) -> str:
+    """Whose pages may show it as a part of theirs: pictures are for Prefect's, whose address is
+    another one."""
+    return "cross-origin" if kind.startswith("image/") else "same-origin"
+
+
+def _words(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Answer:
+    data = f"{text}\n".encode(errors="backslashreplace")
+    return Answer(status, TEXT, len(data), [data], headers or {})
+
+
+def _status_of(error: TrainyardError) -> HTTPStatus:
+    if isinstance(error, ArtifactError):
+        return HTTPStatus.NOT_FOUND
+    if isinstance(error, InfrastructureError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.INTERNAL_SERVER_ERROR  # how it was set up: credentials, rights

@@ -1,0 +1,105 @@
+"""Every stage of a yard rendered as a flow would start it, and thrown away: what a block would
+refuse at night is refused when the yard is registered.
+
+Pure: no engine, no scheduler and no cluster is asked, so what only they know is found by
+`python -m flows.doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flows.job import CONFIGS, StageJob
+from flows.launch.container import Host, render_container
+from flows.launch.key import job_key
+from flows.launch.kubernetes import render_kubernetes
+from flows.launch.slurm import render_slurm
+from flows.launch.spec import LaunchSpec, Shares
+from flows.place import Place
+from flows.profile import Profile
+from flows.stage_spec import stage_spec
+from trainyard.artifacts.urls import join
+from trainyard.errors import ConfigError
+
+CANCEL_SECONDS = 30
+"""So long after a run was cancelled Prefect's worker kills its flow."""
+
+KEY = job_key("rehearsal", "rehearsal", 1)
+
+
+def _process(spec: LaunchSpec, options: Any) -> None:
+    """A process is its command."""
+
+
+def _container(spec: LaunchSpec, options: Any) -> None:
+    render_container(spec, options, Host(user="0:0"))
+
+
+RENDERERS: dict[str, Callable[[LaunchSpec, Any], object]] = {
+    "process": _process,
+    "container": _container,
+    "slurm": render_slurm,
+    "kubernetes": render_kubernetes,
+}
+"""What makes of a job the request of a block."""
+
+
+def rehearse(profile: Profile, sources: Path) -> None:
+    """ConfigError for what no stage, or not every stage, could be started with.
+
+    sources: the folder in which workers stand, from which a folder without a root is meant."""
+    _check_grace(profile)
+    _check_images(profile)
+    place = profile.place(join(profile.yard_root(), "rehearsal"))
+    refused: dict[str, ConfigError] = {}
+    for stage in CONFIGS:
+        for job in _jobs(stage, place):
+            try:
+                _render(job, place, sources)
+            except ConfigError as error:
+                refused.setdefault(stage, error)
+    for stage, fault in refused.items():
+        others = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        raise ConfigError(
+            f"yard {profile.name}: stage {stage}{others} could not be started: {fault}"
+        ) from fault
+
+
+def _jobs(stage: str, place: Place) -> Iterator[StageJob]:
+    yield StageJob(stage=stage, document={}, output=None)
+    if (count := place.shares_of(stage)) > 1:
+        yield StageJob(stage=stage, document={}, output=None, num_shares=count)
+
+
+def _render(job: StageJob, place: Place, sources: Path) -> None:
+    shares = None
+    if job.num_shares:
+        shares = Shares(count=job.num_shares, at_once=place.shares_at_once)
+    folder = Path(sources, place.run_folder, "job", KEY)
+    spec = stage_spec(job, place, folder, KEY, shares)
+    RENDERERS[place.block](spec, place.options_of(job.stage))
+
+
+def _check_grace(profile: Profile) -> None:
+    tables = {"[watch]": profile.watch}
+    tables |= {f"[watch.{stage}]": watch for stage, watch in profile.watch_by_stage.items()}
+    for table, watch in tables.items():
+        if watch.grace_seconds >= CANCEL_SECONDS:
+            raise ConfigError(
+                f"yard {profile.name} {table}: grace_seconds ({watch.grace_seconds:g}) must be "
+                f"under {CANCEL_SECONDS}: so long after a run was cancelled Prefect's worker kills "
+                f"its flow, and nobody would be left to end the job"
+            )
+
+
+def _check_images(profile: Profile) -> None:
+    if profile.block not in ("container", "kubernetes") or profile.image is not None:
+        return
+    without = [stage for stage in CONFIGS if stage not in profile.images]
+    if without:
+        raise ConfigError(
+            f"yard {profile.name}: block {profile.block!r} runs images, and there is none for "
+            f'{", ".join(without)}: write image = "trainyard/{{stage}}:{{version}}", or name '
+            f"one for each stage in [images]"
+        )

@@ -1,0 +1,61 @@
+"""What doctor says of the partitions that stages of a yard go to."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flows.doctor.check import Answer, State
+from flows.doctor.places import jobs
+from flows.doctor.yard import Yard
+from flows.profile import parse_profile
+
+NODES = {"cpu": "cpu*|idle|2|(null)", "h100": "h100|idle|4|gpu:8", "old": "old|down|1|(null)"}
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site with these partitions, as its programs tell of it."""
+    cases = "".join(f"*--partition={name}) echo '{line}' ;;\n" for name, line in NODES.items())
+    everything = "\n".join(NODES.values())
+    programs = {
+        "scontrol": "echo 'Slurmctld(primary) at head is UP'",
+        "sinfo": f'case "$*" in\n{cases}*--partition=*) exit 1 ;;\n*) echo "{everything}" ;;\nesac',
+    }
+    for name, text in programs.items():
+        script = tmp_path / name
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def asked(text: str) -> Answer:
+    profile = parse_profile(tomllib.loads(f'block = "slurm"\n{text}'), "site")
+    return jobs(Yard(profile, "/yard"))
+
+
+def test_every_partition_is_looked_at() -> None:
+    answer = asked('[slurm]\npartition = "cpu"\n[slurm.pretrain]\npartition = "h100"\n')
+    assert answer.state is State.OK
+    assert "2 of 2 nodes of cpu run jobs; 4 of 4 nodes of h100 run jobs" in answer.told
+
+
+def test_a_stages_partition_that_is_not_there_is_named() -> None:
+    answer = asked('[slurm]\npartition = "cpu"\n[slurm.pretrain]\npartition = "h200"\n')
+    assert (answer.state, answer.told) == (State.FAIL, "there is no partition h200")
+
+
+def test_gpus_are_looked_for_where_the_stage_goes_that_asks_for_them() -> None:
+    wants = "[resources.pretrain]\ngpus_per_node = 8\n"
+    answer = asked(f'{wants}[slurm]\npartition = "cpu"\n[slurm.pretrain]\npartition = "h100"\n')
+    assert answer.state is State.OK
+    answer = asked(f'{wants}[slurm]\npartition = "h100"\n[slurm.pretrain]\npartition = "cpu"\n')
+    assert answer.state is State.FAIL
+    assert answer.todo == "choose another partition for pretrain, or lower gpus_per_node"
+
+
+def test_a_partition_whose_nodes_are_down_runs_nothing() -> None:
+    answer = asked('[slurm.merge]\npartition = "old"\n')
+    assert (answer.state, answer.told) == (State.FAIL, "0 of 1 nodes of old run jobs")

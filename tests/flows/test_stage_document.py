@@ -1,0 +1,46 @@
+"""What a stage finds in its document: what was written, and the GPUs that it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.job import StageJob, stage_job
+from flows.launch.spec import Resources
+from flows.place import Place
+from flows.stage_spec import stage_document
+
+GPU = Place(run_folder="/runs", resources_by_stage={"benchmark": Resources(gpus_per_node=1)})
+NO_GPU = Place(run_folder="/runs")
+
+
+def benchmark(**options: Any) -> StageJob:
+    document = {"load": "model", "output_dir": "out", "prompts": ["x"], **options}
+    return stage_job("benchmark", document, "test")
+
+
+def merge() -> StageJob:
+    return stage_job("merge", {"input": ["parts"], "output_prefix": "all"}, "test")
+
+
+@pytest.mark.parametrize(
+    ("place", "written", "device"),
+    [
+        (GPU, {}, "cuda"),
+        (GPU, {"device": "cpu"}, "cpu"),
+        (GPU, {"device": "auto"}, "auto"),
+        (GPU, {"device": None}, "cuda"),
+        (NO_GPU, {}, None),
+        (NO_GPU, {"device": "cuda"}, "cuda"),
+    ],
+)
+def test_a_stage_with_gpus_computes_on_them_unless_it_says_where(
+    place: Place, written: dict[str, Any], device: str | None
+) -> None:
+    assert stage_document(benchmark(**written), place).get("device") == device
+
+
+def test_a_stage_that_knows_no_device_is_told_none() -> None:
+    everywhere = Place(run_folder="/runs", resources=Resources(gpus_per_node=8))
+    assert "device" not in stage_document(merge(), everywhere)

@@ -1,0 +1,76 @@
+"""A training that is run alone is planned on what its yard gives it, as one of a recipe is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.job import StageJob, stage_job
+from flows.pretrain_jobs import Means
+from flows.stage_plan import is_unknown, plan_before
+from trainyard.errors import ConfigError
+
+TRAINING: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "seq_length": 32,
+    "position_embedding_type": "rope",
+    "micro_batch_size": 4,
+    "train_iters": 6,
+    "lr": 1e-3,
+    "data_path": ["tokens"],
+    "save": "run",
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 255,
+}
+LEARNT = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "t", "vocab_size": None}
+GPUS = Means(world_size=8, gpu_memory_gib=80.0)
+
+
+def training(**changes: Any) -> StageJob:
+    return stage_job("pretrain", {**TRAINING, **changes}, "a.toml")
+
+
+def test_the_plan_is_of_the_same_model_on_what_the_yard_has() -> None:
+    plan = plan_before(training(lr=2e-3), GPUS, "a.toml")
+    assert plan is not None
+    assert (plan.stage, plan.output) == ("plan", None)
+    own = {"num_layers": 2, "micro_batch_size": 4, "vocab_size": 255}
+    given = {"world_size": 8, "gpu_memory_gib": 80.0}
+    assert plan.document.items() >= {**own, **given}.items()
+    assert "lr" not in plan.document
+
+
+def test_ranks_of_one_machine_are_those_that_the_training_starts() -> None:
+    plan = plan_before(training(nproc_per_node=2), Means(gpu_memory_gib=80.0), "a.toml")
+    assert plan is not None
+    assert plan.document["world_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "means"),
+    [
+        (training(), Means()),
+        (training(), Means(world_size=8)),
+        (training(**LEARNT), GPUS),
+        (training(ckpt_convert_format="torch", ckpt_convert_save="c", load="x"), GPUS),
+        (StageJob(stage="merge", document={}, output=None), GPUS),
+    ],
+)
+def test_nothing_is_run_where_there_is_nothing_to_compare(job: StageJob, means: Means) -> None:
+    assert plan_before(job, means, "a.toml") is None
+
+
+def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
+    assert is_unknown(training(**LEARNT), GPUS)
+    assert not is_unknown(training(**LEARNT), Means(world_size=8))
+    assert not is_unknown(training(), GPUS)
+
+
+@pytest.mark.parametrize("means", [GPUS, Means(world_size=8)])
+def test_degrees_that_the_ranks_cannot_have_are_refused_at_once(means: Means) -> None:
+    wrong = training(num_layers=3, pipeline_model_parallel_size=3)
+    with pytest.raises(ConfigError, match=r"a.toml, on what the yard gives.*--world-size \(8\)"):
+        plan_before(wrong, means, "a.toml")

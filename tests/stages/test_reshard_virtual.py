@@ -1,0 +1,91 @@
+"""`reshard` into files for Megatron-LM's interleaved schedule, and what it refuses of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.reshard.config import ReshardConfig
+from tests.stages.test_reshard import assert_same, contents, reshard, tensors
+from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+
+GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=16)
+PER_STAGE = "target_num_layers_per_virtual_pipeline_stage"
+STAGES = "target_num_virtual_stages_per_pipeline_rank"
+TWO_BY_TWO = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
+
+
+@pytest.mark.parametrize("saver", ["core", pytest.param("legacy", marks=pytest.mark.slow)])
+def test_through_virtual_stages_and_back(saver: str, tmp_path: Path) -> None:
+    """Said either way they are the same files; a second layout of them is the same model."""
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    for name, said in (("a", {PER_STAGE: 1}), ("b", {STAGES: 2})):
+        reshard(tmp_path / "run", tmp_path / name, saver=saver, **TWO_BY_TWO, **said)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    for path in (tmp_path / "a").rglob("model_optim_rng.pt"):
+        tree = torch.load(path, weights_only=False)
+        assert [key for key in tree if key.startswith("model")] == ["model0", "model1"]
+    other = {"target_pipeline_parallel_size": 2, STAGES: 1}
+    reshard(tmp_path / "a", tmp_path / "c", saver="core", **other)
+    reshard(tmp_path / "c", tmp_path / "back")
+    assert_same(tensors(tmp_path / "run"), tensors(tmp_path / "back"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({PER_STAGE: 0}, "--target-num-layers-per-virtual-pipeline-stage must be at least 1"),
+        ({STAGES: 0}, "--target-num-virtual-stages-per-pipeline-rank must be at least 1"),
+        ({PER_STAGE: 1, STAGES: 2}, "say the same; give one"),
+        (
+            {STAGES: 2, "target_pipeline_parallel_size": None},
+            "rank 2: virtual stages are of several.* give --target-pipeline-parallel-size 2 or",
+        ),
+        ({PER_STAGE: 1, "saver": "torch_dist"}, "--saver torch_dist writes what any number of sta"),
+        ({STAGES: 2, "saver": "trainyard"}, "--saver trainyard writes what any .* take --saver co"),
+        ({STAGES: 2, "saver": "hf"}, "--saver hf writes what any number of stages loads"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+    values = {"load_dir": "run", "save_dir": "out", "saver": "core", **TWO_BY_TWO, **options}
+    with pytest.raises(ConfigError, match=words):
+        ReshardConfig(**values)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and in theirs/ what was once made of it."""
+    folder = tmp_path_factory.mktemp("converted")
+    save_gpt(str(folder / "run"), random_gpt(GPT))
+    reshard(folder / "run", folder / "theirs", saver="core", **TWO_BY_TWO)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {STAGES: 3},
+            r"2 layers of a pipeline rank must be divisible by --target-num-virtual-stages-per-"
+            r"pipeline-rank \(3\); choose --target-num-virtual-stages-per-pipeline-rank 2",
+        ),
+        ({PER_STAGE: 4}, r"virtual-pipeline-stage \(4\); choose .*virtual-pipeline-stage 2"),
+        (
+            {"target_pipeline_parallel_size": 3, STAGES: 2},
+            r"the 4 layers of the model must be divisible by --target-pipeline-parallel-size \(3\)"
+            "; choose --target-pipeline-parallel-size 2 or 4",
+        ),
+    ],
+)
+def test_layers_that_cannot_be_shared_out_are_refused_before_anything_is_touched(
+    converted: Path, options: dict[str, Any], words: str
+) -> None:
+    before = contents(converted / "theirs")
+    with pytest.raises(ConfigError, match=words):
+        reshard(converted / "run", converted / "theirs", saver="core", **{**TWO_BY_TWO, **options})
+    assert contents(converted / "theirs") == before

@@ -1,0 +1,102 @@
+"""Programs that the tests run as jobs of every place, and how a job is followed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from flows.blocks.run import BlockRun
+from flows.launch.outcome import Outcome
+
+SECONDS = 60
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+ALL_REDUCE = """
+import socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([2.0 ** dist.get_rank()])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} on {socket.gethostname()}: {total.item()}", flush=True)
+dist.destroy_process_group()
+"""
+"""Of two ranks each says 3.0."""
+
+TRAINING = """
+import json, os, signal, time
+run = os.environ["TRAINYARD_RUN_DIR"]
+def save(number, frame):
+    said = {"class": "Stopped", "exit_status": 128 + number, "step": step, "message": "saved"}
+    json.dump(said, open(run + "/failure.json", "w"))
+    print("saved step", step, flush=True)
+    raise SystemExit(128 + number)
+signal.signal(signal.SIGUSR1, save)
+signal.signal(signal.SIGTERM, save)
+for step in range(STEPS):
+    print("step", step, flush=True)
+    time.sleep(SECONDS)
+"""
+
+
+def training(steps: int = 10_000, step_seconds: float = 0.25) -> str:
+    """Counts steps; saves when it is told to stop."""
+    return TRAINING.replace("STEPS", str(steps)).replace("SECONDS", str(step_seconds))
+
+
+SAVES_SLOWLY = """
+import os, signal, time
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+def cut_short(number, frame):
+    print("cut short", flush=True)
+    os._exit(1)
+def save(number, frame):
+    for one in SIGNALS:
+        signal.signal(one, cut_short)
+    print("saving", flush=True)
+    time.sleep(6)
+    print("all of it is saved", flush=True)
+    os._exit(128 + number)
+for one in SIGNALS:
+    signal.signal(one, save)
+print("begun", flush=True)
+time.sleep(600)
+"""
+"""Takes its time, and a second signal ends that, as it does with stages."""
+
+
+AnyRun = TypeVar("AnyRun", bound=BlockRun)
+Started = TypeVar("Started", bound=BlockRun, covariant=True)
+
+
+class Block(Protocol[Started]):
+    """A job that is still to be started."""
+
+    async def trigger(self) -> Started:
+        """Find or start it."""
+        ...
+
+
+def follow(
+    block: Block[AnyRun], meanwhile: Callable[[AnyRun], Coroutine[Any, Any, None]] | None = None
+) -> tuple[AnyRun, Outcome]:
+    """Trigger, wait, and fetch; `meanwhile` happens beside the waiting."""
+
+    async def whole() -> tuple[AnyRun, Outcome]:
+        run = await block.trigger()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run.wait_for_completion())
+            if meanwhile is not None:
+                group.create_task(meanwhile(run))
+        return run, await run.fetch_result()
+
+    return asyncio.run(whole())
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Until it holds; AssertionError when it does not come to."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)

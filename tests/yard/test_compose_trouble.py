@@ -1,0 +1,128 @@
+"""Trouble in the yard of docker-compose.yml: its database goes away in the middle of a flow run, a
+training fails and somebody presses Retry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.yard.composed import ITERATIONS, Run, api, begin, registered
+from tests.yard.deployed import comes
+from tests.yard.engine import Compose, docker
+from tests.yard.faults import logs, steps
+
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(1200)]
+
+AWAY_SECONDS = 30
+LONG = 2000
+"""Steps of a training that somebody has the time to stop."""
+JOBS = {
+    *("plan", "tokenize-a", "merge", "pretrain", "reshard", "export", "evaluate"),
+    *("benchmark", "report"),
+}
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+    with registered(tmp_path_factory.mktemp("trouble")) as yard:
+        yield yard
+
+
+# --- the database is away for half a minute -------------------------------------------------------
+
+
+def is_planned(run: Run) -> bool:
+    """Before the short stages, each of which the server is told of."""
+    return (run.made / "plan" / "manifest.json").exists()
+
+
+def is_training(run: Run) -> bool:
+    return bool(steps(run.checkpoint))
+
+
+def restarts(yard: Compose, *services: str) -> list[str]:
+    """When and how often containers of services were started."""
+    names = yard.run("ps", "--quiet", *services).stdout.split()
+    told = "{{.Name}} {{.State.StartedAt}} {{.RestartCount}}"
+    return docker("inspect", "--format", told, *names).stdout.splitlines()
+
+
+@pytest.mark.parametrize("begins", [is_planned, is_training])
+@pytest.mark.parametrize(("leave", "come"), [("stop", "start"), ("pause", "unpause")])
+def test_a_database_that_is_away_for_half_a_minute_costs_nothing(
+    yard: Compose, leave: str, come: str, begins: Callable[[Run], bool]
+) -> None:
+    run = begin(yard, f"{leave}-{begins.__name__.replace('_', '-')}")
+    before = restarts(yard, "server", "worker")
+    assert comes(120, lambda: begins(run)), yard.run("logs", "worker").stdout
+    yard.run(leave, "postgres")
+    try:
+        time.sleep(AWAY_SECONDS / 2)
+        assert run.state() == ""
+        time.sleep(AWAY_SECONDS / 2)
+    finally:
+        yard.run(come, "postgres")
+    assert run.ended(300) == "COMPLETED", yard.run("logs", "worker").stdout
+    assert restarts(yard, "server", "worker") == before
+    assert api(yard).ask(f"flow_runs/{run.id}")["run_count"] == 1
+    told = run.submissions()
+    assert set(told.values()) == {("submitted", "started", "ended")}
+    assert sorted(name.partition("/")[0] for name in told) == sorted(JOBS)
+    assert run.trained() == list(range(1, ITERATIONS + 1))
+
+
+# --- the worker is stopped ------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_stopped_has_its_runs_save_first(yard: Compose) -> None:
+    """And the next one goes on from there, when somebody presses Retry."""
+    run = begin(yard, "stopped", LONG, saves=500)
+    assert comes(240, lambda: is_training(run)), yard.run("logs", "worker").stdout
+    yard.run("stop", "worker")
+    said = yard.run("logs", "worker").stdout
+    assert run.state() == "CRASHED", said
+    reached = steps(run.checkpoint)[-1]
+    assert "asked to stop" in logs(run.folder), said
+    assert reached % 500, "it did not save when it was told to stop"
+    yard.run("up", "--detach", "--wait", "--no-build", "worker")
+    api(yard).press_retry(run.id)
+    assert comes(60, lambda: run.state() != "CRASHED")
+    assert run.ended(300) == "COMPLETED", yard.run("logs", "worker").stdout
+    assert run.trained() == list(range(1, LONG + 1))
+
+
+# --- Retry pressed --------------------------------------------------------------------------------
+
+
+def test_published_stages_are_reused_and_the_container_that_failed_goes_on(yard: Compose) -> None:
+    """Somebody stops the container of a training: the run fails, a person looks, presses Retry."""
+    run = begin(yard, "retried", LONG)
+    assert comes(240, lambda: is_training(run)), yard.run("logs", "worker").stdout
+    ours = ("--filter", f"volume={yard.home}", "--filter", "name=trainyard-pretrain-")
+    (container,) = docker("ps", "--quiet", *ours).stdout.split()
+    docker("stop", "--time", "60", container)
+    assert run.ended(120) == "FAILED"
+    reached = steps(run.checkpoint)[-1]
+    assert 0 < reached < LONG
+    found = [
+        path for path in run.made.rglob("*manifest.json") if run.checkpoint not in path.parents
+    ]
+    published = {path: path.stat().st_mtime_ns for path in found}
+    assert len(published) >= 3
+
+    api(yard).press_retry(run.id)
+    # It is FAILED until a worker takes it.
+    assert comes(60, lambda: run.state() != "FAILED")
+    assert run.ended(300) == "COMPLETED", yard.run("logs", "worker").stdout
+    assert api(yard).ask(f"flow_runs/{run.id}")["run_count"] == 2
+    assert {path: path.stat().st_mtime_ns for path in published} == published
+    assert steps(run.checkpoint)[-1] == LONG
+    assert run.trained() == list(range(1, LONG + 1))  # no step was made twice
+    attempts = [name for name in run.submissions() if name.startswith("pretrain/")]
+    assert len(attempts) == 2
+    stages = run.shown("pretrain-gpt-stages")
+    for stage in ("tokenize-a", "merge", "plan"):
+        assert f"| `{stage}` | reused |" in stages
+    assert "| `pretrain` | done |" in stages
