@@ -103,9 +103,11 @@ images: env ## Images of stages and flows, on the engine of this machine; IMAGES
 locks: ## images/locks, after a change of pyproject.toml or constraints.txt; needs uv
 	@$(PYTHON) images/lock.py
 
+# The worker comes last: what another version has registered it refuses.
 up: env ## Database, Prefect, worker and object store on this machine (docs/operate.md)
-	@docker compose up --detach --wait
+	@docker compose up --detach --wait server
 	@docker compose run --rm flow python -m flows.register --yard compose
+	@docker compose up --detach --wait
 
 down: ## End them; what they keep stays in volumes
 	@docker compose --profile '*' down

@@ -4,7 +4,7 @@
 
 Prefect's own ends at once when it is told to, and leaves its flow runs to go on. In a container
 they are killed with it, without a word to their stages or to the server. So they are told first and
-waited for: stages save, the server hears that the runs have crashed, and Retry goes on from it."""
+waited for: stages save, and the server hears that the runs have crashed and may begin again."""
 
 from __future__ import annotations
 

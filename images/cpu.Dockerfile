@@ -85,8 +85,17 @@ RUN pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheel .
 
 # --- an image without its labels, and what is in it -----------------------------------------------
 
+FROM base AS patcher
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends patch && \
+    rm -rf /var/lib/apt/lists/*
+
 # hadolint ignore=DL3006
 FROM ${PACKAGES} AS installed
+RUN --mount=type=bind,from=patcher,source=/usr/bin/patch,target=/usr/local/bin/patch \
+    --mount=type=bind,source=images/apply-patches,target=/apply-patches \
+    --mount=type=bind,source=images/patches,target=/patches \
+    /apply-patches /patches /opt/trainyard/bin/python
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     pip --python /opt/trainyard install --no-deps --no-index --no-cache-dir /wheel/*.whl && \
     pip --python /opt/trainyard check

@@ -50,7 +50,16 @@ COPY stages stages
 COPY flows flows
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheel .
 
+FROM base AS patcher
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends patch && \
+    rm -rf /var/lib/apt/lists/*
+
 FROM packages AS installed
+RUN --mount=type=bind,from=patcher,source=/usr/bin/patch,target=/usr/local/bin/patch \
+    --mount=type=bind,source=images/apply-patches,target=/apply-patches \
+    --mount=type=bind,source=images/patches,target=/patches \
+    /apply-patches /patches /opt/trainyard/bin/python
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     PIP_CONSTRAINT="" pip --python /opt/trainyard install \
       --no-deps --no-index --no-cache-dir /wheel/*.whl

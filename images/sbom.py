@@ -63,8 +63,8 @@ def tell_patches(components: list[Document], folder: Path) -> None:
     """Write each patch into the pedigree of its package."""
     named = {str(one["name"]).lower(): one for one in components}
     for package, patch in patches(folder):
-        if package not in named:
-            raise SystemExit(f"{folder / package}: the image has no package of this name")
+        if package not in named:  # not in this image: `apply-patches` passed it over as well
+            continue
         named[package].setdefault("pedigree", {}).setdefault("patches", []).append(patch)
 
 

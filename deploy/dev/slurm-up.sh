@@ -120,7 +120,7 @@ configure() {
     gres=" Gres=gpu:$GPUS"
     echo "Name=gpu File=/dev/tty[1-$GPUS]" >"$DIR/gres.conf"
   fi
-  if [ -w /sys/fs/cgroup/memory/memory.limit_in_bytes ] || [ -w /sys/fs/cgroup/memory/tasks ]; then
+  if [ -w /sys/fs/cgroup/memory/cgroup.procs ]; then
     task=task/cgroup
     printf '%s\n' CgroupPlugin=cgroup/v1 ConstrainRAMSpace=yes >"$DIR/cgroup.conf"
   fi
@@ -147,7 +147,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 DefMemPerNode=4000
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0,preempt_send_user_signal
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2

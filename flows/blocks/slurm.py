@@ -35,6 +35,11 @@ FORGOTTEN_SECONDS = 60.0
 """So long Slurm may know nothing of a job, as accounting lags, before it counts as gone."""
 LATE_SECONDS = 5.0
 """So long the last lines and the exit file may take to be seen, over a network file system."""
+MOST_GRACE_SECONDS = 18.0
+"""Of the grace of a job that is cancelled. Prefect's worker kills a flow 30 s after it was told to
+stop; until then Slurm has to confirm the end, and the worker, which looks every 3 s, to see it."""
+KILL_STEPS_SECONDS = 4.0
+"""So long SIGKILL is repeated before scancel."""
 KILL_SECONDS = 180.0
 """By then a cancelled job is gone: KillWait, and epilogues."""
 
@@ -232,8 +237,7 @@ class SlurmJobRun(BlockRun):
 
     async def _stop(self) -> None:
         """SIGUSR1, so that training saves; after the grace SIGKILL and scancel, until Slurm
-        confirms it. scancel alone would leave it KillWait (30 s) more, and so outlast this flow,
-        which Prefect's worker kills 30 s after it was cancelled."""
+        confirms it. scancel alone would leave it KillWait (30 s) more, and outlast this flow."""
         await asyncio.to_thread(self._ask)
         if self._has_ended():
             return
@@ -243,11 +247,10 @@ class SlurmJobRun(BlockRun):
                 # Not SIGTERM: that would reach each rank twice, once through torchrun.
                 await asyncio.to_thread(self._client.signal_steps, self.job_id, "USR1")
                 self._note_ending(is_told=True)
-            await self._wait_until_gone(self.spec.grace_seconds)
-            if not self._has_ended():
-                running = [r for r in self._records if r.state == "RUNNING"]
-                indices = [index for record in running for index in record.shares]
-                await asyncio.to_thread(self._client.kill_steps, self.job_id, indices)
+            grace = min(self.spec.grace_seconds, MOST_GRACE_SECONDS)
+            self._log.info("Slurm job %s is to save; it is killed in %.0f s", self.job_id, grace)
+            await self._wait_until_gone(grace)
+            await self._kill_steps()
         if not self._has_ended():
             await asyncio.to_thread(self._client.cancel, self.job_id)
             await self._wait_until_gone(KILL_SECONDS)
@@ -258,6 +261,16 @@ class SlurmJobRun(BlockRun):
             )
         self._note_end(self._ended_by_us or Kind.STOPPED)
         self._log.info("Slurm job %s was stopped", self.job_id)
+
+    async def _kill_steps(self) -> None:
+        """SIGKILL to what still runs, a few times over: a shell whose program was killed may start
+        another before it is, and after scancel Slurm kills no more until KillWait is over."""
+        deadline = time.monotonic() + KILL_STEPS_SECONDS
+        while not self._has_ended() and time.monotonic() < deadline:
+            running = [record for record in self._records if record.state == "RUNNING"]
+            indices = [index for record in running for index in record.shares]
+            await asyncio.to_thread(self._client.kill_steps, self.job_id, indices)
+            await self._wait_until_gone(2 * TICK_SECONDS)
 
     async def _wait_until_gone(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -21,6 +21,7 @@ from flows.blocks.slurm_client import Said, SlurmClient
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.run_folder import HEARTBEAT, LOG
 from flows.launch.slurm import EXIT, SCRIPT
+from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec, Shares
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -82,7 +83,7 @@ def follow(block: PlayedJob) -> Outcome:
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TICK_SECONDS", "FORGOTTEN_SECONDS", "LATE_SECONDS"):
+    for name in ("TICK_SECONDS", "FORGOTTEN_SECONDS", "LATE_SECONDS", "KILL_STEPS_SECONDS"):
         monkeypatch.setattr(slurm, name, 0.01)
 
 
@@ -141,6 +142,43 @@ def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Pa
     played = Held([state("PENDING", Reason="launch_failed_requeued_held")])
     assert follow(block(tmp_path, played)).kind is Kind.NODE_FAILURE
     assert "scancel" in played.asked
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ("srun: error: node1: task 0: Out Of Memory\n", Kind.OUT_OF_MEMORY),
+        ("srun: error: node[1-2]: tasks 0-1: Out Of Memory\n", Kind.OUT_OF_MEMORY),
+        ("srun: error: node1: task 0: Exited with exit code 1\n", Kind.DATA),
+    ],
+)
+def test_a_step_that_a_cgroup_ended_is_told_by_srun(tmp_path: Path, log: str, kind: Kind) -> None:
+    """Slurm says FAILED, and srun's status is that of a fault in the data."""
+    write_exit(tmp_path, 1)
+    (tmp_path / LOG).write_text(f"line\n{log}line\n")
+    played = Played([state("FAILED", Reason="NonZeroExitCode", ExitCode="1:0")])
+    assert follow(block(tmp_path, played)).kind is kind
+
+
+def test_a_job_that_never_starts_is_ended_after_its_time_and_one_that_is_held_is_not(
+    tmp_path: Path,
+) -> None:
+    waits = [state("PENDING", Reason="PartitionTimeLimit")]
+    at_once = SlurmOptions(broken_seconds=0)
+    never = block(tmp_path / "never", Heeds(waits))
+    never.options = at_once
+    outcome = follow(never)
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.CONFIG, False)
+    assert "job 17 could not have started: the partition does not allow so long" in outcome.message
+
+    patient = block(tmp_path / "patient", Heeds([*waits * 3, state("COMPLETED")]))
+    assert follow(patient).kind is Kind.DONE
+    held = block(
+        tmp_path / "held",
+        Heeds([*[state("PENDING", Reason="JobHeldUser")] * 3, state("COMPLETED")]),
+    )
+    held.options = at_once
+    assert follow(held).kind is Kind.DONE
 
 
 def test_shares_that_slurm_has_not_listed_yet_are_waited_for(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,6 +192,26 @@ def test_cancelling_lets_every_rank_of_two_nodes_save(folder: Path) -> None:
     _, outcome = cancel(block, counts(block, "step 2\n", 4))
     assert outcome.kind is Kind.STOPPED
     assert len(re.findall(r"saved step \d", log_of(block).read_text())) == 4
+
+
+def test_cancelling_shares_that_pay_no_heed_takes_their_grace_and_no_kill_wait(
+    folder: Path,
+) -> None:
+    """KillWait of this cluster is 30 s, as Slurm has it."""
+    heedless = "import signal, time; signal.signal(15, print); print('on', flush=True)"
+    block = job(
+        folder, "cancel-3", f"{heedless}; time.sleep(99)", shares=Shares(count=2), grace_seconds=1.0
+    )
+    logs = Path(block.spec.run_directory)
+
+    def all_run() -> bool:
+        return sum("on\n" in path.read_text() for path in logs.glob("log-*.txt")) == 2
+
+    began = time.monotonic()
+    run, outcome = cancel(block, all_run)
+    assert time.monotonic() - began < 25
+    assert outcome.kind is Kind.STOPPED
+    assert ask("squeue", "--noheader", f"--jobs={run.job_id}", "--states=R,PD,CG").strip() == ""
 
 
 def test_a_job_that_waits_is_cancelled_in_the_queue(folder: Path) -> None:

@@ -36,6 +36,7 @@ def only(name: str) -> JobRecord:
         ("cancelled", "CANCELLED", Kind.STOPPED, -15),
         ("timeout", "TIMEOUT", Kind.TIME_LIMIT, -15),
         ("node-fail", "NODE_FAIL", Kind.NODE_FAILURE, 0),
+        ("preempted", "FAILED", Kind.PREEMPTED, 143),
     ],
 )
 def test_ends(name: str, state: str, verdict: Kind | None, code: int) -> None:
@@ -97,6 +98,35 @@ def test_a_job_that_slurm_holds_because_a_node_could_not_start_it() -> None:
     line = recorded("scontrol-requeued").replace("BeginTime", "launch_failed_requeued_held")
     assert parse_scontrol(line)[0].was_not_started
     assert not only("requeued").was_not_started
+
+
+def test_a_job_that_failed_in_a_later_run_was_not_preempted_in_that() -> None:
+    line = recorded("scontrol-preempted").replace("StartTime=2026-11-21", "StartTime=2026-11-22")
+    assert parse_scontrol(line)[0].verdict is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("PartitionNodeLimit", "does not allow so many nodes"),
+        ("QOSMaxCpuPerJobLimit", "more than its account or its quality of service allows"),
+        ("AssocMaxGRESPerJob", "more than its account or its quality of service allows"),
+    ],
+)
+def test_reasons_that_never_go_away(reason: str, words: str) -> None:
+    line = recorded("scontrol-requeued").replace("BeginTime", reason)
+    assert words in (parse_scontrol(line)[0].never_starts or "")
+    running = line.replace("JobState=PENDING", "JobState=RUNNING")
+    assert parse_scontrol(running)[0].never_starts is None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["BeginTime", "Resources", "JobHeldUser", "QOSMaxJobsPerUserLimit", "AssocGrpCpuLimit"],
+)
+def test_reasons_that_may_go_away(reason: str) -> None:
+    line = recorded("scontrol-requeued").replace("BeginTime", reason)
+    assert parse_scontrol(line)[0].never_starts is None
 
 
 def test_nothing_is_nothing() -> None:
