@@ -14,6 +14,8 @@ from stages.collect.run import Entry, all_entries, deal, distinct, set_aside, ta
 from tests.stages.directly import run_directly
 from trainyard.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 def collect(folder: Path, **options: Any) -> dict[str, Any]:
     given = {"output_dir": str(folder), "max_size_mb": 0.6, "num_shards": 3, **options}

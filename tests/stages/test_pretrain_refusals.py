@@ -22,6 +22,8 @@ import pytest
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.testing.kill import Zygote
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 16,

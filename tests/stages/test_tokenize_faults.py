@@ -23,6 +23,8 @@ from tests.stages.tokenize_runs import command, documents, numbered, origins, to
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.null import NullTokenizer
 
+pytestmark = pytest.mark.slow
+
 BAD: list[tuple[bytes, str]] = [
     (b'{"text": \n', "not a JSON document"),
     (b'{"body": "1"}\n', "no key 'text'"),

@@ -18,6 +18,8 @@ from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.store import SourceFile
 from trainyard.errors import ArtifactError, InfrastructureError
 
+pytestmark = pytest.mark.slow
+
 SIZES = st.one_of(
     st.integers(0, 3 * MIN_PART),
     st.sampled_from([MIN_PART - 1, MIN_PART, MIN_PART + 1, 2 * MIN_PART - 1]),

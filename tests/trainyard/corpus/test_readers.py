@@ -18,6 +18,8 @@ from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset, Reader
 from trainyard.errors import ArtifactError, ConfigError
 
+pytestmark = pytest.mark.slow
+
 READERS = ("mmap", "file", "ranged", "fetch")
 
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from trainyard.corpus.sentences import SentenceSplitter, model_folder
 from trainyard.errors import ArtifactError, ConfigError
 
+pytestmark = pytest.mark.slow
+
 CORPORA = ("books_en", "code", "corpus_en", "multilingual_mix", "wiki_zh")
 
 

@@ -16,6 +16,8 @@ from trainyard.parallel.sharding import has_partial_grad, shard_of
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
+pytestmark = pytest.mark.slow
+
 S, B, IN, OUT = 8, 2, 12, 24
 
 CUTS: list[dict[str, bool]] = [

@@ -17,6 +17,8 @@ from trainyard.parallel.vocab import VocabParallelEmbedding, vocab_parallel_cros
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
+pytestmark = pytest.mark.slow
+
 S, B, H, V = 8, 2, 6, 24
 
 

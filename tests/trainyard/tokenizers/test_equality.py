@@ -17,6 +17,8 @@ from trainyard.tokenizers.base import Tokenizer, as_lists
 from trainyard.tokenizers.bytelevel import ByteLevelTokenizer
 from trainyard.tokenizers.config import TokenizerConfig
 
+pytestmark = pytest.mark.slow
+
 KINDS = sorted(OPTIONS)
 SOME_KINDS = [kind for kind in KINDS if kind != "bert-chinese"]
 LARGEST = "corpus_en.jsonl"

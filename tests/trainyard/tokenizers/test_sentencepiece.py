@@ -25,6 +25,8 @@ from trainyard.tokenizers.pieces import parse_pieces, refusal_of_pieces
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 from trainyard.tokenizers.sentencepiece import SentencePieceTokenizer
 
+pytestmark = pytest.mark.slow
+
 TEXTS = (
     *("<s>", "</s>", "a<s>b</s> <unk>", "<0x41><0x0A>", "<|ctrl|>x", "\x00", "a\x00\x00b"),
     *("\u2581", "a\u2581b", " \u2581 ", "  a  b  ", "\t\n \r\n", "\x01\x1f\x7f", "\u00a0\u3000"),

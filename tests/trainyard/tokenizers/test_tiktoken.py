@@ -21,6 +21,8 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 from trainyard.tokenizers.tiktoken import TikTokenizer, parse_json, parse_lines
 
+pytestmark = pytest.mark.slow
+
 V1 = r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 V2 = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"

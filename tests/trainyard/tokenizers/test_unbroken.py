@@ -40,6 +40,8 @@ from trainyard.tokenizers.rows import LETTERS, LOWER, MARKS, NUMBERS, OTHER_MARK
 from trainyard.tokenizers.seams import find_rows, find_seam
 from trainyard.tokenizers.unbroken import Lengths, Unbroken
 
+pytestmark = pytest.mark.slow
+
 OVERLAP, WINDOW = 64, 150
 LONGEST = OVERLAP // 4
 

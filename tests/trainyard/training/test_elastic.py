@@ -15,7 +15,7 @@ from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import BF16_LAYOUT, FP32_LAYOUT, LEARNING
 from trainyard.training.spans import Span
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
 @dataclass(frozen=True, slots=True)

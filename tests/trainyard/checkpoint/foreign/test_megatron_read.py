@@ -26,6 +26,8 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 
+pytestmark = pytest.mark.slow
+
 SIZES: dict[str, Any] = {
     "num_layers": 4,
     "hidden_size": 32,

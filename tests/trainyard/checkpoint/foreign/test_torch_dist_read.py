@@ -38,6 +38,8 @@ from trainyard.checkpoint.tensorfile import TensorSpec
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
 
+pytestmark = pytest.mark.slow
+
 GPT, LLAMA, QWEN = (
     replace(config, num_layers=2) for config in (ranks.GPT, ranks.LLAMA, ranks.QWEN)
 )

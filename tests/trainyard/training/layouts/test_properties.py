@@ -12,6 +12,8 @@ from tests.trainyard.training.layouts.runs import reference, run_of
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_LAYOUT
 
+pytestmark = pytest.mark.slow
+
 # Weighed by token, as micro-batches have different numbers; dropout follows the place in the step.
 BASE = Cut(hidden_dropout=0.0, per_token=True)
 PERMUTED = (5, 2, 7, 0, 1, 6, 3, 4)

@@ -20,6 +20,8 @@ from tests.trainyard.training.layouts.runs import reference, run_of
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_LAYOUT
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 
