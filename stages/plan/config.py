@@ -110,7 +110,10 @@ class PlanConfig:
         if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
             raise ConfigError(f"--gpu-memory-gib must be positive, got {self.gpu_memory_gib}")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
-            raise ConfigError("--sequence-parallel needs --tensor-model-parallel-size above 1")
+            raise ConfigError(
+                "--sequence-parallel needs --tensor-model-parallel-size above 1; say "
+                "--no-sequence-parallel where a file asks for it"
+            )
         if self.global_batch % (self.micro_batch_size * self.replicas):
             raise ConfigError(
                 f"--global-batch-size ({self.global_batch}) must be divisible by "

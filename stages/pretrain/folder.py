@@ -155,4 +155,4 @@ class RunKeeper:
 
 
 def _all(found: FoundSteps) -> tuple[int, ...]:
-    return tuple(sorted(found.staying + found.passing + found.foreign))
+    return tuple(sorted(found.staying + found.passing + found.foreign + found.damaged))

@@ -100,7 +100,8 @@ def test_each_stage_has_a_table_and_its_command(pages: dict[str, Page]) -> None:
 
 
 def test_the_attempt_that_died_has_a_table_as_well(yard: Yard, versions: list[Page]) -> None:
-    done, died = [page for page in versions if page["key"] == "pretrain-stage"]
+    # The newest two: tests of other files made pages on the same server before.
+    done, died = [page for page in versions if page["key"] == "pretrain-stage"][:2]
     assert (done["description"], died["description"]) == (
         "Stage `pretrain`: done",
         "Stage `pretrain`: failed, infrastructure",

@@ -12,6 +12,7 @@ import fcntl
 import glob
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,19 +36,28 @@ def _path(url: str) -> Path:
     return path
 
 
-def _version(stat: os.stat_result) -> str:
+def _version(found: os.stat_result) -> str:
     # Whoever changes a file in place can put its modification time back, but not the other one.
-    return f"{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}"
+    return f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
+
+
+def _open_at_once(path: str | Path, flags: int) -> int:
+    """A pipe under the name of a file would be waited for until somebody writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class LocalBackend:
     """One of the two kinds of store behind `artifacts.store`."""
 
     def open_input(self, url: str) -> BinaryIO:
-        return _path(url).open("rb")
+        file = open(_path(url), "rb", opener=_open_at_once)  # noqa: SIM115  # the caller closes it
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise ArtifactError(f"{url}: not a file but a pipe or a device; copy it into a file")
+        return file
 
     def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
-        descriptor = os.open(_path(url), os.O_RDONLY)
+        descriptor = _open_at_once(_path(url), os.O_RDONLY)
         try:
             if version is not None and _version(os.fstat(descriptor)) != version:
                 raise ArtifactError(f"{url}: changed while it was being read")
@@ -64,10 +74,10 @@ class LocalBackend:
 
     def size_and_version(self, url: str) -> tuple[int, str]:
         path = _path(url)
-        stat = path.stat()
+        found = path.stat()
         if path.is_dir():
             raise FileNotFoundError(errno.ENOENT, "is a folder, not a file", str(path))
-        return stat.st_size, _version(stat)
+        return found.st_size, _version(found)
 
     def is_file(self, url: str) -> bool:
         return _path(url).is_file()
@@ -111,7 +121,8 @@ class LocalBackend:
         os.rename(_path(source), _path(target))
 
     def read_version(self, url: str) -> tuple[bytes, str]:
-        data = _path(url).read_bytes()
+        with self.open_input(url) as file:
+            data = file.read()
         return data, digest_bytes(data)
 
     def put_if_absent(self, url: str, data: bytes) -> str | None:

@@ -36,8 +36,8 @@ def step_of(name: str) -> int | None:
 def find_steps(root_url: str, lineage: str | None = None) -> list[int]:
     """Steps of a run folder that exist, ascending; with `lineage` those of that run only."""
     found = []
-    for step in _folders_with_manifest(root_url):
-        manifest = _manifest(join(root_url, step_folder(step)))
+    for step in published_steps(root_url):
+        manifest = manifest_of(join(root_url, step_folder(step)))
         if manifest is not None and lineage in (None, manifest.lineage):
             found.append(step)
     return found
@@ -45,20 +45,22 @@ def find_steps(root_url: str, lineage: str | None = None) -> list[int]:
 
 def latest_step(root_url: str, lineage: str | None = None) -> int | None:
     """The highest step of a run folder that exists; None when there is none."""
-    for step in reversed(_folders_with_manifest(root_url)):
-        manifest = _manifest(join(root_url, step_folder(step)))
+    for step in reversed(published_steps(root_url)):
+        manifest = manifest_of(join(root_url, step_folder(step)))
         if manifest is not None and lineage in (None, manifest.lineage):
             return step
     return None
 
 
-def _folders_with_manifest(root_url: str) -> list[int]:
+def published_steps(root_url: str) -> list[int]:
+    """Steps of a run folder that have a manifest, whatever it says; ascending."""
     names = (name.split("/") for name in store.list_files(root_url))
     steps = (step_of(parts[0]) for parts in names if len(parts) == 2 and parts[1] == MANIFEST)
     return sorted(step for step in steps if step is not None)
 
 
-def _manifest(step_url: str) -> Manifest | None:
+def manifest_of(step_url: str) -> Manifest | None:
+    """The manifest of a step; None where it says that it is none. ArtifactError for a torn one."""
     check_inside(step_url, [MANIFEST])
     found = read_manifest(join(step_url, MANIFEST))
     return None if found is None else found[0]
@@ -70,7 +72,7 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
     Raises ConfigError naming `option` and what was found instead."""
     url = url.rstrip("/") or url
     if store.exists(join(url, INDEX)):
-        manifest = _manifest(url)
+        manifest = manifest_of(url)
         if manifest is None:
             raise ConfigError(
                 f"{option} {url}: this step has no manifest.json, so its save did not finish"
@@ -80,7 +82,7 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
     if step is None:
         raise ConfigError(f"{option} {url}: no checkpoint there; {_found(url)}")
     step_url = join(url, step_folder(step))
-    manifest = _manifest(step_url)
+    manifest = manifest_of(step_url)
     assert manifest is not None, step_url
     return step_url, manifest
 

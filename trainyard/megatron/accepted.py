@@ -107,10 +107,6 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "replication replication-jump replication-factor",
     ),
     (
-        "always so: a --load that holds no checkpoint is refused",
-        "exit-on-missing-checkpoint",
-    ),
-    (
         "SIGTERM, SIGINT and SIGUSR1 always save and stop",
         "exit-signal",
     ),

@@ -23,6 +23,8 @@ STOPPING = (signals.SIGTERM, signals.SIGINT, signals.SIGUSR1)
 
 NO_EFFECT = "taken, without effect"
 
+WEIGHTS_ALONE = "--finetune takes the weights alone"
+
 
 @dataclass(frozen=True, slots=True)
 class Understood:
@@ -111,6 +113,7 @@ class _Command:
             "local-rank": self._local_rank,
             "epochs": self._epochs,
             "mock-data": self._mock_data,
+            "no-load-optim": self._no_load_optim,
             "sequence-parallel": self._sequence_parallel,
             "exit-signal": self._exit_signal,
         }
@@ -185,6 +188,13 @@ class _Command:
             return [option]
         self.remarks.append(f"{option.given}: --tokenizer-type NullTokenizer, as none is given")
         return [option, Option(option.given, "tokenizer-type", ["NullTokenizer"])]
+
+    def _no_load_optim(self, option: Option) -> list[Option]:
+        """Beside --finetune it says what holds anyway; alone it is answered (absent.py)."""
+        if self._last("finetune", "pretrained-checkpoint") is None:
+            return [option]
+        self._ineffective.setdefault(WEIGHTS_ALONE, []).append(option.given)
+        return []
 
     def _sequence_parallel(self, option: Option) -> list[Option]:
         """On one tensor-parallel rank it is turned off, as in Megatron-LM."""
@@ -282,11 +292,13 @@ def epochs_answer(epochs: int, dataset_size: int | None) -> str:
     if dataset_size is not None:
         return (
             "a run is measured in samples or steps; give --train-samples "
-            f"{epochs * dataset_size}, which is {epochs} x --dataset-size"
+            f"{epochs * dataset_size}, which is {epochs} x --dataset-size; lengths of the schedule "
+            "are then samples too (--lr-warmup-samples, --lr-decay-samples)"
         )
     return (
         f"a run is measured in samples or steps; give --train-samples {epochs} x ((tokens of the "
-        "training split - 1) // --seq-length); later epochs are shuffled anew"
+        "training split - 1) // --seq-length); later epochs are shuffled anew, and lengths of the "
+        "schedule are then samples too (--lr-warmup-samples, --lr-decay-samples)"
     )
 
 

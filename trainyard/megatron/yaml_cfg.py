@@ -16,7 +16,12 @@ from typing import Any
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 from trainyard.megatron.accepted import CLASS_FIELDS
-from trainyard.megatron.command import NO_EFFECT, epochs_answer, exit_signal_problem
+from trainyard.megatron.command import (
+    NO_EFFECT,
+    WEIGHTS_ALONE,
+    epochs_answer,
+    exit_signal_problem,
+)
 from trainyard.megatron.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
 from trainyard.megatron.yaml_text import Entry, read_entries
 
@@ -78,6 +83,7 @@ class _Reader:
         for key, entry in rest.items():
             self._entry(key, entry)
         self._sequence_parallel()
+        self._mock_data()
         for reason, keys in self.ineffective.items():
             self.remarks.append(f"{self.where}: {', '.join(keys)}: {NO_EFFECT}: {reason}")
         return self.document, self.remarks
@@ -206,6 +212,10 @@ class _Reader:
             raise self._error(
                 added, "add_position_embedding: give position_embedding_type rope, or none"
             )
+        finetune, no_optim = rest.get("finetune"), rest.get("no_load_optim")
+        if no_optim is not None and finetune is not None and finetune.value is True:
+            del rest["no_load_optim"]
+            self.ineffective.setdefault(WEIGHTS_ALONE, []).append("no_load_optim")
         offloading = rest.pop("cpu_offloading", None)
         layers = rest.get("cpu_offloading_num_layers")
         if offloading is not None and offloading.value and (layers is None or not layers.value):
@@ -244,6 +254,15 @@ class _Reader:
         if self.document.get("sequence_parallel") and str(size) == "1":
             del self.document["sequence_parallel"]
             self.remarks.append(f"{self.where}: sequence_parallel: turned off, as {TENSOR} is 1")
+
+    def _mock_data(self) -> None:
+        """Made-up data needs no tokenizer but the size of its vocabulary, as with flags."""
+        told = {flag(name) for name in self.document} | self.given.keys()
+        if {"mock-data", "vocab-size"} <= told and "tokenizer-type" not in told:
+            if self.document.get("mock_data", True) is not True:
+                return
+            self.document["tokenizer_type"] = "NullTokenizer"
+            self.remarks.append(f"{self.where}: tokenizer_type NullTokenizer, as none is given")
 
     def _error(self, entry: Entry, words: str) -> ConfigError:
         return ConfigError(f"{self.where}, {entry.place}: {words}")

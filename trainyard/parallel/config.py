@@ -164,7 +164,8 @@ class ParallelConfig:
         if self.sequence_parallel and tp == 1:
             raise ConfigError(
                 f"--sequence-parallel cuts over tensor-parallel ranks and {TP} is 1: give {TP} 2 "
-                "or more, or leave --sequence-parallel out"
+                "or more, or leave --sequence-parallel out (--no-sequence-parallel over a file "
+                "that has it)"
             )
         if self.tp_comm_overlap and not self.sequence_parallel:
             raise ConfigError(

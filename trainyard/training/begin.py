@@ -20,7 +20,7 @@ from trainyard.training.non_persistent import Elsewhere
 from trainyard.training.origin import (
     check_samples_left,
     check_tokenizer,
-    refuse_other_options,
+    refuse_lost_steps,
     repadding_of,
     say_repadding,
 )
@@ -69,7 +69,7 @@ class Origins:
         there."""
         if self.elsewhere is not None or self.found.latest is not None:
             return self._own(trainee)
-        refuse_other_options(self.config, self.found)
+        refuse_lost_steps(self.config, self.found)
         load = self.config.foreign_load()
         if load is not None:
             with open_checkpoint(load, "--load", self.config.verify_checkpoint) as checkpoint:

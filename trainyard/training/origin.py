@@ -8,7 +8,7 @@ import torch
 
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.checkpoint.load import Checkpoint
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.config import TP
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.length import RunLength
@@ -20,15 +20,32 @@ from trainyard.training.state import TrainState
 log = logging.getLogger(__name__)
 
 
-def refuse_other_options(config: PretrainConfig, found: FoundSteps) -> None:
-    """`--load` that names `--save` asks to go on; what lies there may be of other options."""
-    asked = config.load is not None and config.foreign_load() is None
-    if asked and found.foreign and found.latest is None:
+def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
+    """Where a run has no step to go on from: it does not begin anew in silence if it had some.
+
+    `--load` that names `--save` asks to go on. What lies there may be of other options, or nothing:
+    the first start of a command that is always the same."""
+    if found.damaged:
+        raise ArtifactError(
+            f"{config.save}: no step of this run is whole ({len(found.damaged)} are damaged, as "
+            "told above), so it cannot go on. To begin at step 0 move them away, or give another "
+            "--save; nothing was changed"
+        )
+    if config.load is None or config.foreign_load() is not None:
+        return
+    if found.foreign:
         raise ConfigError(
             f"--load {config.load}: the steps there are of other options or data, so this is "
             f"another run: give it a --save of its own, as in --load {config.load} --save "
             f"{config.save.rstrip('/')}-2 (or leave --load out to start at step 0 here)"
         )
+    if config.finetune or config.exit_on_missing_checkpoint:
+        asks = "--finetune" if config.finetune else "--exit-on-missing-checkpoint"
+        raise ConfigError(
+            f"--load {config.load} holds no checkpoint, and {asks} asks for one; --load and --save "
+            "are the same folder: give --load the checkpoint to begin with"
+        )
+    log.warning("--load %s holds no checkpoint yet: beginning from initial weights", config.load)
 
 
 def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool) -> None:
@@ -40,6 +57,13 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
         if (record := checkpoint.manifest.record(f"tokenizer/{name}")) is None
         or record.digest != digest
     ]
+    has_none = not any(one.path.startswith("tokenizer/") for one in checkpoint.manifest.files)
+    if differ and has_none and not finetune:
+        raise ConfigError(
+            f"--load {checkpoint.url} carries no tokenizer, so nobody can tell whether it is this "
+            "one: convert it again with stages.reshard and the --tokenizer-type and files that it "
+            "was trained with, or give --finetune"
+        )
     if differ and finetune:
         log.warning("the tokenizer is not that of the checkpoint: %s differ", ", ".join(differ))
     elif differ:

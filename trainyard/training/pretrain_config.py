@@ -46,6 +46,9 @@ class PretrainConfig:
     finetune: bool = False
     """Take only the weights from --load: step, optimizer and data begin anew. Started again, the
     run goes on from its own checkpoints in --save."""
+    exit_on_missing_checkpoint: bool = execution(False)
+    """Refuse to begin from initial weights where --load names --save and holds no checkpoint yet.
+    Any other --load that holds none is always refused."""
     load_allow_missing: tuple[str, ...] = ()
     """With --finetune: weights that --load need not hold and that are drawn as a new model's are,
     by patterns of their names, as model.output_layer.* (see stages.inspect)."""

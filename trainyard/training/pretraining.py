@@ -307,6 +307,13 @@ class Pretraining:
                 "data train_samples=%d valid_samples=%s test_samples=%s",
                 *(len(self.data.train), valid, test),
             )
+            dims, dropout = self.groups.dims, self.config.model.attention_dropout
+            if dropout > 0 and dims.tp * dims.cp > 1:
+                log.info(
+                    "--attention-dropout %g: each rank draws for its own heads and tokens, so "
+                    "another --tensor-model-parallel-size or --context-parallel-size drops others",
+                    dropout,
+                )
             if self.data.untested:
                 log.info("no test loss at the end: %s", self.data.untested)
 

@@ -18,8 +18,15 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.load import Checkpoint, Verify, find_steps, open_checkpoint
-from trainyard.checkpoint.steps import STATE, remove_step, step_folder, step_of
+from trainyard.checkpoint.load import Checkpoint, Verify, open_checkpoint
+from trainyard.checkpoint.steps import (
+    STATE,
+    manifest_of,
+    published_steps,
+    remove_step,
+    step_folder,
+    step_of,
+)
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.callbacks.checkpointing import STAYS
 from trainyard.training.ledger import FILE as LEDGER
@@ -52,7 +59,7 @@ class FoundSteps:
     foreign: tuple[int, ...] = ()
     """Steps of other configurations or inputs."""
     damaged: tuple[int, ...] = ()
-    """Steps of this run, above the one to continue from, that are not as they were published."""
+    """Steps of this run, or of nobody can say which, that are not as they were published."""
 
     @property
     def latest(self) -> int | None:
@@ -72,12 +79,36 @@ def refuse_strangers(root_url: str) -> None:
 
 
 def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
-    """What a run folder holds, seen from the run of this lineage."""
-    own = find_steps(root_url, lineage)
-    states = {step: store.read_json(join(root_url, step_folder(step), STATE)) for step in own}
-    staying = tuple(step for step in own if states[step][STAYS])
-    passing = tuple(step for step in own if not states[step][STAYS])
-    return FoundSteps(staying, passing, tuple(sorted(set(find_steps(root_url)) - set(own))))
+    """What a run folder holds, seen from the run of this lineage. A step whose manifest or state
+    cannot be read is damaged; the others are there all the same."""
+    stays: dict[int, bool] = {}
+    foreign, damaged = [], []
+    for step in published_steps(root_url):
+        url = join(root_url, step_folder(step))
+        try:
+            manifest = manifest_of(url)
+            if manifest is not None and manifest.lineage == lineage:
+                stays[step] = _stays(url)
+            elif manifest is not None:
+                foreign.append(step)
+        except ArtifactError as error:
+            _pass_over(step, error)
+            damaged.append(step)
+    staying = tuple(step for step, stay in stays.items() if stay)
+    passing = tuple(step for step, stay in stays.items() if not stay)
+    return FoundSteps(staying, passing, tuple(foreign), tuple(damaged))
+
+
+def _stays(step_url: str) -> bool:
+    url = join(step_url, STATE)
+    state = store.read_json(url)
+    if not isinstance(state, dict) or not isinstance(state.get(STAYS), bool):
+        raise ArtifactError(f"{url}: not the state of a step")
+    return bool(state[STAYS])
+
+
+def _pass_over(step: int, error: ArtifactError) -> None:
+    log.warning("passing over step %d, which is damaged: %s", step, error)
 
 
 def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> FoundSteps:
@@ -89,12 +120,12 @@ def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> Found
                 checkpoint.check()
             return found
         except ArtifactError as error:
-            log.warning("passing over step %d, which is damaged: %s", step, error)
+            _pass_over(step, error)
         found = replace(
             found,
             staying=tuple(s for s in found.staying if s != step),
             passing=tuple(s for s in found.passing if s != step),
-            damaged=(step, *found.damaged),
+            damaged=tuple(sorted((step, *found.damaged))),
         )
     return found
 
@@ -160,6 +191,8 @@ def finished_steps(root_url: str, lineage: str) -> tuple[list[FileRecord], bytes
     """The files of every step of a run that stays, and the ledger of all; other steps are
     removed."""
     found = find_own_steps(root_url, lineage)
+    if found.damaged:  # by whom, and since this run has begun: nothing is removed then
+        raise ArtifactError(f"{root_url}: step {_listed(found.damaged)} cannot be read any more")
     remove_all_but(root_url, found.staying)
     records = [record for step in found.staying for record in records_of_step(root_url, step)]
     return records, whole_ledger(root_url, found.staying)
@@ -190,7 +223,7 @@ def set_aside(root_url: str, steps: Sequence[int]) -> None:
         places = (join(root_url, ASIDE, name, folder) for name in names)
         place = next(url for url in places if not store.list_files(url))
         store.move_tree(join(root_url, folder), place)
-        log.info("moved step %d of another run to %s", step, place)
+        log.info("moved step %d, which is not gone on from, to %s", step, place)
 
 
 def _endings() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -33,6 +34,17 @@ def test_a_file_larger_than_a_part_of_an_upload_is_whole(store_url: str) -> None
     with store.open_input(url) as found:
         found.seek(20 * len(piece) + 7)
         assert found.read(5) == piece[7:12]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """Under the name of a file, in a folder of somebody else's."""
+    os.mkfifo(tmp_path / "config.json")
+    url = str(tmp_path / "config.json")
+    for read in (store.open_input, store.read_bytes, store.read_json):
+        with pytest.raises(ArtifactError, match="not a file but a pipe"):
+            read(url)
+    with pytest.raises(InfrastructureError):
+        store.read_range(url, 0, 10)
 
 
 def test_a_file_appears_only_when_it_is_whole(store_url: str) -> None:

@@ -94,6 +94,8 @@ def test_the_options_besides_are_in_the_help(field: str) -> None:
         ("--load r/ --ckpt-step 300", "--load r/iter_0000300"),
         ("--pretrained-checkpoint p --save s", "--load p --finetune --save s"),
         ("--load s --pretrained-checkpoint p --save s", "--load p --finetune --save s"),
+        ("--finetune --load p --no-load-optim", "--finetune --load p"),
+        ("--no-load-optim --pretrained-checkpoint p", "--load p --finetune"),
         ("--logging-level 30", "--log-level warning"),
         ("--rerun-mode report_stats", "--rerun-mode report_determinism_stats"),
         ("--data-path 0.3 a 0.7 b --split 9,1,0", "--data-path 0.3 a 0.7 b --split 9,1,0"),

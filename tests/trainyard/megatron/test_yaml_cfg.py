@@ -46,6 +46,25 @@ def test_the_sequence_is_cut_where_flags_say_so() -> None:
     assert read(text + "\ntensor_model_parallel_size: 2")["sequence_parallel"] is True
 
 
+def test_made_up_data_needs_no_tokenizer() -> None:
+    made = {"mock_data": True, "vocab_size": 9, "tokenizer_type": "NullTokenizer"}
+    assert read("mock_data: true\nvocab_size: 9") == made
+    assert read("mock_data: true", **{"vocab-size": "9"})["tokenizer_type"] == "NullTokenizer"
+    assert "tokenizer_type" not in read("mock_data: true")
+    assert "tokenizer_type" not in read("mock_data: false\nvocab_size: 9")
+    assert "tokenizer_type" not in read(
+        "mock_data: true\nvocab_size: 9", **{"tokenizer-type": "GPT2BPETokenizer"}
+    )
+    named = read("mock_data: true\nvocab_size: 9\ntokenizer_type: TikTokenizer")
+    assert named["tokenizer_type"] == "TikTokenizer"
+
+
+def test_weights_alone_are_what_finetune_takes() -> None:
+    assert read("finetune: true\nno_load_optim: true") == {"finetune": True}
+    with pytest.raises(ConfigError, match="finetune"):
+        read("no_load_optim: true")
+
+
 @pytest.mark.parametrize(
     ("text", "document"),
     [

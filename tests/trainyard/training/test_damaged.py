@@ -9,7 +9,13 @@ import pytest
 
 from tests.trainyard.training.small import TRAINING
 from tests.trainyard.training.test_stop_validation import Lines, go_on
-from trainyard.training.resume import FoundSteps, find_own_steps, pass_over_damaged
+from trainyard.errors import ArtifactError
+from trainyard.training.resume import (
+    FoundSteps,
+    find_own_steps,
+    finished_steps,
+    pass_over_damaged,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +54,33 @@ def test_damage_is_seen_as_far_as_one_looks(
     assert pass_over_damaged(found, str(run), "digests") == found
 
 
-def test_where_every_step_is_damaged_the_run_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
+@pytest.mark.parametrize("text", ["", "[]", '{"stays"', None], ids=repr)
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_step_whose_papers_are_torn_is_passed_over(
+    run: Path, name: str, text: str | None, step: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = run / f"iter_{step:07d}" / name
+    whole = file.read_bytes()
+    try:
+        if text is not None:
+            file.write_text(text)
+        elif name == "manifest.json":  # then it never was a step
+            return
+        else:
+            file.unlink()
+        found = find_own_steps(str(run), "l")
+        rest = tuple(other for other in (2, 4, 6) if other != step)
+        assert found == FoundSteps(rest, damaged=(step,))
+        assert pass_over_damaged(found, str(run), "digests") == found
+        assert f"passing over step {step}, which is damaged" in caplog.text
+        with pytest.raises(ArtifactError, match="cannot be read any more"):
+            finished_steps(str(run), "l")
+    finally:
+        file.write_bytes(whole)
+
+
+def test_where_every_step_is_damaged_none_is_left(tmp_path: Path) -> None:
     go_on(tmp_path, replace(TRAINING, save_interval=2), lambda: False, Lines())
     for step in (2, 4, 6):
         (tmp_path / f"iter_{step:07d}" / "index.json").write_text("{}")

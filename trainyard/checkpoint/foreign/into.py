@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainyard.checkpoint.dtypes import DTYPES
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
 from trainyard.checkpoint.foreign.source import Source, generation_of
 from trainyard.checkpoint.index import encode_index
@@ -35,6 +36,9 @@ def check_source(source: Source) -> None:
     shapes = {name: spec.shape for name, spec in source.specs.items()}
     weights = {n.removeprefix("model."): s for n, s in shapes.items() if n.startswith("model.")}
     refuse_differences(weights, wanted, source.url, "its model")
+    for name, spec in source.specs.items():
+        if not DTYPES[spec.dtype].is_floating_point:
+            raise ArtifactError(f"{source.url}: {name} is {spec.dtype}: no type of a weight")
     for name in shapes.keys() - {f"model.{weight}" for weight in weights}:
         kind, _, rest = name.removeprefix("optimizer.").partition(".")
         known = name.startswith("optimizer.") and kind in MOMENTS and rest in wanted

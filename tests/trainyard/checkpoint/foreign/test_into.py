@@ -122,6 +122,10 @@ NORM = "model.decoder.final_layernorm.weight"
             lambda specs: specs.update({f"optimizer.third.{NORM[6:]}": specs[NORM]}),
             r"optimizer\.third.* fits no weight",
         ),
+        (
+            lambda specs: specs.update({NORM: TensorSpec("I32", specs[NORM].shape)}),
+            "is I32: no type of a weight",
+        ),
     ],
 )
 def test_a_source_that_is_not_its_model_is_refused(

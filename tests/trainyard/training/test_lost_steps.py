@@ -1,0 +1,57 @@
+"""A run that has no step to go on from: what is said, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainyard.training.test_pretrain_api import options
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.training.origin import refuse_lost_steps
+from trainyard.training.resume import FoundSteps
+
+
+def test_a_first_start_with_load_and_save_alike_begins_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save = tmp_path / "run"
+    with caplog.at_level(logging.WARNING):
+        refuse_lost_steps(options(save, load=f"{save}/"), FoundSteps())
+    assert "holds no checkpoint yet: beginning from initial weights" in caplog.text
+
+
+def test_without_load_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    refuse_lost_steps(options(tmp_path / "run"), FoundSteps())
+    refuse_lost_steps(options(tmp_path / "run", load=str(tmp_path / "other")), FoundSteps())
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [{"finetune": True}, {"exit_on_missing_checkpoint": True}],
+    ids=lambda asks: next(iter(asks)),
+)
+def test_whoever_asks_for_weights_gets_no_others(tmp_path: Path, asks: dict[str, Any]) -> None:
+    save = tmp_path / "run"
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        refuse_lost_steps(options(save, load=str(save), **asks), FoundSteps())
+
+
+@pytest.mark.parametrize("load", [None, "same", "other"])
+def test_where_no_step_is_whole_a_run_does_not_begin_anew(tmp_path: Path, load: str | None) -> None:
+    save = tmp_path / "run"
+    places = {"same": str(save), "other": str(tmp_path / "other"), None: None}
+    with pytest.raises(ArtifactError, match="no step of this run is whole"):
+        refuse_lost_steps(options(save, load=places[load]), FoundSteps(damaged=(2, 4)))
+
+
+def test_steps_of_other_options_are_not_those_that_load_means(tmp_path: Path) -> None:
+    save = tmp_path / "run"
+    given = options(save, load=str(save))
+    with pytest.raises(ConfigError, match="of other options or data"):
+        refuse_lost_steps(given, FoundSteps(foreign=(2,)))
+    refuse_lost_steps(replace(given, load=None), FoundSteps(foreign=(2,)))
