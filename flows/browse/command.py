@@ -39,13 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             threading.Thread(target=_end_with, args=(given.end_with,), daemon=True).start()
         with server:
             _say(server, given.host)
+            # It answers at once that it lives, however long the store takes for the first listing.
+            threading.Thread(target=server.serve_forever, args=(60.0,), daemon=True).start()
             _try_out(root)
-            server.serve_forever(poll_interval=60.0)
+            while True:
+                signal.pause()
     except Stopped:
         return 0
     except TrainyardError as error:
         return fail(error)
-    raise AssertionError("it serves until a signal")
 
 
 def bound(root: Root, host: str, port: int, names: Sequence[str] = ()) -> BrowseServer:

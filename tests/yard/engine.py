@@ -86,6 +86,8 @@ class Compose:
             timeout=seconds,
             check=False,
         )
+        if check and done.returncode and arguments[0] == "up":  # else nobody ever knows why
+            print(self.run("logs", "--tail", "40", check=False).stdout)
         assert not check or done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         return done
 

@@ -97,6 +97,7 @@ def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[s
     assert comes(30, lambda: announced <= set(events(prefect_api)))  # written down in batches
 
 
+@pytest.mark.full
 def test_news_found_without_a_server_are_announced_by_the_next_run_that_has_one(
     yard: Yard, prefect_api: dict[str, str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_slot_that_nobody_has_is_named_by_doctor_and_by_who_waits_and_is_freed
     assert f"1 slots of {LIMIT}" in doctor(server, yard)
 
 
+@pytest.mark.full
 def test_a_flow_that_waits_for_a_slot_ends_at_once_when_it_is_told_to(
     tmp_path: Path, server: Server, yard: Yard
 ) -> None:

@@ -72,6 +72,7 @@ def test_one_document_more_runs_what_depends_on_it_and_says_why(yard: Yard) -> N
         assert "changed" in notes[stage], (stage, notes[stage])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("first")
 def test_a_file_that_is_gone_is_gone_from_the_tokens(yard: Yard) -> None:
     extra = yard.folder / "docs" / "c.jsonl"

@@ -62,6 +62,7 @@ def stays(server: WholeServer, run: str, kind: str) -> bool:
     return not comes(SETTLED_SECONDS, lambda: server.state(run) != kind)
 
 
+@pytest.mark.full
 def test_a_run_is_started_again_so_often_and_no_more(tmp_path: Path, server: WholeServer) -> None:
     yard_of(tmp_path, server, "[automations]\nresume_crashed = 2\n")
     run = server.begin("run-stage/site", stage="merge")
