@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,12 @@ def engine() -> Iterator[dict[str, str]]:
         images = dict(EXPORT.findall(made.stdout))
         assert images["PYTHON_IMAGE"] == python_image
         yield {"DOCKER_HOST": os.environ["DOCKER_HOST"], "COMPOSE_BAKE": "false", **images}
+
+
+def without_yard(variables: Mapping[str, str]) -> dict[str, str]:
+    """But for the root of the yard of whoever runs the tests, which .ci/run has: compose reads a
+    variable of this name before its .env."""
+    return {name: value for name, value in variables.items() if name != "YARD"}
 
 
 @dataclass
@@ -80,7 +86,7 @@ class Compose:
         done = subprocess.run(
             [*command, "--project-name", self.project, *files, *arguments],
             cwd=ROOT,
-            env={**os.environ, **self.variables},
+            env={**without_yard(os.environ), **self.variables},
             capture_output=True,
             text=True,
             timeout=seconds,
