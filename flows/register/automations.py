@@ -105,28 +105,15 @@ def zombies(wanted: Wanted) -> AutomationCore:
     Its worker is gone, or its machine is. The mark lets failures be told and limits be freed; the
     run's jobs go on where a scheduler has them, and are found again by the next attempt."""
     seconds = wanted.profile.automations.zombie_seconds
-    return AutomationCore(
-        name=wanted.automation_name(ZOMBIES),
-        description=f"A flow run that is silent for {seconds} s has crashed.",
-        trigger=EventTrigger(
-            after={HEARTBEAT},
-            expect={HEARTBEAT, CANCELLING, *ENDS},
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            match_related=_tagged(wanted),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=seconds),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                name=None,
-                force=False,
-                state=StateType.CRASHED,
-                message=f"{SILENT} {seconds} s: its worker, or the machine of its worker, is gone. "
-                f"Started again, it goes on from what it made.",
-            )
-        ],
+    return _when_silent(
+        wanted,
+        ZOMBIES,
+        f"A flow run that is silent for {seconds} s has crashed.",
+        after=HEARTBEAT,
+        expect={HEARTBEAT, CANCELLING, *ENDS},
+        state=StateType.CRASHED,
+        message=f"{SILENT} {seconds} s: its worker, or the machine of its worker, is gone. "
+        f"Started again, it goes on from what it made.",
     )
 
 
@@ -135,28 +122,43 @@ def cancelled(wanted: Wanted) -> AutomationCore:
 
     As crashed it would be started again, against that person's will."""
     seconds = wanted.profile.automations.zombie_seconds
+    return _when_silent(
+        wanted,
+        CANCELLED,
+        f"A flow run that nobody ended {seconds} s after it was cancelled.",
+        after=CANCELLING,
+        expect=ENDS,
+        state=StateType.CANCELLED,
+        message=f"Cancelled {seconds} s ago, and nobody ended it: its worker is gone. A "
+        f"scheduler may still have a job of it: end that there.",
+    )
+
+
+def _when_silent(
+    wanted: Wanted,
+    name: str,
+    description: str,
+    *,
+    after: str,
+    expect: set[str],
+    state: StateType,
+    message: str,
+) -> AutomationCore:
+    """A run is given a state when for `zombie_seconds` after one event none of the others came."""
     return AutomationCore(
-        name=wanted.automation_name(CANCELLED),
-        description=f"A flow run that nobody ended {seconds} s after it was cancelled.",
+        name=wanted.automation_name(name),
+        description=description,
         trigger=EventTrigger(
-            after={CANCELLING},
-            expect=ENDS,
+            after={after},
+            expect=expect,
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             match_related=_tagged(wanted),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=seconds),
+            within=timedelta(seconds=wanted.profile.automations.zombie_seconds),
         ),
-        actions=[
-            ChangeFlowRunState(
-                name=None,
-                force=False,
-                state=StateType.CANCELLED,
-                message=f"Cancelled {seconds} s ago, and nobody ended it: its worker is gone. A "
-                f"scheduler may still have a job of it: end that there.",
-            )
-        ],
+        actions=[ChangeFlowRunState(name=None, force=False, state=state, message=message)],
     )
 
 

@@ -13,6 +13,7 @@ from flows.local_api import LocalApi
 from flows.program import ENVIRONMENT
 from tests.yard.cluster import Cluster, why_not
 from tests.yard.containers import containers, docker, running_engine
+from tests.yard.deployed import WholeServer
 from tests.yard.fake_kube import FakeKube
 from tests.yard.fake_kube_pods import why_no_pods
 
@@ -83,3 +84,14 @@ def fake(stand_in: FakeKube, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKu
     stand_in.asked.clear()
     yield stand_in
     stand_in.renew()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
+    """A Prefect server with all of its services; files with another kind have their own."""
+    server = WholeServer(tmp_path_factory.mktemp("server"))
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()

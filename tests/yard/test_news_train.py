@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +41,6 @@ tokenizer_model = "{folder}/tokenizer"
 [plan]
 vocab_size = 300
 {model}"""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
-    server = WholeServer(tmp_path_factory.mktemp("server"))
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,6 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(600)]
 GONE = "Nothing was heard of this run for 60 s: its worker is gone."
 SETTLED_SECONDS = 6
 """Long enough for an automation of the server to act, had it anything to do."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
-    server = WholeServer(tmp_path_factory.mktemp("server"))
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.stop()
 
 
 def yard_of(folder: Path, server: WholeServer, profile: str) -> Yard:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,6 @@ from tests.yard.yard import COLLECTED, ROOT, Yard
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
 
 LONGER = COLLECTED.replace("train_iters = 6", "train_iters = 300\nsave_interval = 20")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
-    server = WholeServer(tmp_path_factory.mktemp("server"))
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.stop()
 
 
 def trained_steps(save: Path) -> list[int]:

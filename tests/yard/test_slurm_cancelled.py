@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,16 +48,6 @@ time.sleep(600)
 '
 exec {python} "$@"
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
-    server = WholeServer(tmp_path_factory.mktemp("server"))
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.stop()
 
 
 def jobs_left() -> str:
