@@ -31,7 +31,7 @@ LAYOUTS := tests/trainyard/training/layouts
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard \
-  test-in-yard test-full fuzz bench check lint format ui env images locks up down clean \
+  test-in-yard test-full fuzz bench check lint format ui env images locks pins up down clean \
   clean-quickstart
 
 help: ## List the targets and variables
@@ -91,7 +91,7 @@ ui: install ## Prefect's pages for the runs under YARD, on localhost, and what t
 	  exec env PREFECT_HOME="$(abspath $(LOCAL_YARD))/.prefect" PREFECT_SERVER_ANALYTICS_ENABLED=false \
 	  PREFECT_SERVER_UI_API_URL="http://127.0.0.1:$(UI_PORT)/api" \
 	  PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false \
-	  PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem \
+	  PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=flows.leases \
 	  DO_NOT_TRACK=1 $(BIN)/prefect server start --host 127.0.0.1 --port $(UI_PORT)
 
 env: ## .env for docker compose: settings of this machine, new secrets; again: keeps them
@@ -102,6 +102,9 @@ images: env ## Images of stages and flows, on the engine of this machine; IMAGES
 
 locks: ## images/locks, after a change of pyproject.toml or constraints.txt; needs uv
 	@$(PYTHON) images/lock.py
+
+pins: ## Digests of the base images, as their registries have them today (docs/images.md)
+	@$(PYTHON) images/pins.py
 
 # The worker comes last: what another version has registered it refuses.
 up: env ## Database, Prefect, worker and object store on this machine (docs/operate.md)
@@ -136,7 +139,7 @@ test-full: install ## What takes longest: whole corpora, huge inputs, every cut,
 	@$(PYTEST) -q -m full $(LAYOUTS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
 
-fuzz: install ## Readers of files on damaged bytes, each of three for FUZZ_SECONDS
+fuzz: install ## Readers of files on damaged bytes, each of six for FUZZ_SECONDS
 	@TRAINYARD_FUZZ_SECONDS=$(FUZZ_SECONDS) TRAINYARD_FUZZ_SEED=$(FUZZ_SEED) $(PYTEST) -q -n $(JOBS) -m fuzz tests/fuzz
 
 bench: install ## Speed and memory of the corpus stages, beside their peers; 40 minutes

@@ -31,6 +31,7 @@ from flows.launch.outcome import Kind
 from flows.launch.spec import LaunchSpec
 from flows.local_api import LocalApi
 from flows.program import ENVIRONMENT
+from trainyard.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = 10
@@ -119,13 +120,13 @@ def _bare(folder: Path) -> float:
 
 
 def container(folder: Path, runs: int, image: str) -> None:
-    """A program that does nothing, as a process and in a container, from the block's start of it
-    to its outcome."""
+    """A stage that only says what its options are, as a process and in a container of its image,
+    from the block's start of it to its outcome."""
 
     def spec(number: int, python: str) -> LaunchSpec:
         return LaunchSpec(
-            name="nothing",
-            command=(python, "-c", "pass"),
+            name="plan",
+            command=(python, "-m", "stages.plan", "--help"),
             run_directory=str(folder / f"{Path(python).name}-{number}"),
             image=image,
             key=f"bench-{os.getpid()}-{number}",
@@ -136,7 +137,7 @@ def container(folder: Path, runs: int, image: str) -> None:
     for number in range(runs + 1):
         bare.append(_block_seconds(ProcessJob(spec=spec(number, sys.executable))))
         inside.append(_block_seconds(ContainerJob(spec=spec(number, "python3"), options=options)))
-    process = told("a process that does nothing", bare[1:])
+    process = told("a stage that says its options, a process", bare[1:])
     within = told("the same in a container", inside[1:])
     print(f"a container costs {within - process:.2f} s more")
 
@@ -297,7 +298,7 @@ def main() -> None:
     parser.add_argument("what", choices=["line", "container", "resume", "compose"])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--file", nargs="+", default=["docker-compose.yml"], help="of `compose`")
-    parser.add_argument("--image", default="yard-python:3.11", help="of `container`")
+    parser.add_argument("--image", default=f"trainyard/plan:{VERSION}", help="of `container`")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="yard-bench-") as scratch:
         folder = Path(scratch)

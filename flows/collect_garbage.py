@@ -9,17 +9,20 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import acreate_table_artifact
 
 from flows.blocks.yard import yard_profile
-from flows.gc.command import homes_of
+from flows.gc.command import engines_of, homes_of
 from flows.gc.policy import STANDARD, Policy
 from flows.gc.sweep import Swept, sweep
 from flows.gc.told import lines, rows, size
+from flows.in_words import in_words
 from flows.profile import DEFAULT
 from trainyard.errors import InfrastructureError
+from trainyard.version import VERSION
 
 KEY = "garbage"
 
 
-@flow(name="collect-garbage", flow_run_name="{profile}", persist_result=False)
+@flow(name="collect-garbage", flow_run_name="{profile}", persist_result=False, version=VERSION)
+@in_words
 async def collect_garbage(
     profile: str = DEFAULT,
     yard: str | None = None,
@@ -54,7 +57,8 @@ async def collect_garbage(
     place = await yard_profile(profile)
     root = place.yard_root(yard)
     homes, is_named = homes_of(place, root), bool(yard)
-    swept = await asyncio.to_thread(sweep, root, homes, policy, dry_run, is_named)
+    engines = engines_of(place)
+    swept = await asyncio.to_thread(sweep, root, homes, policy, dry_run, is_named, engines)
     log = get_run_logger()
     for line in lines(swept, dry_run):
         log.info("%s", line)
@@ -65,10 +69,14 @@ async def collect_garbage(
             f"{len(swept.failed)} of {len(swept.plan.garbage)} could not be removed; the first, "
             f"{first.url}: {error}"
         )
+    if swept.plan.unseen:
+        raise InfrastructureError(swept.plan.unseen[0])
     return swept.to_document()
 
 
 async def _show(swept: Swept, is_dry: bool) -> None:
-    what = "would be removed" if is_dry else "found"
-    description = f"{size(swept.plan.size_bytes)} {what} under {swept.plan.root}"
+    found = size(swept.plan.size_bytes) if swept.plan.garbage else "nothing"
+    description = f"{found} of no use under {swept.plan.root}"
+    if is_dry and swept.plan.garbage:
+        description += "; a dry run: nothing was removed. The log of this run has the names"
     await acreate_table_artifact(key=KEY, table=rows(swept), description=description)

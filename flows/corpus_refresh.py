@@ -26,11 +26,13 @@ from prefect.settings import PREFECT_API_URL
 from flows.blocks.yard import yard_profile
 from flows.console import headline
 from flows.form import NOTHING, Merge, Tokenize, given
+from flows.in_words import in_words
 from flows.line import Line
 from flows.profile import DEFAULT
 from flows.program import is_alone
 from flows.recipe import Recipe, read_recipe
 from flows.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
+from trainyard.version import VERSION
 
 PUBLISHED = "trainyard.corpus.published"
 """The event of a new version; its resource is trainyard.corpus.RECIPE."""
@@ -39,7 +41,8 @@ YARD = "trainyard.yard"
 """Label of that resource: the profile by which the corpus was refreshed."""
 
 
-@flow(name="corpus-refresh", flow_run_name="{recipe}", persist_result=False)
+@flow(name="corpus-refresh", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+@in_words
 async def corpus_refresh(
     recipe: str,
     yard: str | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stages.benchmark.config import BenchmarkConfig
@@ -91,9 +91,18 @@ def read_job(stage: str, config: str) -> StageJob:
     try:
         text = store.read_bytes(config).decode()
     except (TrainyardError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {config} cannot be read: {error}") from error
+        raise unreadable("--config", config, error) from error
     suffix = PurePosixPath(config).suffix
     return stage_job(stage, parse_document(text, suffix, config), config)
+
+
+def unreadable(what: str, path: str, error: Exception) -> ConfigError:
+    """Why a file that somebody named cannot be read; for a path without a root also from where it
+    was looked for, as that may be the folder of a worker."""
+    words = str(error).removeprefix(f"{path}: ")
+    is_whole = "://" in path or path.startswith("/")
+    where = "" if is_whole else f"; the path counts from {Path.cwd()}"
+    return ConfigError(f"{what} {path} cannot be read: {words}{where}")
 
 
 def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = "") -> StageJob:

@@ -18,9 +18,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from flows.full_disk import full, has_no_room
 from trainyard.errors import InfrastructureError
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
+"""Of which it may wait half for others that start on the same home (flows/local_server.py)."""
 STOP_SECONDS = 10.0
 
 LEASES = {
@@ -48,8 +50,17 @@ class LocalApi:
     PREFECT_HOME."""
 
     def __init__(self, home: Path, port: int = 0) -> None:
-        home.mkdir(parents=True, exist_ok=True)
-        self._log = (home / "server.log").open("ab")
+        """Start it; raises InfrastructureError when nothing can be written there."""
+        self._home = home
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            self._log = (home / "server.log").open("ab")
+        except OSError as error:
+            raise InfrastructureError(
+                f"Prefect's database cannot be kept in {home}: {error}. It lies under the yard "
+                f"(--root, or the variable YARD)"
+            ) from error
+        self._log_began = self._log.tell()
         with socket.socket() as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(("127.0.0.1", port))
@@ -78,9 +89,22 @@ class LocalApi:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         raise InfrastructureError(
-            f"Prefect's server did not start; {self._log.name} says why. A server that is running "
-            f"already is used when PREFECT_API_URL names it"
+            f"Prefect's server did not start: {self._why()} (all of it: {self._log.name}). A "
+            f"server that is running already is used when PREFECT_API_URL names it"
         )
+
+    def _why(self) -> str:
+        """The last thing that it said; of a full disk, which keeps no log, that it is full."""
+        if has_no_room(self._home):
+            return full(self._home)
+        with open(self._log.name, "rb") as log:
+            log.seek(self._log_began)
+            said = log.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        status = self._process.poll()
+        if status is None:
+            return f"no answer within {START_SECONDS:.0f} s; {last}"
+        return f"exit status {status}; {last}"
 
     def stop(self) -> None:
         """End it."""
@@ -106,12 +130,9 @@ def _end_with(lifeline: int) -> None:
 
 def _serve(listening: int, lifeline: int) -> None:
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    import uvicorn
+    from flows.local_server import serve
 
-    config = uvicorn.Config(
-        "prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on"
-    )
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listening)])
+    serve(Path(os.environ["PREFECT_HOME"]), listening)
 
 
 if __name__ == "__main__":

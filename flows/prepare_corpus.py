@@ -18,12 +18,15 @@ from prefect import flow
 from flows.blocks.yard import yard_profile
 from flows.corpus_jobs import CorpusJobs, corpus_jobs
 from flows.form import NOTHING, Collect, Merge, Tokenize, TrainTokenizer, given
+from flows.in_words import in_words
 from flows.line import Line
 from flows.profile import DEFAULT
 from flows.recipe import read_recipe
+from trainyard.version import VERSION
 
 
-@flow(name="prepare-corpus", flow_run_name="{recipe}", persist_result=False)
+@flow(name="prepare-corpus", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+@in_words
 async def prepare_corpus(
     recipe: str = "recipes/quickstart.toml",
     yard: str | None = None,

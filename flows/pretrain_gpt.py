@@ -29,13 +29,16 @@ from flows.form import (
     TrainTokenizer,
     given,
 )
+from flows.in_words import in_words
 from flows.line import Line
 from flows.pretrain_jobs import pretrain_jobs
 from flows.profile import DEFAULT
 from flows.recipe import read_recipe
+from trainyard.version import VERSION
 
 
-@flow(name="pretrain-gpt", flow_run_name="{recipe}", persist_result=False)
+@flow(name="pretrain-gpt", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+@in_words
 async def pretrain_gpt(
     recipe: str = "recipes/quickstart.toml",
     yard: str | None = None,

@@ -66,7 +66,7 @@ class Schedule:
     cron: str
     timezone: str = "UTC"
     active: bool = True
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     """Of these runs, over those of prefect.yaml."""
 
 

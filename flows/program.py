@@ -5,18 +5,20 @@ Nothing here imports Prefect at the top, since it reads its environment when it 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from flows.launch.outcome import StageError
 from flows.local_api import LocalApi
-from trainyard.errors import EXIT_DEFECT, InfrastructureError, TrainyardError
+from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
 
 ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
@@ -29,6 +31,9 @@ PATIENCE = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500", "PREFECT_CLIENT_MAX_RETRI
 500 where its client expects 503."""
 
 DRAIN_SECONDS = 5.0
+
+PASSWORD = "PREFECT_API_AUTH_STRING"
+REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 Flow = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -49,9 +54,10 @@ def run_program(
     `home` is Prefect's folder when the server is ours."""
     for key, value in (ENVIRONMENT | PATIENCE).items():
         os.environ.setdefault(key, value)
-    own = None if os.environ.get("PREFECT_API_URL") else LocalApi(home.absolute())
+    own = None
     try:
-        if own is not None:
+        if not os.environ.get("PREFECT_API_URL"):
+            own = LocalApi(home.absolute())
             _alone.set()
             os.environ.update(PREFECT_API_URL=own.url, PREFECT_HOME=str(home.absolute()))
         flow = load()  # two seconds of imports, while the server starts
@@ -74,24 +80,27 @@ def fail(error: TrainyardError | StageError) -> int:
 
 
 def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, Any]:
-    from prefect.exceptions import PrefectException, TerminationSignal
+    from prefect.exceptions import CancelledRun, TerminationSignal
 
     from flows.console import take_over
-    from flows.interrupt import interrupted
+    from flows.interrupt import end_in_time, told_to_stop
 
     take_over(verbose)
+    end_in_time()
     try:
         return 0, asyncio.run(flow(**parameters))
     except (TrainyardError, StageError) as error:
-        return _stopped(signal.SIGINT) if interrupted() else fail(error), None
+        return _stopped(number) if (number := told_to_stop()) else fail(error), None
     except KeyboardInterrupt:
         return _stopped(signal.SIGINT), None
     except (TerminationSignal, asyncio.CancelledError):
-        return _stopped(signal.SIGINT if interrupted() else signal.SIGTERM), None
+        return _stopped(told_to_stop() or signal.SIGTERM), None
+    except CancelledRun:
+        return _stopped(told_to_stop() or signal.SIGTERM, "cancelled in Prefect"), None
     except Exception as error:
-        if isinstance(error, PrefectException) or is_of_network(error):
-            url = os.environ["PREFECT_API_URL"]
-            return fail(InfrastructureError(f"Prefect's API at {url}: {error}")), None
+        if (said := of_server(error)) is not None:
+            status = fail(said)
+            return _stopped(number) if (number := told_to_stop()) else status, None
         traceback.print_exception(error)
         print("error: this is a defect of trainyard", file=sys.stderr)
         return EXIT_DEFECT, None
@@ -108,15 +117,49 @@ def _drain() -> None:
     EventsWorker.drain_all(timeout=DRAIN_SECONDS)
 
 
-def is_of_network(error: BaseException | None) -> bool:
-    """True when Prefect's client could not talk to its server, however it put that."""
+def of_server(error: Exception) -> TrainyardError | None:
+    """What Prefect's client met at its server, in our words; None for another kind of error."""
+    from httpx import HTTPStatusError
+    from prefect.exceptions import PrefectException
+
+    url = os.environ.get("PREFECT_API_URL", "")
+    for one in _chain(error):
+        if not isinstance(one, HTTPStatusError):
+            continue
+        status = one.response.status_code
+        if status in REFUSED:
+            return ConfigError(
+                f"{url} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it"
+            )
+        if status == HTTPStatus.INSUFFICIENT_STORAGE:
+            return InfrastructureError(f"Prefect's API at {url}: {_detail(one.response.text)}")
+    if isinstance(error, PrefectException) or _is_of_network(error):
+        return InfrastructureError(f"Prefect's API at {url}: {error}")
+    return None
+
+
+def _detail(answer: str) -> str:
+    """The words of an answer that is an error, as FastAPI writes it."""
+    try:
+        return str(json.loads(answer)["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from."""
     while error is not None:
-        if type(error).__module__.partition(".")[0] in ("httpx", "httpcore"):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
-def _stopped(number: signal.Signals) -> int:
-    print(f"stopped by {number.name}; run it again to go on from here", file=sys.stderr)
+def _is_of_network(error: BaseException) -> bool:
+    """True when Prefect's client could not talk to its server, however it put that."""
+    modules = {type(one).__module__.partition(".")[0] for one in _chain(error)}
+    return not modules.isdisjoint(("httpx", "httpcore"))
+
+
+def _stopped(number: signal.Signals, how: str = "") -> int:
+    how = how or f"stopped by {number.name}"
+    print(f"{how}; run it again to go on from here", file=sys.stderr)
     return 128 + number

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.job import CONFIGS, StageJob, stage_job
+from flows.job import CONFIGS, StageJob, stage_job, unreadable
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename, join, parent
 from trainyard.config import leaves, other_names, parse_document
@@ -83,7 +83,7 @@ def read_recipe(path: str, yard: str | None = None) -> Recipe:
     try:
         text = store.read_bytes(path).decode()
     except (TrainyardError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path} cannot be read: {error}") from error
+        raise unreadable("recipe", path, error) from error
     return parse_recipe(text, path, yard)
 
 

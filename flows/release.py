@@ -18,13 +18,16 @@ from prefect import flow
 
 from flows.blocks.yard import yard_profile
 from flows.form import NOTHING, Benchmark, Evaluate, Reshard, given
+from flows.in_words import in_words
 from flows.line import Line
 from flows.profile import DEFAULT
 from flows.recipe import read_recipe
 from flows.release_jobs import release_jobs
+from trainyard.version import VERSION
 
 
-@flow(name="release", flow_run_name="{recipe}", persist_result=False)
+@flow(name="release", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+@in_words
 async def release(
     recipe: str = "recipes/quickstart.toml",
     checkpoint: str | None = None,

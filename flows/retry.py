@@ -8,6 +8,7 @@ be as many as it takes: a training of a month is preempted more often than any f
 from __future__ import annotations
 
 import logging
+import random
 import re
 from dataclasses import dataclass
 
@@ -20,12 +21,17 @@ from trainyard.errors import TrainyardError
 FRUITLESS_ATTEMPTS = 3
 """Attempts in a row without progress after which a stage is given up, unless a yard says more."""
 
-DELAYS_SECONDS = [5.0, 30.0, 120.0, 300.0]
-"""Before the second attempt, the third, ...; the last also before all that follow."""
+PAUSES_SECONDS = (5.0, 30.0, 120.0, 300.0)
+"""After the first attempt that failed, the second, ...; the last also after all that follow. An
+attempt that got further is the first again: what is preempted daily waits no longer each day.
+
+Prefect counts a task's retries from its beginning, and knows no other delays than by that count. So
+it tries again at once, and the task begins with the pause."""
 JITTER = 0.2
-"""By so much of it a delay may be longer: jobs that fell together do not come back together."""
-MOST_RETRIES = 1000
-"""Prefect wants a number; it is never what ends the trying."""
+"""By so much of it a pause may be longer: jobs that fell together do not come back together."""
+MOST_RETRIES = 100_000
+"""Prefect wants a number; it is never what ends the trying. Who waits for another run's claim, at a
+pause each time, waits for a year."""
 
 STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
 """In a run folder, what says that a step was published (docs/formats.md)."""
@@ -44,13 +50,36 @@ class Trying:
     """In a row, up to the last one."""
     furthest: int | None = None
     """Step that any of them reached."""
+    pause_seconds: float = 0.0
+    """Before the next one."""
+    _failed: int = 0
+    """In a row, that which got further among them."""
+    _held: int = 0
+    """In a row, that found another run at work."""
 
     def note(self, step: int | None) -> None:
         """An attempt has failed; `step` is how far the job is now, None where it has no steps."""
         if step is not None and (self.furthest is None or step > self.furthest):
-            self.furthest, self.fruitless = step, 0
+            self.furthest, self.fruitless, self._failed = step, 0, 0
         else:
             self.fruitless += 1
+        self._failed, self._held = self._failed + 1, 0
+        self.pause_seconds = pause_seconds(self._failed)
+
+    def note_held(self) -> None:
+        """Another run is writing the output: that is no attempt."""
+        self._held += 1
+        self.pause_seconds = pause_seconds(self._held)
+
+
+def pause_seconds(count: int) -> float:
+    """After the n-th failure in a row, from 1."""
+    return PAUSES_SECONDS[min(count, len(PAUSES_SECONDS)) - 1]
+
+
+def with_jitter(seconds: float) -> float:
+    """A pause, up to JITTER of it longer."""
+    return seconds * random.uniform(1.0, 1.0 + JITTER)
 
 
 def reached_step(job: StageJob, outcome: Outcome) -> int | None:

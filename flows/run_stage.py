@@ -14,14 +14,17 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from flows.blocks.yard import yard_profile
+from flows.in_words import in_words
 from flows.job import read_job, stage_job
 from flows.line import Line
 from flows.profile import DEFAULT
 from flows.stage_plan import UNKNOWN, is_unknown, plan_before
 from trainyard.errors import ConfigError
+from trainyard.version import VERSION
 
 
-@flow(name="run-stage", flow_run_name="{stage}", persist_result=False)
+@flow(name="run-stage", flow_run_name="{stage}", persist_result=False, version=VERSION)
+@in_words
 async def run_stage(
     stage: str,
     config: str | None = None,

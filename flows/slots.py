@@ -18,6 +18,7 @@ from prefect.client.orchestration import PrefectClient, get_client
 
 from flows.console import Log, headline
 from flows.limits import LEASE_SECONDS, Slots, slots_of, told
+from flows.slot_kept import Held, Keeper, held
 
 LOOK_SECONDS = 3.0
 """Between two looks at a limit."""
@@ -29,13 +30,21 @@ LOST_SECONDS = 30.0
 """A slot without a lease for so long is nobody's: the server takes back those of leases that have
 run out every 15 s."""
 
-_begun: ContextVar[asyncio.Event | None] = ContextVar("begun", default=None)
+
+class _Begun(asyncio.Event):
+    """That a task has its slot."""
+
+    held: Held | None = None
+
+
+_begun: ContextVar[_Begun | None] = ContextVar("begun", default=None)
 
 
 def note_begin() -> None:
     """Within a task: it has its slot."""
-    if (event := _begun.get()) is not None:
-        event.set()
+    if (begun := _begun.get()) is not None:
+        begun.held = held()
+        begun.set()
 
 
 class Gate:
@@ -47,8 +56,8 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def passed(self, job: str, log: Log) -> AsyncIterator[None]:
-        """Wait until a slot is free; within, the task is run that takes it."""
-        waiting, begun = _Waiting(self._tag, job, log), asyncio.Event()
+        """Wait until a slot is free; within, the task is run that takes it, and which keeps it."""
+        waiting, begun = _Waiting(self._tag, job, log), _Begun()
         await self._turn.acquire()
         try:
             await waiting.until_free()
@@ -57,14 +66,23 @@ class Gate:
             raise
         watching = asyncio.create_task(waiting.until_begun(begun))
         watching.add_done_callback(lambda _: self._turn.release())
+        keeping = asyncio.create_task(self._keep(begun, job, log))
         _begun.set(begun)
         try:
             yield
         finally:
             watching.cancel()  # of a task that never began
-            await asyncio.wait([watching])
+            keeping.cancel()
+            await asyncio.wait([watching, keeping])
             if not watching.cancelled() and (error := watching.exception()):
                 log.warning("%s: who has the slots of %s is not known: %s", job, self._tag, error)
+            if not keeping.cancelled() and (error := keeping.exception()):
+                log.warning("%s: its slot of %s was not given back: %s", job, self._tag, error)
+
+    async def _keep(self, begun: _Begun, job: str, log: Log) -> None:
+        await begun.wait()
+        if begun.held is not None:
+            await Keeper(self._tag, begun.held, job, log).keep()
 
 
 class _Waiting:
@@ -84,7 +102,7 @@ class _Waiting:
             while await self._look(client):
                 await asyncio.sleep(LOOK_SECONDS)
 
-    async def until_begun(self, begun: asyncio.Event) -> None:
+    async def until_begun(self, begun: _Begun) -> None:
         """Look while Prefect's engine waits."""
         while not begun.is_set():
             try:

@@ -21,7 +21,7 @@ import tomli_w
 from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows.blocks.notes import is_being_cancelled, write_note
+from flows.blocks.notes import NOT_BEGUN, is_being_cancelled, reached, write_note
 from flows.blocks.table import BLOCKS
 from flows.board_progress import progress_shown
 from flows.board_stage import show_failed, show_stage, show_submitted
@@ -32,11 +32,11 @@ from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
 from flows.launch.run_folder import LOG
 from flows.launch.spec import LaunchSpec, Shares
 from flows.place import SCHEDULED, Place
-from flows.retry import DELAYS_SECONDS, HELD, JITTER, MOST_RETRIES, Trying, given_up, reached_step
+from flows.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.slots import note_begin
 from flows.stage_spec import DOCUMENT, stage_document, stage_spec
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.errors import TrainyardError
+from trainyard.errors import ConfigError, TrainyardError
 
 SETTLED = "settled.json"
 """File of a run folder of a scheduler's job: its end is known, the next submission is another."""
@@ -77,8 +77,7 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
 @task(
     task_run_name="{job.name}",
     retries=MOST_RETRIES,
-    retry_delay_seconds=list(DELAYS_SECONDS),
-    retry_jitter_factor=JITTER,
+    retry_delay_seconds=0,  # the pause is ours
     retry_condition_fn=worth_retrying,
     persist_result=False,
 )
@@ -86,12 +85,16 @@ async def run_stage_task(job: StageJob, place: Place) -> Summary:
     """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
     note_begin()
     task_run = str(runtime.task_run.id or "")
+    trying = _tryings.setdefault(task_run, Trying()) if task_run else Trying()
+    await _pause(job, trying)
     try:
         return await _attempt(job, place)
     except StageError as error:
-        if not error.outcome.may_succeed_later or error.outcome.error == HELD:
+        if not error.outcome.may_succeed_later:
             raise
-        trying = _tryings.setdefault(task_run, Trying()) if task_run else Trying()
+        if error.outcome.error == HELD:
+            trying.note_held()
+            raise
         trying.note(await asyncio.to_thread(reached_step, job, error.outcome))
         if trying.fruitless < place.fruitless_attempts:
             raise
@@ -100,12 +103,21 @@ async def run_stage_task(job: StageJob, place: Place) -> Summary:
         raise StageError(error.outcome, error.log, reason) from error
 
 
+async def _pause(job: StageJob, trying: Trying) -> None:
+    """Before an attempt that follows on another."""
+    if trying.pause_seconds:
+        seconds = with_jitter(trying.pause_seconds)
+        headline(get_run_logger(), job.name, "waits", note=f"tried again in {seconds:.0f} s")
+        await asyncio.sleep(seconds)
+
+
 async def _attempt(job: StageJob, place: Place) -> Summary:
     log = get_run_logger()
     headline(log, job.name, "runs")
     began = time.monotonic()
-    spec = _prepare(job, place)
+    spec: LaunchSpec | None = None
     try:
+        spec = _prepare(job, place)
         was_cancelled = is_being_cancelled(spec)
         outcome = await _run(job, place, spec)
         if was_cancelled and outcome.kind is Kind.STOPPED:
@@ -120,7 +132,9 @@ async def _attempt(job: StageJob, place: Place) -> Summary:
         raise
     except TrainyardError as error:
         seconds = time.monotonic() - began
-        raise await _failed(log, job, _told(job, error), spec, seconds) from error
+        outcome = _told(job, error)
+        why = f": {error}"  # no log of the stage tells
+        raise await _failed(log, job, outcome, spec, seconds, why) from error
     await show_stage(summary)
     state = "reused" if summary.reused else "done"
     headline(log, job.name, state, seconds, summary.output_digest[:12], summary.reason)
@@ -139,10 +153,14 @@ async def _run(job: StageJob, place: Place, spec: LaunchSpec) -> Outcome:
             raise
     except asyncio.CancelledError:
         # The job is gone. Whoever starts the run again wants another one, not this one's end.
-        _settle(place, spec, Kind.STOPPED)
+        try:
+            _settle(place, spec, Kind.STOPPED)
+        except OSError as error:  # such as a full disk: stopped it is all the same
+            get_run_logger().warning("%s: its end could not be noted: %s", spec.name, error)
         raise
     outcome = await run.fetch_result()
-    _settle(place, spec, outcome.kind, outcome.message, outcome.failed_shares)
+    with reached(Path(spec.run_directory)):
+        _settle(place, spec, outcome.kind, outcome.message, outcome.failed_shares)
     return outcome
 
 
@@ -155,10 +173,16 @@ def _settle(
 
 
 async def _failed(
-    log: Log, job: StageJob, outcome: Outcome, spec: LaunchSpec, seconds: float
+    log: Log,
+    job: StageJob,
+    outcome: Outcome,
+    spec: LaunchSpec | None,
+    seconds: float,
+    why: str = "",
 ) -> StageError:
-    error = StageError(outcome, str(Path(spec.run_directory, LOG)))
-    headline(log, outcome.name, "failed", seconds, "", str(outcome.kind), logging.ERROR)
+    """spec: None where there is no run folder, and so no log, for want of room."""
+    error = StageError(outcome, "" if spec is None else str(Path(spec.run_directory, LOG)))
+    headline(log, outcome.name, "failed", seconds, "", f"{outcome.kind}{why}", logging.ERROR)
     await show_failed(job.stage, outcome, seconds, error.log)
     return error
 
@@ -170,20 +194,31 @@ def _told(job: StageJob, error: TrainyardError) -> Outcome:
 
 def _prepare(job: StageJob, place: Place) -> LaunchSpec:
     """Make the run folder of a new attempt, with the config document in it; or find that of one
-    that is not settled."""
+    that is not settled. Raises InfrastructureError where its disk is full or away."""
     attempts = Path(place.run_folder, job.name).absolute()
-    attempts.mkdir(parents=True, exist_ok=True)
-    key = ""
-    if place.block in SCHEDULED:
-        key = next_key(attempts, runtime.flow_run.id or uuid.uuid4().hex)
-    folder = attempts / (key or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
-    document = folder / DOCUMENT
-    if not document.exists():
-        folder.mkdir(exist_ok=True)
-        being_written = folder / "config.tmp"
-        being_written.write_bytes(tomli_w.dumps(stage_document(job, place)).encode())
-        being_written.replace(document)
-    return stage_spec(job, place, folder, key, _shares(job, place, attempts, key))
+    with reached(attempts, NOT_BEGUN):
+        _make(attempts)
+        key = ""
+        if place.block in SCHEDULED:
+            key = next_key(attempts, runtime.flow_run.id or uuid.uuid4().hex)
+        folder = attempts / (key or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
+        document = folder / DOCUMENT
+        if not document.exists():
+            folder.mkdir(exist_ok=True)
+            being_written = folder / "config.tmp"
+            being_written.write_bytes(tomli_w.dumps(stage_document(job, place)).encode())
+            being_written.replace(document)
+        shares = _shares(job, place, attempts, key)
+    return stage_spec(job, place, folder, key, shares)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(
+            f"run folder {folder} cannot be made ({error}): name another run_folder in the profile"
+        ) from error
 
 
 def _shares(job: StageJob, place: Place, attempts: Path, key: str) -> Shares | None:

@@ -54,7 +54,9 @@ def build(cls: type[Any], table: Any, where: str) -> Any:
 
 
 def convert(value: Any, annotation: Any, where: str) -> Any:
-    """A value of a document as the type that is wanted."""
+    """A value of a document as the type that is wanted; Any takes what is there."""
+    if annotation is Any:
+        return value
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         (inner,) = [arg for arg in args if arg is not types.NoneType]

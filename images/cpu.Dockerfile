@@ -11,7 +11,7 @@
 # has no stage yet. Whatever differs between stages enters late, or through a step of its own: equal
 # locks share the layers of their packages, and all images with torch share the one of torch.
 
-ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 ARG PACKAGES=packages
 
 # --- what every image begins with -----------------------------------------------------------------
@@ -171,6 +171,7 @@ COPY deploy/dev/s3check.py /srv/trainyard/deploy/dev/
 COPY recipes /srv/trainyard/recipes
 COPY flows /srv/trainyard/flows
 COPY deploy/yards /srv/trainyard/deploy/yards
+COPY docs/troubleshooting.md /srv/trainyard/docs/
 ARG REVISION=unknown
 ENV HOME=/tmp \
     TRAINYARD_STAGE=flow \

@@ -2,13 +2,15 @@
 
     python images/sbom.py --root /image --patches images/patches --output sbom.cdx.json
 
-Python's packages come from cyclonedx-bom, Debian's from dpkg's own record. Every patch of ours,
-images/patches/PACKAGE/NAME.patch, is told at the package that it changes."""
+Python's packages come from cyclonedx-bom, those of the distribution (Ubuntu, below NVIDIA's) from
+dpkg's own record. Every patch of ours, images/patches/PACKAGE/NAME.patch, is told at the package
+that it changes."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,15 +36,35 @@ def python_packages(root: Path) -> Document:
     return document
 
 
-def debian_packages(root: Path) -> Iterator[Document]:
-    """Components for the packages that dpkg has installed."""
+def distribution(root: Path) -> Document:
+    """The component that says which distribution an image stands on.
+
+    Raises SystemExit for an image that does not say it."""
+    found = [root / name for name in ("etc/os-release", "usr/lib/os-release")]
+    text = next((path.read_text() for path in found if path.exists()), "")
+    fields = dict(line.split("=", 1) for line in shlex.split(text, comments=True) if "=" in line)
+    if not {"ID", "VERSION_ID"} <= fields.keys():
+        raise SystemExit(f"no ID and VERSION_ID in {' or '.join(map(str, found))}: which one is it")
+    name, version = fields["ID"], fields["VERSION_ID"]
+    return {
+        "bom-ref": f"os:{name}-{version}",
+        "type": "operating-system",
+        "name": name,
+        "version": version,
+        "description": fields.get("PRETTY_NAME", name),
+    }
+
+
+def system_packages(root: Path, system: Document) -> Iterator[Document]:
+    """Components for the packages of a distribution that dpkg has installed."""
     for entry in (root / "var/lib/dpkg/status").read_text().split("\n\n"):
         lines = (line.split(": ", 1) for line in entry.splitlines() if ": " in line[:40])
         fields = {line[0]: line[1] for line in lines if not line[0].startswith(" ")}
         if fields.get("Status") != "install ok installed":
             continue
         name, version, machine = (fields[key] for key in ("Package", "Version", "Architecture"))
-        purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={machine}"
+        where = f"arch={machine}&distro={system['name']}-{system['version']}"
+        purl = f"pkg:deb/{system['name']}/{quote(name)}@{quote(version)}?{where}"
         yield {
             "bom-ref": purl,
             "type": "library",
@@ -77,7 +99,8 @@ def main() -> int:
     given = parser.parse_args()
     document = python_packages(given.root)
     components: list[Document] = document["components"]
-    components += debian_packages(given.root)
+    system = distribution(given.root)
+    components += [system, *system_packages(given.root, system)]
     tell_patches(components, given.patches)
     given.output.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     print(f"{len(components)} components")

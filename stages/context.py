@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +30,10 @@ log = logging.getLogger(__name__)
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ask a run to stop; SIGUSR1 is what schedulers send ahead of a time limit."""
+
+ECHO_SECONDS = 5.0
+"""One order to stop may come twice: Slurm sends it to every process of a step, and torchrun among
+them sends it on to its ranks. So long apart at most."""
 
 
 class WorkFolder:
@@ -117,6 +122,9 @@ class StageRun:
     _begun: set[str] = field(default_factory=set)
     _signal: int | None = None
     _deferred: bool = False
+    _num_interrupts: int = 0
+    _raised: float | None = None
+    """When a signal last ended the run, by the clock of time.monotonic()."""
     _scratch: Scratch | None = None
 
     @cached_property
@@ -192,8 +200,9 @@ class StageRun:
         return Progress(total, unit, desc or self.name, start=start)
 
     def defer_signals(self) -> None:
-        """The first SIGTERM, SIGINT or SIGUSR1 only sets `stop_requested`; a second one stops at
-        once."""
+        """From here on SIGTERM, SIGINT or SIGUSR1 only sets `stop_requested`. It changes nothing
+        when they come again: whoever sends them kills, if need be, when the grace is over. Ctrl-C
+        has no such end, so a second SIGINT stops at once."""
         self._deferred = True
 
     @property
@@ -209,13 +218,26 @@ class StageRun:
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         """The handler that the command line installs."""
         self.check_claim()  # a lost claim signals too, and leaves nothing to be saved
-        if self._deferred and self._signal is None:
+        self._num_interrupts += signum == signal.SIGINT
+        if not self._deferred:
+            self._stop_at_once(signum)
+        elif self._signal is None:
             self._signal = signum
+            again = "; once more stops at once" if signum == signal.SIGINT else ""
             log.warning(
-                "%s: finishing this step, then saving; once more stops at once",
-                signal.Signals(signum).name,
+                "%s: finishing this step, then saving%s", signal.Signals(signum).name, again
             )
+        elif signum == signal.SIGINT and self._num_interrupts > 1:
+            raise Stopped(signum)
+
+    def _stop_at_once(self, signum: int) -> None:
+        """Raise Stopped; not again for the echo of a signal, which would break off what is cleaned
+        up meanwhile. Later it is raised again: an exception may get lost in a callback."""
+        now = time.monotonic()
+        is_echo = self._raised is not None and now - self._raised < ECHO_SECONDS
+        if is_echo and signum != signal.SIGINT:
             return
+        self._raised = now
         raise Stopped(signum)
 
     def close(self) -> None:

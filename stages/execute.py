@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stages import ranks
@@ -24,6 +25,7 @@ from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
 from trainyard.artifacts.manifest import Manifest, publish, read_manifest
 from trainyard.artifacts.output import Output
+from trainyard.artifacts.urls import local_path
 from trainyard.errors import ClaimHeldError, ConfigError
 
 
@@ -105,6 +107,7 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         raise ConfigError(
             f"{run.output.url}: this is a file; the output is a folder, choose another"
         )
+    made = _absent_folders(run.output.folder_url)
     require_conditions(run.output.folder_url)
     began = time.time()
     claim = acquire(run.output.claim_url, job.claim_wait_seconds)
@@ -130,7 +133,23 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         _remove_strays(job, run, manifest)
     finally:
         claim.release()
+        _remove_empty(made)
     _report_ran(job, run, manifest)
+
+
+def _absent_folders(url: str) -> list[Path]:
+    """The folder of an output and those above it that are not there yet, the innermost first."""
+    path = local_path(url)
+    return [] if path is None else [at for at in (path, *path.parents) if not at.exists()]
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """A run that was refused before it wrote anything leaves no folder that its claim made."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # not empty: something was written, by this run or another one
+            return
 
 
 def _adopt(run: StageRun, decision: Decision, force: bool) -> None:

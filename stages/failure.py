@@ -9,18 +9,25 @@ import json
 import logging
 import os
 import signal
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
-from trainyard.errors import EXIT_DEFECT, InfrastructureError, Stopped, TrainyardError
+from trainyard.errors import (
+    EXIT_DEFECT,
+    CommunicationError,
+    InfrastructureError,
+    Stopped,
+    TrainyardError,
+    lack_of_memory,
+)
+from trainyard.logging import printable
 
 RUN_DIR = "TRAINYARD_RUN_DIR"
 
-INFRASTRUCTURE = frozenset(
-    {"OutOfMemoryError", "DistBackendError", "DistNetworkError", "DistStoreError"}
-)
-"""Error classes of torch that mean the machine or the network, by name: torch need not be
+OF_COMMUNICATION = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+"""Error classes of torch that mean that ranks have lost each other, by name: torch need not be
 imported."""
 
 
@@ -30,9 +37,20 @@ def exit_status(error: BaseException) -> int:
         return error.exit_status
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    if isinstance(error, MemoryError | OSError) or type(error).__name__ in INFRASTRUCTURE:
+    meaning = failure_class(error)
+    if issubclass(meaning, OSError | InfrastructureError):
         return InfrastructureError.exit_status
     return EXIT_DEFECT
+
+
+def failure_class(error: BaseException) -> type[BaseException]:
+    """What an error is told as in failure.json: its own class, or one of ours where the system or
+    torch have said that memory or another rank is gone."""
+    if isinstance(error, TrainyardError):
+        return type(error)
+    if type(error).__name__ in OF_COMMUNICATION and lack_of_memory(error) is None:
+        return CommunicationError
+    return lack_of_memory(error) or type(error)
 
 
 def report_failure(stage: str, error: BaseException, debug: bool) -> int:
@@ -42,7 +60,7 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
     log = logging.getLogger(f"stages.{stage}")
     message = str(error) or kind
     if debug:
-        traceback.print_exception(error)
+        print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     if isinstance(error, Stopped | KeyboardInterrupt):
         log.warning("%s; nothing half-done was published", message)
     elif isinstance(error, TrainyardError):
@@ -58,7 +76,7 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
         {
             "format_version": 1,
             "stage": stage,
-            "class": kind,
+            "class": failure_class(error).__name__,
             "message": message,
             "exit_status": status,
         },

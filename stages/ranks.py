@@ -30,14 +30,17 @@ from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Slot
 from trainyard.artifacts.store import FileRecord
 from trainyard.errors import (
+    CommunicationError,
     ConfigError,
     DataError,
+    HostMemoryError,
     InfrastructureError,
     RerunElsewhere,
     Stopped,
     TrainyardError,
     ValidationFailed,
 )
+from trainyard.machine import memory_kills
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ BY_STATUS: dict[int, type[TrainyardError]] = {
 }
 DECISION_SECONDS = 1800
 CAUSE_SECONDS = 2.0
+LESS_MEMORY = "lower --micro-batch-size or --nproc-per-node, or ask for more"
 JOIN_MINUTES = 10.0
 """How long ranks wait for each other where a configuration does not say."""
 
@@ -72,11 +76,11 @@ def run_here_or_spawn(
 def _first_cause_first(count: int) -> Iterator[None]:
     """A lost connection is what ranks see of another one's end, often before anybody else does.
 
-    They wait with their own words for whoever watches over all, who knows the cause and ends
-    them."""
+    They wait with their own words for that rank's, and for whoever watches over all, who knows the
+    cause and ends them."""
     try:
         yield
-    except InfrastructureError:
+    except CommunicationError:
         if count > 1:
             time.sleep(CAUSE_SECONDS)
         raise
@@ -104,12 +108,13 @@ def _spawn(run: StageRun, arguments: list[str], count: int) -> dict[str, Any]:
         port = _free_port()
         read_end, write_end = os.pipe()
         run.defer_signals()
+        kills = memory_kills()
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(count):
                 ranks.append(_start(arguments, folder, rank, count, port, read_end))
             os.close(read_end)
-            _supervise(run, ranks)
+            _supervise(run, ranks, kills)
         finally:
             _end(ranks)
             os.close(write_end)
@@ -141,8 +146,9 @@ def _program() -> str:
     return spec.name.removesuffix(".__main__")
 
 
-def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for every rank; when one fails, or a signal comes, the others are told to stop."""
+def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]], kills: int) -> None:
+    """Wait for every rank; when one fails, or a signal comes, the others are told to stop. kills:
+    `memory_kills` before they were started."""
     passed_on = False
     while True:
         codes = [rank.poll() for rank in ranks]
@@ -151,19 +157,19 @@ def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]]) -> None:
             passed_on = True
             _signal(ranks, signal.SIGTERM)
         elif failed and not run.stop_requested:
-            _raise_for(*min(failed, key=lambda found: _suspicion(found[1])))
+            _raise_for(*min(failed, key=lambda found: _suspicion(found[1])), kills)
         if all(code is not None for code in codes):
-            _raise_if_stopped(run, [code for code in codes if code is not None])
+            _raise_if_stopped(run, [code for code in codes if code is not None], kills)
             return
         time.sleep(0.05)
 
 
-def _raise_if_stopped(run: StageRun, codes: list[int]) -> None:
+def _raise_if_stopped(run: StageRun, codes: list[int], kills: int) -> None:
     """After a signal: a rank that failed counts, one that was stopped is well; all may be done."""
     stopped = [128 + number for number in STOPPING]
     for rank, code in enumerate(codes):
         if code not in (0, *stopped):
-            _raise_for(rank, code)
+            _raise_for(rank, code, kills)
     if any(codes):
         run.stop()
 
@@ -179,20 +185,21 @@ def _suspicion(code: int) -> int:
     return len(causes) + (code in (InfrastructureError.exit_status, -signal.SIGABRT))
 
 
-def _raise_for(rank: int, code: int) -> None:
+def _raise_for(rank: int, code: int, kills: int) -> None:
     if code == -signal.SIGABRT:
-        raise InfrastructureError(
+        raise CommunicationError(
             f"rank {rank} aborted; if NCCL's watchdog did it, the rank waited for others that were "
             "gone or hung (--distributed-timeout-minutes), and the lines above say for which"
         )
     if code < 0:
-        memory = (
-            "; the machine may have run out of memory: lower --micro-batch-size or --nproc-per-node"
-        )
-        raise InfrastructureError(
-            f"rank {rank} was killed by {signal.Signals(-code).name}"
-            f"{memory if -code == signal.SIGKILL else ''}"
-        )
+        words = f"rank {rank} was killed by {signal.Signals(-code).name}"
+        if -code == signal.SIGKILL and memory_kills() > kills:
+            raise HostMemoryError(
+                f"{words}, by the kernel: the machine, or the part of it that this job may use, "
+                f"ran out of memory; {LESS_MEMORY}"
+            )
+        hint = f"; if nobody did that, the machine ran out of memory: {LESS_MEMORY}"
+        raise InfrastructureError(words + (hint if -code == signal.SIGKILL else ""))
     if code in BY_STATUS:
         raise BY_STATUS[code](f"rank {rank} ended with exit status {code}; its message is above")
     if code > 128:
@@ -327,8 +334,10 @@ def leading(config: Any) -> Iterator[Leader]:
 
 def follow(name: str, config: Any, run_module: str) -> int:
     """Wait for rank 0's decision and do this rank's share of it."""
-    decision = json.loads(_heard(_decision_store(config, is_master=False)))
+    with _first_cause_first(num_ranks(config)):
+        decision = json.loads(_heard(_decision_store(config, is_master=False)))
     if decision.get("failed"):
+        time.sleep(CAUSE_SECONDS)  # it says meanwhile what the cause was
         raise InfrastructureError("rank 0 failed before any work was begun; its message says why")
     if decision["run"] is None:
         return 0
@@ -341,7 +350,7 @@ def _heard(store: Any) -> bytes:
         said: bytes = store.get("decision")
     except RuntimeError as error:  # torch's DistNetworkError and DistStoreError are such
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-        raise InfrastructureError(
+        raise CommunicationError(
             f"rank {os.environ['RANK']} heard nothing more from rank 0 at {address}:{port}: it "
             "ended, and its own message says why, or another program listens on that port "
             f"({str(error).splitlines()[0]})"
@@ -352,7 +361,7 @@ def _heard(store: Any) -> bytes:
 def _decision_store(config: Any, is_master: bool) -> Any:
     """Where rank 0 leaves its decision; all ranks are there when this returns on it.
 
-    Raises InfrastructureError when they do not find each other."""
+    Raises CommunicationError when they do not find each other."""
     from datetime import timedelta
 
     import torch.distributed

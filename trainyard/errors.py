@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal as signals
 
 EXIT_DEFECT = 70
@@ -57,6 +58,22 @@ class ClaimHeldError(InfrastructureError):
     """Another run is writing the same output."""
 
 
+class HostMemoryError(InfrastructureError):
+    """The machine, or the part of it that a job may use, has no more memory to give."""
+
+
+class DeviceMemoryError(InfrastructureError):
+    """A GPU has no more memory to give."""
+
+
+class CommunicationError(InfrastructureError):
+    """Ranks do not find each other, or have lost each other: NCCL, gloo, rendezvous."""
+
+
+class HangError(InfrastructureError):
+    """The ranks are there, and none has made progress for longer than it may take."""
+
+
 class Stopped(BaseException):
     """SIGTERM, SIGINT or an option asked the run to stop; nothing is wrong. Status 128 + signal.
 
@@ -70,3 +87,32 @@ class Stopped(BaseException):
     def exit_status(self) -> int:
         """143 for SIGTERM, 130 for SIGINT, as shells and schedulers expect."""
         return 128 + self.signum
+
+
+OF_HOST = ("defaultcpuallocator", "can't allocate memory", "cannot allocate memory", "bad_alloc")
+OF_DEVICE = ("cuda", "cublas", "cudnn", "hip error", "xpu", "gpu")
+OF_EITHER = ("out of memory", "alloc_failed")
+
+
+def lack_of_memory(
+    error: BaseException,
+) -> type[HostMemoryError] | type[DeviceMemoryError] | None:
+    """What a foreign error means that says that there is no more memory; None for any other.
+
+    Python's and the system's errors are known by their class, torch's by its name, as torch need
+    not be loaded. For memory of the host torch and the libraries under it raise RuntimeError,
+    which their words alone tell from a defect."""
+    if isinstance(error, MemoryError):
+        return HostMemoryError
+    if isinstance(error, OSError):
+        return HostMemoryError if error.errno == errno.ENOMEM else None
+    if type(error).__name__ == "OutOfMemoryError":
+        return DeviceMemoryError
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    # NCCL says it of memory that it may not lock for its network: `ulimit -l`, and no lack of any.
+    is_of_network = "nccl" in text or "ibv_" in text
+    if not is_of_network and any(words in text for words in OF_HOST):
+        return HostMemoryError
+    if not any(words in text for words in OF_EITHER):
+        return None
+    return DeviceMemoryError if any(words in text for words in OF_DEVICE) else HostMemoryError

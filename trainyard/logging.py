@@ -1,6 +1,7 @@
 """Logging for everything that runs: one format, the rank in every line, other libraries kept quiet.
 
-Modules do `log = logging.getLogger(__name__)`; only a `__main__` calls `configure`."""
+Modules do `log = logging.getLogger(__name__)`; only a `__main__` calls `configure`. What files say
+may end up in a message, so nothing of it tells the terminal what to do (`printable`)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,24 @@ LEVELS = ("debug", "info", "warning", "error")
 
 COLOURS = {"DEBUG": "\033[2m", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
 RESET = "\033[0m"
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """The text with whatever a terminal would obey, or hide, written out: ESC as \\x1b.
+
+    kept: characters that stay as they are all the same."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else _escape(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """The same where a new line would begin what looks like somebody else's."""
+    return printable(text, kept="")
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class Formatter(logging.Formatter):
@@ -30,9 +49,10 @@ class Formatter(logging.Formatter):
         parts = record.name.split(".")
         where = parts[1] if parts[0] == "stages" and len(parts) > 1 else parts[-1]
         time = self.formatTime(record, self.datefmt)
-        line = f"{time} {record.levelname.lower():<7} {self.rank}{where}: {record.getMessage()}"
+        line = f"{time} {record.levelname.lower():<7} {self.rank}{where}: "
+        line += printable(record.getMessage())
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + printable(self.formatException(record.exc_info))
         paint = COLOURS.get(record.levelname) if self.colour else None
         return f"{paint}{line}{RESET}" if paint else line
 

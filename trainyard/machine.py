@@ -17,6 +17,9 @@ from typing import Any
 
 SHARED_MEMORY = Path("/dev/shm")
 
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+
 QUERY_SECONDS = 10.0
 """nvidia-smi answers in one or two; where a driver hangs it never does."""
 
@@ -82,6 +85,37 @@ def look_around() -> Machine:
         gpus=gpus,
         gpu_fault=fault,
     )
+
+
+def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
+    """How many processes of this one's control group the kernel has ended for want of memory, of
+    the group's or of the machine's; 0 where it does not say.
+
+    Who is ended so leaves no word, and others see SIGKILL: that there is one more tells them."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, file = (
+            (groups / "memory", "memory.oom_control") if controllers else (groups, "memory.events")
+        )
+        for folder in (root / path.lstrip("/"), root):  # in a container its own group is the root
+            count = _count_in(folder / file, "oom_kill")
+            if count is not None:
+                return count
+    return 0
+
+
+def _count_in(path: Path, name: str) -> int | None:
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+        return next((int(word[1]) for word in words if len(word) == 2 and word[0] == name), None)
+    except (OSError, ValueError):
+        return None
 
 
 def _free(folder: Path) -> int | None:

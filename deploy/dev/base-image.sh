@@ -5,17 +5,22 @@
 #
 # Makes yard-debian:bookworm from Debian's packages and yard-python:3.11 from it and the Python 3.11
 # that runs here, then prints `export PYTHON_IMAGE=... DEBIAN_IMAGE=...`, which docker-compose.yml
-# reads. The machine's own certificates are in them, so that pip in a build trusts what pip here
-# does: push no image that stands on these. Where the registry's images are here already, or can be
-# pulled, prints those. As root, on Debian 12:
+# and deploy/dev/compose.yml read. The machine's own certificates are in them, so that pip in a build
+# trusts what pip here does: push no image that stands on these. Where the registry's images are here
+# already, or can be pulled, prints those. As root, on Debian 12:
 #
 #     apt-get install --no-install-recommends mmdebstrap
+#
+# Exit status 69 where this machine is not one for it (no root, no packages to be had, no Python
+# 3.11), 1 for all that goes wrong otherwise.
 #
 #   PYTHON=python3     the interpreter to take along; must be 3.11
 set -euo pipefail
 PYTHON=${PYTHON:-python3}
-REAL_PYTHON=python:3.11-slim-bookworm
-REAL_DEBIAN=debian:bookworm-slim
+HERE=$(dirname "$0")
+# Named where they are pinned, and nowhere else.
+REAL_PYTHON=$(sed -n 's/^ARG PYTHON_IMAGE=//p' "$HERE/../../images/cpu.Dockerfile")
+REAL_DEBIAN=$(sed -n 's/^ARG DEBIAN_IMAGE=//p' "$HERE/postgres.Dockerfile")
 MADE_PYTHON=yard-python:3.11
 MADE_DEBIAN=yard-debian:bookworm
 LIBRARIES=ca-certificates,netbase,tzdata,tini,libssl3,libffi8,libsqlite3-0,libreadline8,libbz2-1.0
@@ -28,6 +33,11 @@ fail() {
   exit 1
 }
 
+not_here() {
+  echo "base-image.sh: $*" >&2
+  exit 69
+}
+
 here() { docker image inspect "$1" >/dev/null 2>&1; }
 
 answer() {
@@ -37,9 +47,9 @@ answer() {
 
 need_mmdebstrap() {
   command -v mmdebstrap >/dev/null && return
-  [ "$(id -u)" = 0 ] || fail "needs mmdebstrap; the head of this file says how"
+  [ "$(id -u)" = 0 ] || not_here "needs mmdebstrap; the head of this file says how"
   { apt-get update -qq && apt-get install -y -qq --no-install-recommends mmdebstrap; } \
-    >"$scratch/apt.log" 2>&1 || fail "cannot install mmdebstrap: $(tail -n 5 "$scratch/apt.log")"
+    >"$scratch/apt.log" 2>&1 || not_here "cannot install mmdebstrap: $(tail -n 5 "$scratch/apt.log")"
 }
 
 make_debian() {
@@ -52,7 +62,7 @@ make_debian() {
 make_python() {
   local prefix version
   version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-  [ "$version" = 3.11 ] || fail "PYTHON=$PYTHON is $version, and the images are for 3.11"
+  [ "$version" = 3.11 ] || not_here "PYTHON=$PYTHON is $version, and the images are for 3.11"
   prefix=$("$PYTHON" -c 'import sys; print(sys.base_prefix)')
   tar -C "$prefix" -cf "$scratch/python.tar" --owner=0 --group=0 \
     --exclude='./lib/python*/site-packages/*' --exclude='*/test' --exclude='*/tests' \

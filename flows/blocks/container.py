@@ -13,7 +13,8 @@ from pathlib import Path
 from prefect.blocks.abstract import JobBlock
 
 from flows.blocks.container_client import NOT_STARTED, ContainerClient, Look
-from flows.blocks.container_run import NOTE, ContainerJobRun, end_noted, note_container
+from flows.blocks.container_note import NOTE, end_noted, note_container
+from flows.blocks.container_run import ContainerJobRun
 from flows.blocks.notes import read_note
 from flows.blocks.run import when_found
 from flows.launch.container import (

@@ -18,7 +18,13 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
-from flows.launch.container import KEY_LABEL, ContainerRequest
+from flows.launch.container import (
+    JOB_LABEL,
+    KEY_LABEL,
+    RUN_VARIABLE,
+    ContainerRequest,
+    name_of,
+)
 from trainyard.errors import ConfigError, InfrastructureError
 
 SOCKET = "unix:///var/run/docker.sock"
@@ -66,6 +72,20 @@ class Look:
         return self.state in ENDED
 
 
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A container of the block, whoever made it and whatever became of it."""
+
+    name: str
+    folder: str
+    """Run folder of its job; empty when nothing tells."""
+    made: float
+    """Seconds since 1970."""
+    size_bytes: int
+    """What it wrote besides its image and its mounts."""
+    look: Look
+
+
 class ContainerClient:
     """One engine. Its methods may be called from any thread."""
 
@@ -84,22 +104,29 @@ class ContainerClient:
 
     def look(self, name: str) -> Look | None:
         """A container by its name or id; None when there is none."""
+        found = self._inspected(name)
+        return None if found is None else _look(found)
+
+    def ours(self) -> Iterator[Ours]:
+        """Every container that bears our label and a name that the block gives."""
+        with self._told():
+            listed = self._api.containers(all=True, size=True, filters={"label": KEY_LABEL})
+        for one in listed:
+            found = self._inspected(one["Id"])
+            labels = one["Labels"]
+            name = name_of(labels.get(JOB_LABEL, ""), labels[KEY_LABEL])
+            if found is not None and found["Name"] == f"/{name}":
+                variables = dict(part.partition("=")[::2] for part in found["Config"]["Env"] or ())
+                folder = variables.get(RUN_VARIABLE, "")
+                yield Ours(name, folder, one["Created"], one.get("SizeRw", 0), _look(found))
+
+    def _inspected(self, name: str) -> dict[str, Any] | None:
         try:
             with self._told():
                 found: dict[str, Any] = self._api.inspect_container(name)
         except NotFound:
             return None
-        state = found["State"]
-        return Look(
-            id=found["Id"],
-            key=(found["Config"]["Labels"] or {}).get(KEY_LABEL, ""),
-            state=state["Status"],
-            exit_code=state["ExitCode"],
-            was_out_of_memory=state["OOMKilled"],
-            error=state["Error"],
-            began=_seconds(state["StartedAt"]),
-            ended=_seconds(state["FinishedAt"]),
-        )
+        return found
 
     def wait_for(self, name: str) -> Look | None:
         """A container that is being made: its name is taken before it can be seen."""
@@ -186,6 +213,20 @@ class ContainerClient:
         if error.is_client_error():
             return ConfigError(f"the Docker engine refuses: {said}; correct the container options")
         return InfrastructureError(f"the Docker engine at {self.address} failed: {said}")
+
+
+def _look(found: Mapping[str, Any]) -> Look:
+    state = found["State"]
+    return Look(
+        id=found["Id"],
+        key=(found["Config"]["Labels"] or {}).get(KEY_LABEL, ""),
+        state=state["Status"],
+        exit_code=state["ExitCode"],
+        was_out_of_memory=state["OOMKilled"],
+        error=state["Error"],
+        began=_seconds(state["StartedAt"]),
+        ended=_seconds(state["FinishedAt"]),
+    )
 
 
 def _seconds(moment: str) -> float:

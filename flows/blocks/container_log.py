@@ -43,7 +43,7 @@ class ContainerLog(threading.Thread):
         """The thread."""
         try:
             self._read()
-        except (APIError, InfrastructureError) as error:
+        except (APIError, InfrastructureError, OSError) as error:  # a disk may be full
             self.trouble = str(error)
 
     def _read(self) -> None:

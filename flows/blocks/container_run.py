@@ -5,16 +5,16 @@ The engine may be away for a while; the container does not notice."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.blocks.container_client import ContainerClient, Look
 from flows.blocks.container_log import ContainerLog
+from flows.blocks.container_note import NOTE, end_noted, note_container
 from flows.blocks.live import live
-from flows.blocks.notes import read_note, write_note
+from flows.blocks.notes import read_note
 from flows.blocks.run import BlockRun
 from flows.blocks.signs import Signs
 from flows.launch.container import container_name
@@ -26,9 +26,6 @@ from trainyard.errors import InfrastructureError, TrainyardError
 if TYPE_CHECKING:
     from flows.blocks.container import ContainerJob
 
-NOTE = "container.json"
-"""File of a run folder: the name of its container, and how that ended once it has."""
-
 TICK_SECONDS = 0.1
 AWAY_SECONDS = 60.0
 """So long the engine may not answer while a container is followed."""
@@ -39,17 +36,6 @@ DEAF_SECONDS = 1.0
 process does not listen to."""
 KILL_SECONDS = 30.0
 """By then a killed container is gone."""
-
-
-def end_noted(noted: dict[str, Any] | None) -> Look | None:
-    """How the container of a note ended; None when nobody has noted that."""
-    return Look(**noted["end"]) if noted is not None and noted["end"] is not None else None
-
-
-def note_container(folder: Path, name: str, end: Look | None) -> None:
-    """Note that a container of this name was started, or how it ended."""
-    told = None if end is None else dataclasses.asdict(end)
-    write_note(folder / NOTE, {"name": name, "end": told})
 
 
 class ContainerJobRun(BlockRun):

@@ -45,8 +45,9 @@ class PodLogs:
         self._recall()
 
     def follow(self, pod: str, file: str, label: str) -> None:
-        """Follow a pod whose container has started, unless it is followed."""
-        if pod not in self._tasks:
+        """Follow a pod whose container has started, unless it is followed; one whose following was
+        cancelled, from where that was."""
+        if pod not in self._tasks or self._tasks[pod].cancelled():
             self._tasks[pod] = asyncio.create_task(self._follow(pod, file, label))
 
     def note_end(self, pod: str) -> None:

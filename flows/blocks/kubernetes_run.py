@@ -72,13 +72,20 @@ class KubernetesJobRun(BlockRun):
         if kind == "JobSet":
             self._children = Watched(client, "Job", spec.key, self._news)
         self._logs = PodLogs(client, self._folder, self._say)
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching: dict[Watched, asyncio.Task[None]] = {}
+        self._is_closed = False
         if (known := read_ends(self._folder)) is not None:
             self._ends, self._ended_by_us = known
         else:
-            watches = (self._workloads, self._pods, self._children)
-            self._watching = [asyncio.create_task(one.run()) for one in watches if one]
+            self._watch()
         live.add(self)
+
+    def _watch(self) -> None:
+        """Watch what is not watched. That may be everything: a program that ends, as one whose flow
+        was cancelled, first cancels all of its tasks; the job is seen to its end all the same."""
+        for one in (self._workloads, self._pods, self._children):
+            if one is not None and ((task := self._watching.get(one)) is None or task.cancelled()):
+                self._watching[one] = asyncio.create_task(one.run())
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -104,18 +111,22 @@ class KubernetesJobRun(BlockRun):
 
     async def _step(self) -> None:
         """Wait for news, or a second; take it in."""
+        if not self._is_closed:
+            self._watch()
         self._news.clear()
         news = asyncio.create_task(self._news.wait())
         try:
-            tasks = [news, *self._watching]
+            tasks = [news, *self._watching.values()]
             await asyncio.wait(tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             news.cancel()
-        for task in self._watching:
-            if task.done() and not task.cancelled():  # by who has stopped it meanwhile
+        for task in self._watching.values():
+            if task.done() and not task.cancelled():
                 task.result()  # raises why it watches no more
         async with self._looking:  # who waits and who stops may both be here
-            if self._workloads.is_listed and self._pods.is_listed and not self._has_ended():
+            if self._is_closed or self._has_ended():
+                return
+            if self._workloads.is_listed and self._pods.is_listed:
                 await self._take_in()
 
     async def _take_in(self) -> None:
@@ -182,9 +193,10 @@ class KubernetesJobRun(BlockRun):
             await see_through(asyncio.create_task(self._close()))
 
     async def _close(self) -> None:
-        for task in self._watching:
+        self._is_closed = True
+        for task in self._watching.values():
             task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await asyncio.gather(*self._watching.values(), return_exceptions=True)
         await self._logs.close()
         await self._client.close()
         live.discard(self)

@@ -15,6 +15,10 @@ class Stoppable(Protocol):
     def is_being_stopped(self) -> bool:
         """True once it was told to stop, or has ended."""
 
+    @property
+    def is_over(self) -> bool:
+        """True once it has ended, or stopping it has, as far as this process knows."""
+
     def begin_stopping(self) -> asyncio.Task[None]:
         """Tell it to stop, unless it was told; the task ends when it has."""
 

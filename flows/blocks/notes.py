@@ -29,7 +29,7 @@ class Ending:
     kind: Kind
     """Why."""
     is_told: bool
-    """The job was sent its signal to save and leave. A second one would cut the saving short."""
+    """The job was sent its signal to save and leave."""
 
 
 def read_note(path: Path, name: str) -> dict[str, Any] | None:
@@ -76,16 +76,17 @@ def write_ending(folder: Path, ending: Ending) -> None:
     write_note(folder / ENDING, {"kind": ending.kind, "is_told": ending.is_told})
 
 
+FOLLOWED = "its job is left as it is, and is followed when this is tried again"
+NOT_BEGUN = "no job was begun"
+
+
 @contextmanager
-def reached(folder: Path) -> Iterator[None]:
-    """Tell what the file system of a run folder refuses, such as a stale handle of NFS, as what it
-    is: InfrastructureError. Nothing was done to the job, which is followed when it is tried again.
+def reached(folder: Path, job: str = FOLLOWED) -> Iterator[None]:
+    """Tell what the file system of a run folder refuses, such as a full disk or a stale handle of
+    NFS, as what it is: InfrastructureError. Nothing was done to the job; `job` says what of it.
 
     A file that is not there is an answer, and for whoever asks."""
     try:
         yield
     except OSError as error:
-        raise InfrastructureError(
-            f"run folder {folder} cannot be used ({error}); its job is left as it is, and is "
-            f"followed when this is tried again"
-        ) from error
+        raise InfrastructureError(f"run folder {folder} cannot be used ({error}); {job}") from error

@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from prefect.blocks.abstract import JobBlock
 
 from flows.blocks.lines import Lines
 from flows.blocks.live import live
+from flows.blocks.notes import NOT_BEGUN, reached
 from flows.blocks.run import BlockRun
 from flows.launch.events import note
 from flows.launch.outcome import Outcome, classify, read_failure
@@ -48,7 +49,9 @@ class ProcessJob(JobBlock[Outcome]):
     async def trigger(self) -> ProcessJobRun:
         """Start the command."""
         folder = Path(self.spec.run_directory)
-        folder.mkdir(parents=True, exist_ok=True)
+        with reached(folder, NOT_BEGUN):
+            folder.mkdir(parents=True, exist_ok=True)
+            output = (folder / LOG).open("a", encoding="utf-8", buffering=1)
         read_end, write_end = os.pipe()
         try:
             process = subprocess.Popen(
@@ -63,27 +66,35 @@ class ProcessJob(JobBlock[Outcome]):
             )
         except BaseException:
             os.close(write_end)
+            output.close()
             raise
         finally:
             os.close(read_end)
-        note(folder, "submitted", job=str(process.pid))
-        note(folder, "started", job=str(process.pid))
         self.logger.debug("started %s as process %d", self.spec.name, process.pid)
-        return ProcessJobRun(self.spec, process, write_end)
+        return ProcessJobRun(self.spec, process, write_end, output)
 
 
 class ProcessJobRun(BlockRun):
     """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
 
-    def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes], lifeline: int) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        process: subprocess.Popen[bytes],
+        lifeline: int,
+        output: TextIO,
+    ) -> None:
+        """lifeline: write end of the pipe that ends it; output: what it says is written there."""
         super().__init__(spec, str(process.pid))
         self.pid = process.pid
         self._process = process
         self._lifeline: int | None = lifeline
+        self._output = output
         # A thread, since it has to go on listening while everything in the loop is cancelled.
         self._listener = threading.Thread(target=self._listen, name=spec.name, daemon=True)
         self._listener.start()
         live.add(self)
+        self._note_start()
 
     @property
     def log_path(self) -> Path:
@@ -96,6 +107,13 @@ class ProcessJobRun(BlockRun):
             await super().wait_for_completion()
         finally:
             await self.stop()
+
+    def _note_start(self) -> None:
+        try:
+            note(self._folder, "submitted", job=self._job)
+            note(self._folder, "started", job=self._job)
+        except OSError as error:  # such as a full disk: it runs all the same
+            self._log.warning("%s: its start could not be noted: %s", self.spec.name, error)
 
     def _has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -144,14 +162,13 @@ class ProcessJobRun(BlockRun):
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        with (
-            self._process.stdout as stream,
-            self.log_path.open("a", encoding="utf-8", buffering=1) as file,
-        ):
+        with self._process.stdout as stream:
             for line in _lines(stream):
                 with contextlib.suppress(OSError):  # a full disk must not stop the reading
-                    file.write(line + "\n")
+                    self._output.write(line + "\n")
                 self._say(line)
+        with contextlib.suppress(OSError):  # it tries once more what did not get there
+            self._output.close()
 
 
 def _is_alive(group: int) -> bool:

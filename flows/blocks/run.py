@@ -97,6 +97,11 @@ class BlockRun(JobRun[Outcome]):
         """True once it was told to stop, or has ended."""
         return self._stopping is not None or self._has_ended()
 
+    @property
+    def is_over(self) -> bool:
+        """True once it has ended, or stopping it has, as far as this process knows."""
+        return self._has_ended() or (self._stopping is not None and self._stopping.done())
+
     def begin_stopping(self) -> asyncio.Task[None]:
         """Tell it to stop, unless it was told; the task ends when it has."""
         if self._stopping is None:
@@ -152,7 +157,10 @@ class BlockRun(JobRun[Outcome]):
         return outcome
 
     def _note_end(self, kind: Kind) -> None:
-        note(self._folder, "ended", at=self._ended_at(), job=self._job, kind=str(kind))
+        try:
+            note(self._folder, "ended", at=self._ended_at(), job=self._job, kind=str(kind))
+        except OSError as error:  # such as a full disk: it has ended all the same
+            self._log.warning("%s: its end could not be noted: %s", self.spec.name, error)
 
 
 AnyRun = TypeVar("AnyRun", bound=BlockRun)

@@ -7,6 +7,7 @@ What decides how it ended: flows/launch/ending.py."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from flows.blocks.run import BlockRun, when_found
 from flows.blocks.signs import Signs
 from flows.blocks.slurm_client import SlurmClient
 from flows.blocks.slurm_evidence import gather, never_started
+from flows.blocks.slurm_pace import Pace
 from flows.launch.ending import join_shares, judge
 from flows.launch.events import note
 from flows.launch.outcome import Kind, Outcome
@@ -103,18 +105,19 @@ class SlurmJobRun(BlockRun):
         self._never_since = 0.0
         self._ended = False
         self._last_known = time.monotonic()
+        # Who waits and who stops look in threads, side by side: a cancellation ends no thread.
+        self._asking, self._reading = threading.Lock(), threading.Lock()
         live.add(self)
 
     # --- waiting ------------------------------------------------------------------------------
 
     async def _until_ended(self) -> None:
-        asked, seen = 0.0, -1
+        pace = Pace(self._block.poll_seconds, len(self._indices))
         while not self._ended:
             self._check_stopping()
             await asyncio.to_thread(self._relay)
             exits = sum(path.exists() for path in self._exit_files())
-            if exits != seen or time.monotonic() - asked >= self._block.poll_seconds:
-                seen, asked = exits, time.monotonic()
+            if pace.is_due(exits, time.monotonic()):
                 await asyncio.to_thread(self._ask)
                 self._check_start()
                 self._check_signs()
@@ -123,7 +126,10 @@ class SlurmJobRun(BlockRun):
 
     def _ask(self) -> None:
         """Look what Slurm says, and whether that is the end."""
-        found = self._client.records(self.job_id)
+        with self._asking:  # all of it, or an answer may overtake a later one
+            self._take_in(self._client.records(self.job_id))
+
+    def _take_in(self, found: Sequence[JobRecord]) -> None:
         # A cluster that was set up anew counts from 1 again.
         records = [record for record in found if record.name in ("", job_name(self.spec))]
         if records:
@@ -211,12 +217,13 @@ class SlurmJobRun(BlockRun):
     def _relay(self) -> bool:
         """Pass on what the log has got; False when nothing is new."""
         count = 0
-        for index in self._indices:
-            for line in self._followed.read(log_name(index)):
-                count += 1
-                self._say(line, _label(index))
-        if count:
-            self._followed.remember()
+        with self._reading:
+            for index in self._indices:
+                for line in self._followed.read(log_name(index)):
+                    count += 1
+                    self._say(line, _label(index))
+            if count:
+                self._followed.remember()
         return count > 0
 
     async def _hear_the_end(self) -> None:
@@ -238,10 +245,11 @@ class SlurmJobRun(BlockRun):
     async def _stop(self) -> None:
         """SIGUSR1, so that training saves; after the grace SIGKILL and scancel, until Slurm
         confirms it. scancel alone would leave it KillWait (30 s) more, and outlast this flow."""
+        # First: the controller may be slow, and this flow be killed while it is asked.
+        self._note_ending()
         await asyncio.to_thread(self._ask)
         if self._has_ended():
             return
-        self._note_ending()
         if self._is_running() and self._ended_by_us is Kind.STOPPED:
             if not self._was_told:
                 # Not SIGTERM: that would reach each rank twice, once through torchrun.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +33,9 @@ AWAY = re.compile(
 FULL = re.compile(r"(Max|Grp)Submit|submit limit|too many (jobs|tasks)|job limit", re.IGNORECASE)
 
 PATIENCE_SECONDS = 120.0
+"""So long a controller may be away, the time that its programs take to say so included."""
 COMMAND_SECONDS = 60.0
+MOST_PAUSE_SECONDS = 15.0
 
 
 class Runner(Protocol):
@@ -67,15 +69,16 @@ class SlurmClient:
 
         ConfigError for what Slurm refuses, InfrastructureError when it cannot be reached."""
         command = ("sbatch", "--parsable", str(script))
-        for wait in self._waits():
+        for pause in self._pauses():
+            if pause:
+                self.sleep(pause)
+                if (found := self.find(name)) is not None:
+                    return found
             said = self.run(command)
             if said.status == 0:
                 return parse_submitted(said.out)
             if not AWAY.search(said.err):
                 break
-            self.sleep(wait)
-            if (found := self.find(name)) is not None:
-                return found
         words = _last_line(said.err)
         if AWAY.search(said.err) or FULL.search(said.err):
             raise InfrastructureError(f"sbatch {script}: {words}")
@@ -126,25 +129,27 @@ class SlurmClient:
 
     def _ask(self, command: Sequence[str], allowed: str | None = None) -> Said:
         """Ask until the controller answers; `allowed` is an error that is an answer."""
-        for wait in self._waits():
+        for pause in self._pauses():
+            if pause:
+                self.sleep(pause)
             said = self.run(command)
             if said.status == 0:
                 return said
             if not AWAY.search(said.err):
                 break
-            self.sleep(wait)
         if allowed is not None and allowed in said.err and not AWAY.search(said.err):
             return said
         raise InfrastructureError(f"{' '.join(command)}: {_last_line(said.err)}")
 
-    def _waits(self) -> list[float]:
-        """Seconds between tries: doubling up to 15, all together the patience."""
-        waits: list[float] = []
-        wait = 0.5
-        while sum(waits) < self.patience_seconds:
-            waits.append(min(wait, 15.0))
-            wait *= 2
-        return waits or [0.0]
+    def _pauses(self) -> Iterator[float]:
+        """Seconds before each try: none before the first, then doubling, until the patience is
+        over."""
+        began, paused, pause = time.monotonic(), 0.0, 0.5
+        yield 0.0
+        while max(paused, time.monotonic() - began) < self.patience_seconds:
+            yield pause
+            paused += pause
+            pause = min(2 * pause, MOST_PAUSE_SECONDS)
 
 
 def _last_line(text: str) -> str:

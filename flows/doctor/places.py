@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
@@ -16,6 +17,9 @@ from trainyard.version import VERSION
 
 ALIVE = ("idle", "mix", "alloc", "comp", "plnd", "resv")
 """How sinfo's short names of nodes begin that run jobs, or will."""
+
+KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
+"""Of `scontrol show config`."""
 
 
 def jobs(yard: Yard) -> Answer:
@@ -63,11 +67,28 @@ def _slurm_jobs(yard: Yard) -> Answer:
         kind = ConfigError if "not installed" in said else InfrastructureError
         return fail(kind, said, "start slurmctld, or set SLURM_CONF to the cluster's slurm.conf")
     answers = [_partition(yard, name, stages) for name, stages in _partitions(yard).items()]
+    answers.append(_kill_wait(yard))
     for state in (State.FAIL, State.WARN):
         for answer in answers:
             if answer.state is state:
                 return answer
     return ok(f"slurmctld answers; {'; '.join(answer.told for answer in answers)}")
+
+
+def _kill_wait(yard: Yard) -> Answer:
+    """What Slurm leaves a training to save in that somebody ends by scancel. A run that is
+    cancelled in Prefect's pages has its grace before that."""
+    status, said = run(("scontrol", "show", "config"), SECONDS)
+    found = KILL_WAIT.search(said)
+    if status != 0 or found is None:
+        return warn("KillWait is not known", "scontrol show config should tell it")
+    seconds, grace = int(found[1]), yard.place.watch_of("pretrain").grace_seconds
+    told = f"KillWait {seconds} s"
+    if seconds < grace:
+        todo = "raise KillWait in slurm.conf, or cancel in Prefect's pages and not by scancel"
+        told = f"{told}: scancel leaves a training that to save in, grace_seconds is {grace:g}"
+        return warn(told, todo)
+    return ok(told)
 
 
 def _partitions(yard: Yard) -> dict[str | None, list[str]]:

@@ -2,7 +2,7 @@
 
     python -m flows.gc [--profile NAME] [--root URL] [--dry-run] [--json] [--corpus-days 7 ...]
 
-Exit status 0; 3 when something could not be removed."""
+Exit status 0; 3 when something could not be removed or looked at."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from flows.gc.machine import run_homes
 from flows.gc.policy import Policy
 from flows.gc.sweep import sweep
 from flows.gc.told import lines
+from flows.launch.container_options import ContainerOptions
 from flows.options import add_yard_to_look_after, check_profile, check_root
 from flows.profile import Profile, read_profile
 from flows.program import fail
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile = read_profile(given.yard)
         root = profile.yard_root(given.root)
         homes = homes_of(profile, root)
-        swept = sweep(root, homes, policy, given.dry_run, is_named=given.root is not None)
+        is_named, engines = given.root is not None, engines_of(profile)
+        swept = sweep(root, homes, policy, given.dry_run, is_named, engines)
     except TrainyardError as error:
         return fail(error)
     if given.json:
@@ -45,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if swept.failed:
         print(f"error: {len(swept.failed)} could not be removed", file=sys.stderr)
         return InfrastructureError.exit_status
+    if swept.plan.unseen:
+        print(f"error: {swept.plan.unseen[0]}", file=sys.stderr)
+        return InfrastructureError.exit_status
     return 0
 
 
@@ -52,6 +57,13 @@ def homes_of(profile: Profile, root: str) -> list[Path]:
     """The folders of this machine that hold a yard's run folders."""
     own = None if profile.run_folder is None else Path(profile.run_folder)
     return run_homes(local_path(root) or Path("yard"), own)
+
+
+def engines_of(profile: Profile) -> tuple[str | None, ...]:
+    """The Docker engines that a yard's stages run on, None for that of the environment; none at all
+    where they run elsewhere."""
+    every = profile.options, *profile.options_by_stage.values()
+    return tuple(dict.fromkeys(one.engine for one in every if isinstance(one, ContainerOptions)))
 
 
 def _parser() -> argparse.ArgumentParser:

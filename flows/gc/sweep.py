@@ -35,6 +35,8 @@ class Plan:
     garbage: tuple[Garbage, ...]
     kept: dict[str, str]
     """What is old and stays, since something in use was made of it: place to user."""
+    unseen: tuple[str, ...] = ()
+    """Why what an engine holds could not be looked at; empty when all was."""
 
     @property
     def size_bytes(self) -> int:
@@ -59,6 +61,7 @@ class Swept:
             "root": self.plan.root,
             "garbage": [one.to_document() for one in self.plan.garbage],
             "kept": self.plan.kept,
+            "unseen": list(self.plan.unseen),
             "size_bytes": self.plan.size_bytes,
             "removed": len(self.removed),
             "left": [{**one.to_document(), "why_left": str(e)} for one, e in self.left],
@@ -66,12 +69,19 @@ class Swept:
         }
 
 
-def plan(root: str, homes: Iterable[Path], policy: Policy, is_named: bool = False) -> Plan:
+def plan(
+    root: str,
+    homes: Iterable[Path],
+    policy: Policy,
+    is_named: bool = False,
+    engines: Sequence[str | None] = (),
+) -> Plan:
     """Look at a yard; nothing is changed.
 
     root: folder or URL of everything that is made. homes: folders of this machine that hold run
     folders, as JOB/ATTEMPT. is_named: somebody wrote the root down, so ConfigError says when
-    nothing is there; that of a profile may not have been made yet."""
+    nothing is there; that of a profile may not have been made yet. engines: addresses of the
+    Docker engines that stages run on, None for that of the environment."""
     contents = look(root, policy)
     if is_named:
         _refuse_nowhere(contents)
@@ -88,7 +98,24 @@ def plan(root: str, homes: Iterable[Path], policy: Policy, is_named: bool = Fals
         *old_runs(found_runs, policy),
         *old_scratch(),
     ]
-    return Plan(root, tuple(_once(contents, found)), kept)
+    left, unseen = _left_on(engines, policy)
+    return Plan(root, (*_once(contents, found), *left), kept, unseen)
+
+
+def _left_on(
+    engines: Sequence[str | None], policy: Policy
+) -> tuple[list[Garbage], tuple[str, ...]]:
+    """Containers to be removed; and which engines did not answer, which stops nothing else."""
+    found: list[Garbage] = []
+    unseen = []
+    for engine in engines:
+        from flows.gc.containers import left_containers  # takes the Docker SDK
+
+        try:
+            found += left_containers(engine, policy)
+        except TrainyardError as error:
+            unseen.append(str(error))
+    return found, tuple(unseen)
 
 
 def _refuse_nowhere(contents: Contents) -> None:
@@ -111,10 +138,11 @@ def sweep(
     policy: Policy,
     dry_run: bool = False,
     is_named: bool = False,
+    engines: Sequence[str | None] = (),
 ) -> Swept:
     """Look, and remove what can go. What cannot be removed is told, and does not stop the rest;
     what a run has begun to work on meanwhile is left for the next sweep."""
-    todo = plan(root, homes, policy, is_named)
+    todo = plan(root, homes, policy, is_named, engines)
     if dry_run:
         return Swept(todo, ())
     removed, left, failed = [], [], []

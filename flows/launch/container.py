@@ -19,6 +19,7 @@ from trainyard.errors import ConfigError
 SCRIPT = "container.sh"
 KEY_LABEL = "trainyard.key"
 JOB_LABEL = "trainyard.job"
+RUN_VARIABLE = "TRAINYARD_RUN_DIR"
 
 LOCAL = re.compile(r"//([^/@]*@)?(localhost|127(\.\d+){3}|\[::1\])(:|/|$)")
 """A URL that leads to the machine itself; from a network of its own a container cannot follow."""
@@ -60,7 +61,12 @@ class ContainerRequest:
 
 def container_name(spec: LaunchSpec) -> str:
     """The name by which the submission is found again."""
-    return f"trainyard-{spec.name}-{spec.key}"
+    return name_of(spec.name, spec.key)
+
+
+def name_of(job: str, key: str) -> str:
+    """The same by the values of our two labels."""
+    return f"trainyard-{job}-{key}"
 
 
 def render_container(spec: LaunchSpec, options: ContainerOptions, host: Host) -> ContainerRequest:
@@ -122,7 +128,7 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
         "USER": USER_NAME,
         "PYTHONUNBUFFERED": "1",
         **spec.environment,
-        "TRAINYARD_RUN_DIR": spec.run_directory,
+        RUN_VARIABLE: spec.run_directory,
     }
 
 

@@ -35,16 +35,22 @@ TOLD = {
 
 HINTS = (
     (
-        Kind.OUT_OF_MEMORY,
-        re.compile(r"CUDA out of memory|\bOutOfMemoryError\b|oom[-_ ]kill|\bOut Of Memory\b"),
+        Kind.GPU_MEMORY,
+        re.compile(r"CUDA out of memory|\bOutOfMemoryError\b|ran out of memory on cuda"),
     ),
+    (
+        Kind.OUT_OF_MEMORY,
+        re.compile(r"oom[-_ ]kill|\bOut Of Memory\b|ran out of memory on the host"),
+    ),
+    (Kind.HANG, re.compile(r"no rank has made progress for \d+ s")),
     (
         Kind.COMMUNICATION,
         re.compile(
             r"Rendezvous\w*Error|Dist(Backend|Network|Store)Error|NCCL error|"
             r"ncclRemoteError|ncclSystemError|ncclUnhandledCudaError|"
             r"Watchdog caught collective operation timeout|"
-            r"\[.*gloo.*\] (Connection (closed|reset)|Timed out)"
+            r"\[.*gloo.*\] (Connection (closed|reset)|Timed out)|"
+            r"rank \d+ of \d+ lost its connection"
         ),
     ),
 )

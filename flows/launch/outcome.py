@@ -15,8 +15,12 @@ from typing import Any
 
 from trainyard.errors import (
     EXIT_DEFECT,
+    CommunicationError,
     ConfigError,
     DataError,
+    DeviceMemoryError,
+    HangError,
+    HostMemoryError,
     InfrastructureError,
     RerunElsewhere,
     ValidationFailed,
@@ -38,9 +42,11 @@ class Kind(StrEnum):
     NODE_FAILURE = "node failure"
     TIME_LIMIT = "time limit"
     OUT_OF_MEMORY = "out of memory"
+    """The machine, or the part of it that the job asked for."""
+    GPU_MEMORY = "out of GPU memory"
     COMMUNICATION = "NCCL or rendezvous"
     HANG = "hang"
-    """It ran and said nothing for longer than it may."""
+    """It ran, and for longer than it may made no progress or said nothing."""
     UNKNOWN = "unknown"
     """It ended and nobody left a word: no report, no state, no exit status."""
 
@@ -52,6 +58,7 @@ RETRIED = frozenset(
         Kind.NODE_FAILURE,
         Kind.TIME_LIMIT,
         Kind.OUT_OF_MEMORY,
+        Kind.GPU_MEMORY,
         Kind.COMMUNICATION,
         Kind.HANG,
     }
@@ -83,13 +90,13 @@ KINDS = {
 """What a stage's exit status means; SIGUSR1 is what a scheduler sends ahead of a time limit."""
 
 BY_CLASS = {
-    "MemoryError": Kind.OUT_OF_MEMORY,
-    "OutOfMemoryError": Kind.OUT_OF_MEMORY,
-    "DistBackendError": Kind.COMMUNICATION,
-    "DistNetworkError": Kind.COMMUNICATION,
-    "DistStoreError": Kind.COMMUNICATION,
+    HostMemoryError.__name__: Kind.OUT_OF_MEMORY,
+    DeviceMemoryError.__name__: Kind.GPU_MEMORY,
+    CommunicationError.__name__: Kind.COMMUNICATION,
+    HangError.__name__: Kind.HANG,
 }
-"""Narrower kinds of an infrastructure failure, by the class of the error that a stage reports."""
+"""Narrower kinds of an infrastructure failure, by the class of the error that a stage reports
+(stages/failure.py)."""
 
 TAIL_BYTES = 2**16
 """Of a log, as much as is looked through for a reason."""

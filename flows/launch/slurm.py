@@ -30,13 +30,20 @@ OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTE
 INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
 
 HEED = 'trap "" USR1; exec "$@"'
-"""torchrun dies of SIGUSR1, though the ranks have saved and left; ignored, it is so by it and by
-its ranks until these install their own handler."""
+"""Python dies of SIGUSR1; ignored, it is so until a stage installs its own handler."""
+
+HEED_RANKS = 'trap "" USR1 TERM; exec "$@"'
+"""Slurm sends a signal to every process of a step. torchrun is to stay out of it: it dies of
+SIGUSR1, though the ranks have saved and left, and of SIGTERM it makes a second one for its ranks,
+and SIGKILL 30 s later, however long Slurm would let them save."""
+
+LAUNCHER_HEEDS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
+"""What torchrun installs handlers for: not for SIGTERM, which stays ignored. Versions of torch that
+do not know the variable pass SIGTERM on."""
 
 LEAVE_SECONDS = 10
 HEED_OTHERS = f"""
-trap "" USR1
-trap : TERM
+trap "" USR1 TERM
 "$@" || {{ status=$?; sleep {LEAVE_SECONDS}; exit "$status"; }}
 """
 """srun ends the tasks of all nodes as soon as one has failed, and a training that was told to save
@@ -178,6 +185,8 @@ def _preamble(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     for name, value in spec.environment.items():
         yield f"export {name}={shlex.quote(value)}"
     yield "export PYTHONUNBUFFERED=1"
+    if spec.has_ranks:
+        yield f"export {LAUNCHER_HEEDS}"
 
 
 def _run_folder(spec: LaunchSpec) -> Iterator[str]:
@@ -214,7 +223,7 @@ def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     yield "# Cancelled or out of time, bash waits for the step and says how it ended."
     yield "status=0 stopped=0"
     yield "trap 'stopped=143' TERM"
-    heed = HEED_OTHERS if wanted.nodes > 1 else HEED
+    heed = HEED if not spec.has_ranks else HEED_RANKS if wanted.nodes == 1 else HEED_OTHERS
     yield f'"${{step[@]}}" sh -c {shlex.quote(heed)} trainyard \\'
     yield f'  {ranks}"${{command[@]}}" || status=$?'
 

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 
 from flows.options import add_yard_to_look_after, check_profile
 from flows.profile import naming_file, parse_profile, profile_name, read_document
-from flows.program import ENVIRONMENT, fail, is_of_network
+from flows.program import ENVIRONMENT, fail, of_server
 from flows.register.report import Report
 from flows.register.wanted import Wanted, wanted
-from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+from trainyard.errors import ConfigError, TrainyardError
 
 if TYPE_CHECKING:
     from flows.register.offered import Flows
 
 URL = "PREFECT_API_URL"
-PASSWORD = "PREFECT_API_AUTH_STRING"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,34 +60,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _register(plan: Wanted, given: argparse.Namespace) -> Report:
-    url = os.environ.get(URL)
-    if not url:
+    if not os.environ.get(URL):
         raise ConfigError(
             f"{URL} is not set: it names the server, such as http://127.0.0.1:4200/api "
             f"(`make ui` starts one)"
         )
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    from prefect.exceptions import PrefectException, PrefectHTTPStatusError
-
     from flows.register.offered import load_flows
 
     with naming_file(given.yard):
         flows = load_flows(plan)  # before anything is asked, let alone written
     try:
         return asyncio.run(_write(plan, flows, given.dry_run))
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code in (401, 403):
-            raise ConfigError(
-                f"{url} refuses: {error.response.status_code}; set {PASSWORD} to USER:PASSWORD, as "
-                f"the server has it"
-            ) from error
-        raise InfrastructureError(f"Prefect's API at {url}: {error}") from error
-    except PrefectException as error:
-        raise InfrastructureError(f"Prefect's API at {url}: {error}") from error
     except Exception as error:
-        if is_of_network(error):
-            raise InfrastructureError(f"Prefect's API at {url}: {error}") from error
+        if (said := of_server(error)) is not None:
+            raise said from error
         raise
 
 

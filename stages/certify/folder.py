@@ -14,14 +14,14 @@ from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import CONFIG, STATE, locate_step, step_folder, step_of
 from trainyard.config import from_dict, leaves
-from trainyard.errors import ArtifactError, ConfigError, TrainyardError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.optim.continuation import stored_schedule
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.progress import Progress
 from trainyard.training.certificate import Check, listed
 from trainyard.training.config import TrainingConfig
 from trainyard.training.ledger import FILE as LEDGER
-from trainyard.training.run_record import PublishedStep, RunFacts
+from trainyard.training.run_record import PublishedStep, RunFacts, parse_line
 from trainyard.training.spans import parse_spans
 
 FORMAT_VERSION = 1
@@ -41,7 +41,10 @@ class FoundStep:
     """A checkpoint of the run."""
 
     number: int
-    manifest: Manifest
+    manifest: Manifest | None
+    """None: it cannot be read, so whose step it is cannot be told."""
+    fault: str = ""
+    """Why its manifest cannot be read."""
 
     @property
     def folder(self) -> str:
@@ -50,39 +53,64 @@ class FoundStep:
 
 
 class RunFolder:
-    """One run in a folder: the finished one, else that of the highest step."""
+    """One run in a folder: the finished one, else that of the highest step. What cannot be read of
+    it is a broken link of its files, and passed over."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError where there is no checkpoint."""
+        """Raises ConfigError where there is no checkpoint, ArtifactError where none can be read."""
         self.url = url.rstrip("/") or url
         if step_of(basename(self.url)) is not None:
             raise ConfigError(f"{url}: this is one step; give the folder of the run, above it")
-        _, latest = locate_step(url, OPTION)
         self._sizes = store.list_files(self.url)
-        found = read_manifest(join(self.url, MANIFEST))
-        self.manifest = found[0] if found is not None else None
+        self._faults: list[tuple[int, str, str]] = []
+        """(step, path, why) of documents that cannot be read."""
+        every = list(self._found_steps())
+        whole = [step for step in every if step.manifest is not None]
+        if not every:
+            locate_step(url, OPTION)  # says what lies there instead
+        if not whole:
+            raise ArtifactError(f"{url}: none of its manifests can be read: {every[-1].fault}")
+        self.manifest, fault = self._manifest_at(MANIFEST)
         """Of a finished run."""
-        every = [FoundStep(step, m) for step, m in self._manifests() if m is not None]
-        lineage = latest.lineage if self.manifest is None else self.manifest.lineage
-        self.lineage = lineage
-        self.steps = [step for step in every if step.manifest.lineage == lineage]
-        if not self.steps:
+        if fault:
+            self._faults.append((every[-1].number, MANIFEST, fault))
+        latest = self.manifest or whole[-1].manifest
+        assert latest is not None
+        self.lineage = latest.lineage
+        others = [s for s in whole if s.manifest is not None and s.manifest.lineage != self.lineage]
+        self._others = others
+        self.steps = [step for step in every if step not in others]
+        if len(others) == len(whole):
             raise ArtifactError(
                 f"{url}: none of the steps there is of the finished run that its {MANIFEST} tells "
-                f"of ({listed([step.folder for step in every])} are of another)"
+                f"of ({listed([step.folder for step in whole])} are of another)"
             )
-        self._others = [step for step in every if step.manifest.lineage != lineage]
+        for step in self.steps:
+            if step.fault:
+                self._faults.append((step.number, f"{step.folder}/{MANIFEST}", step.fault))
 
-    def _manifests(self) -> Iterator[tuple[int, Manifest | None]]:
+    def _found_steps(self) -> Iterator[FoundStep]:
+        """Those that have a manifest, ascending."""
         for folder in self._folders():
             number = step_of(folder)
             assert number is not None
-            found = read_manifest(join(self.url, folder, MANIFEST))
-            yield number, None if found is None else found[0]
+            manifest, fault = self._manifest_at(f"{folder}/{MANIFEST}")
+            if manifest is not None or fault:
+                yield FoundStep(number, manifest, fault)
+
+    def _manifest_at(self, path: str) -> tuple[Manifest | None, str]:
+        """A manifest, and why what is there is none; neither where there is nothing, or it is being
+        replaced."""
+        try:
+            found = read_manifest(join(self.url, path))
+        except ArtifactError as error:
+            return None, self._words(error)
+        return (None if found is None else found[0]), ""
 
     def _folders(self) -> list[str]:
         names = {name.split("/")[0] for name in self._sizes if "/" in name}
-        return sorted(name for name in names if step_of(name) is not None)
+        numbers = sorted(n for name in names if (n := step_of(name)) is not None)
+        return [step_folder(number) for number in numbers]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -113,9 +141,32 @@ class RunFolder:
         return document
 
     @cached_property
+    def _told(self) -> tuple[FoundStep, Manifest, dict[str, Any], dict[str, Any]]:
+        """The last step that can be read, its manifest, config.json and state.json."""
+        why = ""
+        for step in reversed(self.steps):
+            if step.manifest is None:
+                continue
+            try:
+                state = self.document(step, STATE)
+            except ArtifactError as error:  # a broken link when it comes to the states
+                why = why or str(error)
+                continue
+            try:
+                return step, step.manifest, self.document(step, CONFIG), state
+            except ArtifactError as error:
+                why = why or str(error)
+                self._faults.append((step.number, f"{step.folder}/{CONFIG}", self._words(error)))
+        raise ArtifactError(f"{self.url}: none of its steps can be read: {why}")
+
+    def _words(self, error: ArtifactError) -> str:
+        """Why a file of the run cannot be read, wherever the run lies."""
+        return str(error).replace(join(self.url, ""), "")
+
+    @property
     def made_of(self) -> dict[str, Any]:
         """config.json of the last step."""
-        return self.document(self.steps[-1], CONFIG)
+        return self._told[2]
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -130,8 +181,7 @@ class RunFolder:
 
     def facts(self) -> RunFacts:
         """What the links of the run follow from; ArtifactError where its documents do not tell."""
-        last = self.steps[-1]
-        state = self.document(last, STATE)
+        last, manifest, _, state = self._told
         try:
             training = {**self.options_of(TrainingConfig)}
             training["global_batch_size"] = state["global_batch_size"]
@@ -143,7 +193,7 @@ class RunFolder:
                 precision=from_dict(
                     PrecisionConfig, self.options_of(PrecisionConfig), "the options of the run"
                 ),
-                spans=parse_spans(last.manifest.run),
+                spans=parse_spans(manifest.run),
                 finished=self.manifest is not None,
             )
         except (KeyError, TypeError, ConfigError) as error:
@@ -153,20 +203,43 @@ class RunFolder:
             ) from error
 
     def published(self, step: FoundStep) -> PublishedStep:
-        """A checkpoint with its lines of the ledger."""
-        where = join(self.url, step.folder, LEDGER)
+        """A checkpoint with its lines of the ledger, as far as they can be read."""
+        if step.fault:
+            return PublishedStep(step.number, step.folder, (), {}, False, lines_fault=step.fault)
+        lines, lines_fault = self._lines(step)
         try:
-            text = store.read_bytes(where).decode("ascii")
-        except (UnicodeDecodeError, TrainyardError) as error:
-            raise ArtifactError(f"{where}: no ledger can be read there: {error}") from error
-        state = self.document(step, STATE)
-        return PublishedStep(
-            step.number, step.folder, text.splitlines(), state, bool(state.get(STAYS, True))
-        )
+            state, fault = self.document(step, STATE), ""
+        except ArtifactError as error:
+            state, fault = {}, self._words(error)
+        stays = bool(state.get(STAYS, not fault))
+        return PublishedStep(step.number, step.folder, lines, state, stays, lines_fault, fault)
+
+    def _lines(self, step: FoundStep) -> tuple[list[str], str]:
+        """Lines of a ledger up to the first that is none, and why that is none."""
+        where = join(self.url, step.folder, LEDGER)
+        lines: list[str] = []
+        try:
+            for line in store.read_bytes(where).decode("ascii").splitlines():
+                parse_line(line, where)
+                lines.append(line)
+        except UnicodeDecodeError as error:
+            return [], f"{step.folder}/{LEDGER}: not the text of a ledger: {error}"
+        except ArtifactError as error:
+            return lines, self._words(error)
+        return lines, ""
+
+    @cached_property
+    def first_told(self) -> PublishedStep:
+        """The first checkpoint that can be read whole, else the first of all."""
+        every = (self.published(step) for step in self.steps)
+        whole = (step for step in every if not step.lines_fault and not step.state_fault)
+        return next(whole, None) or self.published(self.steps[0])
 
     def whole_ledger(self) -> bytes | None:
-        """Of a finished run."""
-        return None if self.manifest is None else store.read_bytes(join(self.url, LEDGER))
+        """Of a finished run, where it is there."""
+        if self.manifest is None or LEDGER not in self._sizes:
+            return None
+        return store.read_bytes(join(self.url, LEDGER))
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -177,6 +250,8 @@ class RunFolder:
     def check_files(self, digests: bool, progress: Progress) -> Check:
         """Compare sizes with the manifests, and digests where asked for."""
         check = Check("files")
+        for number, path, fault in self._faults:
+            check.compare(number, "what was published", fault, path)
         seen: dict[str, str] = {}
         for step, path, record in self._listed():
             size = self._sizes.get(path)
@@ -195,7 +270,7 @@ class RunFolder:
     def _listed(self) -> Iterator[tuple[int, str, store.FileRecord]]:
         """(step, path in the run folder, record); those of the run itself under its last step."""
         for step in self.steps:
-            for record in step.manifest.files:
+            for record in step.manifest.files if step.manifest is not None else ():
                 yield step.number, f"{step.folder}/{record.path}", record
         for record in self.manifest.files if self.manifest is not None else ():
             yield self.steps[-1].number, record.path, record

@@ -40,7 +40,7 @@ def certify(config: CertifyConfig, stage: StageRun) -> Certificate:
     """What is known of the run in a folder."""
     folder = RunFolder(config.run)
     facts = folder.facts()
-    beginning = beginning_of(folder, folder.published(folder.steps[0]), config.load)
+    beginning = beginning_of(folder, folder.first_told, config.load)
     samples, why_not = _samples(config, folder, facts)
     prover = Prover(facts, beginning, samples, why_not, config.check_every)
     with stage.progress(len(folder.steps), "checkpoints", "ledgers") as progress:

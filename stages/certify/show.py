@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainyard.logging import one_line
 from trainyard.training.certificate import CHECKS, Certificate
 
 HEADINGS = ("result", "checked", "what", "")
@@ -25,7 +26,7 @@ def table(certificate: Certificate, url: str) -> str:
     for result, checked, what, note in rows:
         text = f"{result:<{widths[0]}}  {checked:>{widths[1]}}  {what:<{widths[2]}}  {note}"
         lines.append(text.rstrip())
-    return "\n".join([*lines, "", certificate.sentence])
+    return "\n".join(map(one_line, [*lines, "", certificate.sentence]))
 
 
 def _facts(certificate: Certificate, url: str) -> Iterator[tuple[str, str]]:

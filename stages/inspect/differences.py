@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from stages.inspect.grid import cut_off, grid
@@ -11,6 +13,11 @@ from stages.inspect.tables import shown
 from trainyard.checkpoint.compare import KeyDifference, Largest, TensorDifference
 
 FORMAT_VERSION = 1
+
+ABSENT = "(absent)"
+
+MOST_OF_A_TABLE = 8
+"""Keys of a table that only one side has which are told one by one; --json tells all."""
 
 TENSOR_HEAD = ("tensor", "what", "elements", "largest", "at", "values", "relative", "at")
 
@@ -67,9 +74,7 @@ def differences_table(found: Differences, max_rows: int) -> str:
         shown_rows, more = cut_off([_cells(t) for t in found.tensors], max_rows)
         lines += ["", *grid([TENSOR_HEAD, *shown_rows], left=(0, 1)), *more]
     if found.keys:
-        rows = [
-            (k.document, shown(k.key), _side(k, "ours"), _side(k, "theirs")) for k in found.keys
-        ]
+        rows = list(_key_rows(found.keys))
         shown_keys, more = cut_off(rows, max_rows)
         head = ("document", "key", "ours", "theirs")
         lines += ["", *grid([head, *shown_keys], left=(0, 1, 2, 3)), *more]
@@ -99,7 +104,25 @@ def _place(largest: Largest) -> str:
     return "[" + ", ".join(map(str, largest.index)) + "]"
 
 
+def _key_rows(found: Sequence[KeyDifference]) -> Iterator[tuple[str, str, str, str]]:
+    """A row for each; one for a table of a document that only one side has, if it has many keys."""
+    for (document, table, only_in), group in groupby(found, _table_of):
+        keys = list(group)
+        if only_in is None or table is None or len(keys) <= MOST_OF_A_TABLE:
+            for key in keys:
+                yield document, shown(key.key), _side(key, "ours"), _side(key, "theirs")
+            continue
+        told = f"({len(keys):,} keys)"
+        ours, theirs = (told, ABSENT) if only_in == "ours" else (ABSENT, told)
+        yield document, f"{table}.*", ours, theirs
+
+
+def _table_of(found: KeyDifference) -> tuple[str, str | None, str | None]:
+    table, dot, _ = found.key.partition(".")
+    return found.document, table if dot and found.document != "files" else None, found.only_in
+
+
 def _side(found: KeyDifference, side: str) -> str:
     if found.only_in not in (None, side):
-        return "(absent)"
-    return shown(found.ours if side == "ours" else found.theirs)
+        return ABSENT
+    return shown(found.ours if side == "ours" else found.theirs) or '""'

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from trainyard.logging import one_line
+
 
 def grid(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Lines; the columns numbered in `left` begin at one place, the others end at one."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Lines; the columns numbered in `left` begin at one place, the others end at one. Cells may be
+    names and values of anybody's files."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
             cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for row in cells
     ]
 
 

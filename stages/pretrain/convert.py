@@ -104,8 +104,7 @@ def _write_torch(config: PretrainConfig, stage: StageRun, source: Source, told: 
         source,
         stage.open,
         tp=config.parallel.tensor_model_parallel_size,
-        pp=config.parallel.pipeline_model_parallel_size,
-        vpp=_virtual_stages(config),
+        split=partition(config.parallel, config.model.num_layers),
         save_optimizer=config.training.save_optim,
         expect=told.expect,
         advance=told.advance,
@@ -131,16 +130,3 @@ def _write_torch_dist(
 
 
 WRITE = {"torch": _write_torch, "torch_dist": _write_torch_dist}
-
-
-def _virtual_stages(config: PretrainConfig) -> int:
-    """Chunks of each pipeline rank. Raises ConfigError where stages differ in their layers."""
-    ranks = partition(config.parallel, config.model.num_layers)
-    sizes = {len(stage.layers) for rank in ranks for stage in rank}
-    if len(sizes) > 1:
-        raise ConfigError(
-            "--ckpt-convert-format torch is written with as many layers on every pipeline stage, "
-            "and these options give some stages more; leave out what makes them differ (such as "
-            "--decoder-first-pipeline-num-layers), or take torch_dist, which any split loads"
-        )
-    return len(ranks[0])

@@ -139,7 +139,8 @@ class RunKeeper:
     def finish(self) -> bytes:
         """List every step that stays, write the whole ledger and the timings; returns the
         ledger."""
-        records, ledger = finished_steps(self._url, self._stage.lineage)
+        passed_over = self.found.damaged
+        records, ledger = finished_steps(self._url, self._stage.lineage, passed_over)
         for record in records:
             self._stage.record(record)
         self._stage.write_bytes(LEDGER, ledger)

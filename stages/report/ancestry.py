@@ -187,6 +187,7 @@ def grouped(artifacts: Sequence[Artifact], edges: Sequence[Edge], destination: s
 
 
 def _together(group: Sequence[Artifact]) -> Artifact:
+    group = sorted(group, key=lambda one: one.key)  # whichever was found first: one digest
     first = group[0]
     if len(group) == 1:
         return first

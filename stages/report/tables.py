@@ -85,7 +85,8 @@ def benchmark(card: Card) -> Markup:
         if is_number(timings.get(key)):
             rows.append((label, formats.size(timings[key])))
     requests = timings.get("requests") or []
-    fold = _fold(f"{len(requests)} requests", _requests(requests)) if requests else None
+    many = "1 request" if len(requests) == 1 else f"{len(requests)} requests"
+    fold = _fold(many, _requests(requests)) if requests else None
     device = timings.get("device", "")
     where = (
         f" on {'the ' if device == 'cpu' else ''}{device.upper() if device == 'cpu' else device}"

@@ -28,6 +28,9 @@ MEGATRON = (*SPLIT, "torch_dist")
 
 PER_VIRTUAL_STAGE = "--target-num-layers-per-virtual-pipeline-stage"
 VIRTUAL_STAGES = "--target-num-virtual-stages-per-pipeline-rank"
+PP = "--target-pipeline-parallel-size"
+FIRST = "--target-decoder-first-pipeline-num-layers"
+LAST = "--target-decoder-last-pipeline-num-layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +46,18 @@ class ReshardConfig:
     or its distributed checkpoint (torch_dist), Llama as Meta or Hugging Face publish it
     (llama_mistral), or what the files say."""
     saver: Saver = "trainyard"
-    """Format to write: ours, a Hugging Face folder for `transformers` (hf; llama_mistral, where the
-    model must be a Llama or Mistral), the files of the ranks of Megatron-LM's models (core,
-    legacy), or its distributed checkpoint, which any number of ranks loads (torch_dist)."""
+    """Format to write: ours, a Hugging Face folder for `transformers` (hf), a Llama or Mistral in
+    the layout of --saver-checkpoint-type (llama_mistral), the files of the ranks of Megatron-LM's
+    models (core, legacy), or its distributed checkpoint, which any number of ranks loads
+    (torch_dist)."""
     model_type: Literal["GPT", "BERT", "T5"] = "GPT"
     """Kind of model; GPT so far."""
     num_shards: int | None = None
     """Files that weights (and as many that optimizer states) are spread over; unset: 1, or as many
     as the target sizes make."""
     target_tensor_parallel_size: int | None = None
-    """Ranks that share out each layer, in files of Megatron-LM's; unset: 1."""
+    """Ranks that share out each layer, in files of Megatron-LM's and Meta's, which has one for each
+    of them; unset: 1."""
     target_pipeline_parallel_size: int | None = None
     """Ranks that share out the layers, in files of Megatron-LM's; unset: 1."""
     target_num_layers_per_virtual_pipeline_stage: int | None = None
@@ -60,11 +65,20 @@ class ReshardConfig:
     interleaved schedule; unset: a rank has one stage."""
     target_num_virtual_stages_per_pipeline_rank: int | None = None
     """The same, said by the number of virtual stages."""
+    target_decoder_first_pipeline_num_layers: int | None = None
+    """Layers of the first pipeline rank, in core files for a run with Megatron-LM's
+    --decoder-first-pipeline-num-layers; the other ranks share the rest evenly. Unset: as many on
+    every rank."""
+    target_decoder_last_pipeline_num_layers: int | None = None
+    """The same for the last pipeline rank."""
     target_expert_parallel_size: int | None = None
     """Ranks that share out experts; 1, until there are some."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
     """Whose names core files have for norms: those of Transformer Engine, or of the local
     layers."""
+    saver_checkpoint_type: Literal["meta", "hf"] | None = None
+    """Layout that --saver llama_mistral writes: consolidated.NN.pth and params.json as Meta and
+    Mistral publish them (meta), or what `transformers` loads (hf, the default)."""
     make_vocab_size_divisible_by: int | None = None
     """Pad the vocabulary anew, to a multiple of this times the target tensor-parallel size; unset:
     the rows stay as they are."""
@@ -92,6 +106,7 @@ class ReshardConfig:
         self._check_counts()
         self._check_formats()
         self._check_virtual_stages()
+        self._check_ends()
         load, save = self.load_dir.rstrip("/") + "/", self.save_dir.rstrip("/") + "/"
         if load.startswith(save) or save.startswith(load):
             raise ConfigError(
@@ -106,6 +121,8 @@ class ReshardConfig:
             "target_pipeline_parallel_size",
             "target_num_layers_per_virtual_pipeline_stage",
             "target_num_virtual_stages_per_pipeline_rank",
+            "target_decoder_first_pipeline_num_layers",
+            "target_decoder_last_pipeline_num_layers",
             "target_expert_parallel_size",
             "make_vocab_size_divisible_by",
             "true_vocab_size",
@@ -135,9 +152,31 @@ class ReshardConfig:
                 f"--num-shards {self.num_shards}: --saver {self.saver} writes one file for each "
                 "rank; give --target-tensor-parallel-size and --target-pipeline-parallel-size"
             )
+        self._check_meta()
         if self.tokenizer_type is None and (self.vocab_file or self.merge_file or self.vocab_size):
             raise ConfigError("--vocab-file, --merge-file and --vocab-size need --tokenizer-type")
         self.tokenizer()
+
+    def _check_meta(self) -> None:
+        """The layouts of --saver llama_mistral."""
+        kind = self.saver_checkpoint_type
+        if kind is not None and self.saver != "llama_mistral":
+            raise ConfigError(
+                f"--saver-checkpoint-type {kind} is of --saver llama_mistral, and this is --saver "
+                f"{self.saver}; leave it out, or give that saver"
+            )
+        if kind != "meta":
+            return
+        if self.num_shards is not None:
+            raise ConfigError(
+                f"--num-shards {self.num_shards}: Meta's layout has one file for each tensor-"
+                "parallel rank; give --target-tensor-parallel-size"
+            )
+        if self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"{PP} {self.pipeline_parallel_size}: Meta's layout has all layers in each file; "
+                "leave it out"
+            )
 
     def _check_virtual_stages(self) -> None:
         """What does not depend on how many layers there are."""
@@ -159,8 +198,34 @@ class ReshardConfig:
         if self.pipeline_parallel_size == 1:
             raise ConfigError(
                 f"{flag} {given[flag]}: virtual stages are of several pipeline ranks; give "
-                "--target-pipeline-parallel-size 2 or more, or leave it out"
+                f"{PP} 2 or more, or leave it out"
             )
+
+    def _check_ends(self) -> None:
+        """The same for ranks of more or fewer layers."""
+        for flag, layers in self.ends.items():
+            if self.saver != "core":
+                why = (
+                    "its models have as many layers on every rank"
+                    if self.saver == "legacy"
+                    else "it writes what any split loads; leave it out"
+                )
+                raise ConfigError(
+                    f"{flag} {layers} is of --saver core; --saver {self.saver}: {why}"
+                )
+            if self.pipeline_parallel_size == 1:
+                raise ConfigError(f"{flag} {layers}: give {PP} 2 or more, or leave it out")
+            if self.target_num_layers_per_virtual_pipeline_stage is not None:
+                raise ConfigError(f"with {flag} stages differ; give {VIRTUAL_STAGES}, which works")
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """Layers of the first and the last pipeline rank, by flag, where they were given."""
+        given = {
+            FIRST: self.target_decoder_first_pipeline_num_layers,
+            LAST: self.target_decoder_last_pipeline_num_layers,
+        }
+        return {flag: layers for flag, layers in given.items() if layers is not None}
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from stages.context import StageRun
 from stages.replacing import Replacing, replacing
-from stages.reshard.config import PER_VIRTUAL_STAGE, VIRTUAL_STAGES, ReshardConfig
+from stages.reshard.config import ReshardConfig
+from stages.reshard.split import target_split
 from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
 from trainyard.checkpoint.foreign.hf_config import LLAMA, MISTRAL, architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
@@ -15,15 +17,17 @@ from trainyard.checkpoint.foreign.into import check_source, write_step_of
 from trainyard.checkpoint.foreign.megatron import write_megatron
 from trainyard.checkpoint.foreign.megatron_folder import marks_of
 from trainyard.checkpoint.foreign.megatron_names import ModelClass
+from trainyard.checkpoint.foreign.meta import PARAMS, SLICE
+from trainyard.checkpoint.foreign.meta_params_write import refuse_for_meta
+from trainyard.checkpoint.foreign.meta_write import write_meta_folder
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.rewrite import OpenFile
 from trainyard.errors import ConfigError
-from trainyard.parallel.pipeline.partition import nearest
+
+log = logging.getLogger(__name__)
 
 Save = Callable[[ReshardConfig, StageRun, Source, str], None]
 """Writes a source; the last is the loader that it was read with."""
-
-PP = "--target-pipeline-parallel-size"
 
 WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 
@@ -31,6 +35,12 @@ WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 def save_trainyard(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
     """Somebody else's as a step of ours."""
     check_source(source)
+    if not source.tokenizer_files():
+        log.warning(
+            "%s holds no tokenizer, so the checkpoint carries none, and training takes it with "
+            "--finetune alone; --tokenizer-type and the files of its tokenizer give it one",
+            source.url,
+        )
 
     def write(open_file: OpenFile, advance: Callable[[int], object]) -> None:
         write_step_of(source, loader, config.shards, open_file, advance)
@@ -48,13 +58,38 @@ def save_hf(config: ReshardConfig, stage: StageRun, source: Source, loader: str)
 
 
 def save_llama_mistral(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """The same, of a model that Megatron-LM's loader of this name takes."""
+    """A Llama or Mistral, in either layout that Megatron-LM's loader of this name takes."""
+    if config.saver_checkpoint_type == "meta":
+        _save_meta(config, stage, source)
+        return
     if (found := architecture(source.config)) not in (LLAMA, MISTRAL):
         raise ConfigError(
             f"--saver llama_mistral: this model would be a {found}, neither Llama nor Mistral; "
             "--saver hf writes it"
         )
     save_hf(config, stage, source, loader)
+
+
+def _save_meta(config: ReshardConfig, stage: StageRun, source: Source) -> None:
+    """A folder as Meta publishes Llama."""
+    refuse_for_meta(source.config, config.tensor_parallel_size)  # before its tensors are looked at
+    check_source(source)
+    refuse_strangers(config, stage, _is_of_meta)
+    with replacing(stage, config.save_dir, [PARAMS]) as bar:
+        write_meta_folder(
+            source,
+            stage.open,
+            num_files=config.tensor_parallel_size,
+            expect=bar.expect,
+            advance=bar.advance,
+        )
+
+
+def _is_of_meta(name: str) -> bool:
+    """A file that loaders of this layout, or --loader auto, would take for the model."""
+    return "/" not in name and bool(
+        name in (PARAMS, "config.json") or SLICE.fullmatch(name) or name.endswith(WEIGHTS)
+    )
 
 
 def save_core(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
@@ -70,44 +105,20 @@ def save_legacy(config: ReshardConfig, stage: StageRun, source: Source, loader: 
 def _save_megatron(
     config: ReshardConfig, stage: StageRun, source: Source, model_class: ModelClass
 ) -> None:
-    vpp = virtual_stages(config, source.config.num_layers)
+    split = target_split(config, source.config.num_layers)
     with _into_megatron(config, stage, source) as bar:
         write_megatron(
             source,
             stage.open,
             model_class=model_class,
             tp=config.tensor_parallel_size,
-            pp=config.pipeline_parallel_size,
-            vpp=vpp,
+            split=split,
             transformer_impl=None if model_class == "legacy" else config.saver_transformer_impl,
             true_vocab_size=_tokens_to_pad(config, source),
             make_vocab_size_divisible_by=config.make_vocab_size_divisible_by,
             expect=bar.expect,
             advance=bar.advance,
         )
-
-
-def virtual_stages(config: ReshardConfig, num_layers: int) -> int:
-    """Stages of each pipeline rank; 1 where none were asked for. Raises ConfigError, in words,
-    where the layers cannot be shared out so."""
-    pp = config.pipeline_parallel_size
-    if num_layers % pp:
-        raise ConfigError(
-            f"the {num_layers} layers of the model must be divisible by {PP} ({pp}); "
-            f"{nearest(PP, num_layers, pp)}"
-        )
-    layers = num_layers // pp
-    per_stage = config.target_num_layers_per_virtual_pipeline_stage
-    stages = config.target_num_virtual_stages_per_pipeline_rank or 1
-    flag, divisor = (
-        (VIRTUAL_STAGES, stages) if per_stage is None else (PER_VIRTUAL_STAGE, per_stage)
-    )
-    if layers % divisor:
-        raise ConfigError(
-            f"the {layers} layers of a pipeline rank must be divisible by {flag} ({divisor}); "
-            f"{nearest(flag, layers, divisor)}"
-        )
-    return stages if per_stage is None else layers // per_stage
 
 
 def save_torch_dist(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:

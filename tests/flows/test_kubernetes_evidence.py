@@ -89,7 +89,7 @@ def test_the_stages_own_word_goes_first_where_it_is_the_cause(tmp_path: Path) ->
 
 
 def test_a_lost_node_goes_before_what_others_made_of_it(tmp_path: Path) -> None:
-    fail(tmp_path, 3, "DistBackendError")
+    fail(tmp_path, 3, "CommunicationError")
     end = End(verdict=Kind.NODE_FAILURE, words="DeletionByTaintManager")
     outcome = decide(spec(tmp_path, 2), None, end, None)
     assert (outcome.kind, outcome.step) == (Kind.NODE_FAILURE, 7)

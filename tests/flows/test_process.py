@@ -21,7 +21,9 @@ from flows.blocks.live import stop_untold
 from flows.blocks.process import ProcessJob, ProcessJobRun
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.spec import LaunchSpec
+from tests.flows.disks import fill, small_disk
 from tests.flows.processes import ROOT, is_running, python, read_pid, wait_until
+from trainyard.errors import InfrastructureError
 
 WRITE_PID = "import os; open({file!r}, 'w').write(f'{{os.getpid()}}\\n');"
 SLEEP = "import time; time.sleep(60)"
@@ -75,6 +77,24 @@ raise SystemExit(137)
 """
     outcome = run(tmp_path, code)
     assert (outcome.exit_status, outcome.message, outcome.step) == (1, "line 3", 7)
+
+
+TALK = "import sys; [print('x' * 999) for _ in range(400)]; sys.exit(0)"
+
+
+def test_a_disk_that_fills_up_keeps_no_job_from_its_end(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        assert run(disk / "run", TALK).kind is Kind.DONE
+        assert 0 < (disk / "run" / "log.txt").stat().st_size < 400_000
+
+
+def test_on_a_full_disk_no_job_is_begun(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", num_files=3) as disk:
+        fill(disk)
+        begun = disk / "filling"
+        with pytest.raises(InfrastructureError, match=r"No space left.*no job was begun"):
+            run(disk / "run", f"open({str(begun)!r}, 'a').write('begun')")
+        assert "begun" not in begun.read_text()
 
 
 def test_a_command_that_does_not_exist_raises_and_leaks_nothing(tmp_path: Path) -> None:

@@ -43,6 +43,15 @@ def test_there_is_a_profile_for_each_kind_of_place() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
+def test_a_yard_reports_its_garbage_each_week_and_removes_none(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("YARD_HOME", "/srv/yard")
+    swept = read_profile(name).schedules["collect-garbage"]
+    assert (swept.active, dict(swept.parameters)) == (True, {"dry_run": True})
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
 def test_a_profile_that_comes_with_trainyard_makes_a_place(name: str) -> None:
     profile = read_profile(name)
     place = profile.place("s3://bucket/yard/tiny")

@@ -268,6 +268,18 @@ def test_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_recipe(str(tmp_path / "none.toml"))
 
 
+def test_a_path_without_a_root_is_told_with_the_folder_it_was_looked_for_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        read_recipe("none.toml")
+    assert str(caught.value) == (
+        f"recipe none.toml cannot be read: there is no such file or object; the path counts from "
+        f"{tmp_path}"
+    )
+
+
 # --- one stage ----------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from prefect.states import Failed
 from flows import retry, stage_task
 from flows.job import StageJob
 from flows.launch.outcome import RETRIED, Kind, Outcome, StageError
-from flows.retry import DELAYS_SECONDS, Trying, given_up, reached_step
+from flows.retry import PAUSES_SECONDS, Trying, given_up, pause_seconds, reached_step, with_jitter
 from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
 from trainyard.artifacts.output import Output
 from trainyard.errors import ConfigError, InfrastructureError
@@ -96,11 +96,48 @@ def test_a_store_that_is_away_leaves_what_the_stage_told(
     assert reached_step(training(tmp_path / "run", 50), failed(step=7)) == 7
 
 
-def test_waiting_grows() -> None:
-    assert sorted(DELAYS_SECONDS) == DELAYS_SECONDS
-    assert DELAYS_SECONDS[0] < 10
-    assert 120 <= DELAYS_SECONDS[-1] <= 600
-    assert run_stage_task.retry_delay_seconds == DELAYS_SECONDS
+def test_pauses_grow_and_have_an_end() -> None:
+    assert list(PAUSES_SECONDS) == sorted(PAUSES_SECONDS)
+    assert PAUSES_SECONDS[0] < 10
+    assert 120 <= PAUSES_SECONDS[-1] <= 600
+    assert pause_seconds(10**6) == PAUSES_SECONDS[-1]
+    assert run_stage_task.retry_delay_seconds == 0  # Prefect's would be a second one
+
+
+@given(st.floats(0.1, 1000))
+def test_jobs_that_fell_together_do_not_come_back_together(seconds: float) -> None:
+    assert seconds <= with_jitter(seconds) <= 1.2 * seconds
+
+
+@pytest.mark.parametrize(
+    ("steps", "pauses"),
+    [
+        ([None, None, None], [0, 1, 2]),
+        ([10, 20, 30, 40], [0, 0, 0, 0]),
+        ([10, 10, 10, 20, 20, None], [0, 1, 2, 0, 1, 2]),
+        ([None, 10, 10], [0, 0, 1]),
+    ],
+)
+def test_pauses_begin_anew_when_an_attempt_got_further(
+    steps: list[int | None], pauses: list[int]
+) -> None:
+    trying, found = Trying(), []
+    for step in steps:
+        trying.note(step)
+        found.append(trying.pause_seconds)
+    assert found == [PAUSES_SECONDS[at] for at in pauses]
+
+
+def test_waiting_for_a_claim_has_pauses_of_its_own() -> None:
+    trying = Trying()
+    trying.note(10)
+    for pause in (*PAUSES_SECONDS, PAUSES_SECONDS[-1]):
+        trying.note_held()
+        assert trying.pause_seconds == pause
+    trying.note(10)
+    assert (trying.fruitless, trying.pause_seconds) == (1, PAUSES_SECONDS[1])
+    trying.note_held()
+    assert trying.pause_seconds == PAUSES_SECONDS[0]
 
 
 def test_why_it_is_given_up_is_told() -> None:
@@ -146,6 +183,7 @@ def try_all(attempts: Attempts, limit: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(stage_task, "_attempt", attempts)
     monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
     monkeypatch.setattr(stage_task, "_tryings", {})
+    monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.0,))
     place = Place(run_folder="unused", fruitless_attempts=limit)
 
     async def whole() -> StageError | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from flows import slots
-from flows.limits import Slots
+from flows import leases, slots
+from flows.limits import LEASE_SECONDS, Slots
 from flows.local_api import LEASES
 from flows.slots import Gate, note_begin
 
@@ -34,10 +36,23 @@ def test_a_slot_without_a_lease_is_freed_and_those_with_one_are_kept() -> None:
     assert limit(0, most=0).are_full
 
 
-def test_every_server_of_ours_keeps_its_leases_on_disk() -> None:
-    ((name, storage),) = LEASES.items()
-    assert f"{name}={storage}" in (ROOT / "Makefile").read_text()
-    assert f"{name}: {storage}\n" in (ROOT / "docker-compose.yml").read_text()
+def test_servers_that_outlive_a_flow_take_back_no_lease_when_they_have_just_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = LEASES
+    assert f"{name}={leases.__name__} " in (ROOT / "Makefile").read_text()
+    assert f"{name}: {leases.__name__}\n" in (ROOT / "docker-compose.yml").read_text()
+
+    async def renewed_late() -> None:
+        storage = leases.ConcurrencyLeaseStorage(tmp_path)
+        late, gone = [await storage.create_lease([ONE], timedelta(seconds=-5)) for _ in range(2)]
+        assert await storage.read_expired_lease_ids() == []
+        assert await storage.renew_lease(late.id, timedelta(seconds=LEASE_SECONDS))
+        monkeypatch.setattr(leases, "_began", time.monotonic() - LEASE_SECONDS)
+        assert await storage.read_expired_lease_ids() == [gone.id]
+
+    monkeypatch.setattr(leases, "_began", time.monotonic())
+    asyncio.run(renewed_late())
 
 
 class Limit:

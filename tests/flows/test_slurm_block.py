@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -248,6 +251,64 @@ def test_being_cancelled_while_it_submits_leaves_no_job_behind(tmp_path: Path, t
     cancelled_while_it_submits(block(tmp_path, played), played, times)
     assert played.asked.count("sbatch") == played.asked.count("scancel") == 1
     assert played.asked.index("sbatch") < played.asked.index("scancel")
+
+
+@dataclass
+class Hangs(Played):
+    """A controller that is slow to say how a job is, from some moment on."""
+
+    slow: Event = field(default_factory=Event)
+    asked_again: Event = field(default_factory=Event)
+    answer: Event = field(default_factory=Event)
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        if command[0] == "scontrol" and self.slow.is_set():
+            self.asked_again.set()
+            assert self.answer.wait(10)
+        if command[0] == "scancel":
+            self.scontrol = [state("CANCELLED")]
+        return super().__call__(command)
+
+
+def test_that_a_job_is_cancelled_is_noted_before_slurm_is_asked_anything(tmp_path: Path) -> None:
+    """Prefect's worker kills a flow that takes too long over it."""
+    played = Hangs([state("PENDING", Reason="JobHeldUser")])
+
+    async def whole() -> None:
+        run = await block(tmp_path, played).trigger()
+        waiting = asyncio.create_task(run.wait_for_completion())
+        played.slow.set()
+        await asyncio.to_thread(played.asked_again.wait, 10)
+        waiting.cancel()
+        while not (tmp_path / ENDING).exists():
+            await asyncio.sleep(0)
+        assert "scancel" not in played.asked
+        played.answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await run.fetch_result()).kind is Kind.STOPPED
+
+    asyncio.run(asyncio.wait_for(whole(), 20))
+
+
+def test_whoever_waits_and_whoever_stops_pass_each_line_on_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cancelled look goes on in its thread."""
+    run = asyncio.run(block(tmp_path, Played([state("RUNNING")])).trigger())
+    replace = Path.replace
+
+    def slowly(path: Path, target: Path) -> Path:
+        time.sleep(0.01)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", slowly)
+    written = [f"line {number}" for number in range(200)]
+    (tmp_path / LOG).write_text("".join(line + "\n" for line in written))
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(4) as pool:
+        looks = [pool.submit(run._relay) for _ in range(8)]
+        assert sum(look.result() for look in looks) == 1
+    assert [text for text in caplog.messages if text.startswith("line ")] == written
 
 
 def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) -> None:

@@ -126,6 +126,21 @@ def test_questions_are_repeated_while_the_controller_is_away() -> None:
         Tape({"scontrol": [Said(1, "", AWAY)]}).client().records("17")
 
 
+def test_programs_that_hang_use_up_the_patience_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take its minute."""
+    now = 0.0
+
+    def hangs(command: Sequence[str]) -> Said:
+        nonlocal now
+        now += 60
+        return Said(1, "", SOCKET)
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with pytest.raises(InfrastructureError, match="Socket timed out"):
+        SlurmClient(hangs, 120.0, lambda seconds: None).records("17")
+    assert now == 120
+
+
 def test_a_machine_without_slurm_is_told_so() -> None:
     with pytest.raises(ConfigError, match="no-such-sbatch is not installed here"):
         run_here(("no-such-sbatch",))

@@ -20,6 +20,7 @@ from flows import stage_task
 from flows.job import StageJob, stage_job
 from flows.launch.outcome import Kind, StageError, classify
 from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
+from tests.flows.disks import fill, give_room, nothing_written, small_disk
 from tests.flows.processes import ROOT
 from trainyard.artifacts.output import Output
 
@@ -97,6 +98,54 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
     stage_task._settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
     told = json.loads((folder / stage_task.SETTLED).read_text())
     assert told == {"kind": "time limit", "message": "too long", "shares": [1, 3]}
+
+
+@pytest.mark.parametrize(("size", "num_files"), [("64k", 1000), ("8m", 4)])
+def test_a_full_run_folder_is_infrastructure_and_tried_again(
+    tmp_path: Path, place: Place, size: str, num_files: int
+) -> None:
+    with small_disk(tmp_path / "disk", size, num_files) as disk:
+        fill(disk)
+        full = replace(place, run_folder=str(disk / "runs"))
+        with pytest.raises(StageError, match="No space left on device") as caught:
+            run(plan(tmp_path / "plan"), full)
+        outcome = caught.value.outcome
+        assert (outcome.kind, caught.value.exit_status) == (Kind.INFRASTRUCTURE, 3)
+        assert "no job was begun" in outcome.message
+        assert caught.value.log == ""
+        assert asyncio.run(worth_retrying(None, None, Failed(data=caught.value)))  # type: ignore[arg-type]
+        give_room(disk)
+        assert not run(plan(tmp_path / "plan"), full).reused
+
+
+def test_a_run_folder_that_cannot_be_is_the_profiles_fault(tmp_path: Path, place: Place) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StageError, match="name another run_folder in the profile") as caught:
+        run(plan(tmp_path / "plan"), replace(place, run_folder=str(tmp_path / "file" / "runs")))
+    assert caught.value.outcome.kind is Kind.CONFIG
+
+
+def test_a_job_cancelled_on_a_full_disk_is_cancelled_all_the_same(
+    tmp_path: Path, place: Place
+) -> None:
+    never_ends = tmp_path / "python"
+    never_ends.write_text("#!/bin/sh\nexec sleep 600\n")
+    never_ends.chmod(0o755)
+    job = plan(tmp_path / "plan")
+
+    async def cancelled(place: Place) -> None:
+        going_on = asyncio.create_task(run_stage_task.fn(job, place))
+        while not list(Path(place.run_folder).glob("plan/*/events.jsonl")):
+            await asyncio.sleep(0.01)
+        with nothing_written():
+            going_on.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await going_on
+
+    with disable_run_logger():
+        asyncio.run(cancelled(replace(place, python=str(never_ends))))
+    (events,) = Path(place.run_folder).glob("plan/*/events.jsonl")
+    assert "ended" not in events.read_text()
 
 
 def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: Place) -> None:

@@ -102,6 +102,29 @@ def test_damage_is_found_as_far_as_was_asked_for(tmp_path: Path) -> None:
     assert inspect(tmp_path, "--verify-checkpoint", "none").status == 0
 
 
+def hostile(root: Path) -> Path:
+    """A step of which every text is an order to a terminal, and which is whole all the same."""
+    say = "\x1b]0;owned\x07\r\n"
+    model = {say: say, "num_layers": say}
+    save(str(root), {"model.a": torch.ones(2)}, documents={"config.json": {"model": model}})
+    path = root / "iter_0000050" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest |= {"stage": say, "lineage": say, "run": {"spans": [{say: say}]}}
+    path.write_text(json.dumps(manifest))
+    return root
+
+
+def test_what_files_say_is_no_order_to_a_terminal(gpt: Path, tmp_path: Path) -> None:
+    root = hostile(tmp_path)
+    for words in ((root,), (root, "--json"), (root, "--diff", gpt), (gpt, "--diff", root)):
+        done = inspect(*words)
+        assert done.status in (0, 4), done.err
+        assert "owned" in done.out
+        assert (done.out + done.err).replace("\n", "").isprintable()
+    rows = [line for line in inspect(root).out.splitlines() if "owned" in line]
+    assert [row.split()[0] for row in rows] == ["written", "ranks", "model"]
+
+
 # --- two ----------------------------------------------------------------------------------------
 
 
@@ -166,6 +189,27 @@ def test_what_only_one_has_is_told(tmp_path: Path) -> None:
     assert rows == ["model.a", "model.shape"]
     assert "only in ours" in done.out
     assert "F32 [2], F32 [3]" in done.out
+
+
+def test_a_table_that_only_one_has_is_one_row(tmp_path: Path) -> None:
+    """A run beside what was converted of it, which has none of its options."""
+    ones = {"model.a": torch.ones(1)}
+    options = {f"option_{n}": n for n in range(20)}
+    for side, run in (("a", options), ("b", {})):
+        config = {"run": run, "vocab_size": 8, "inputs": {"data": "1"} if run else {}}
+        save(str(tmp_path / side), ones, documents={"config.json": config})
+    done = inspect(tmp_path / "a", "--diff", tmp_path / "b")
+    rows = [line.split() for line in done.out.splitlines() if line.startswith("config.json")]
+    assert rows == [
+        ["config.json", "inputs.data", "1", "(absent)"],
+        ["config.json", "run.*", "(20", "keys)", "(absent)"],
+    ]
+    told = document(tmp_path / "b", "--diff", tmp_path / "a")["documents"]
+    assert [key["key"] for key in told if key["only_in"] == "theirs"] == [
+        "inputs.data",
+        *sorted(f"run.{name}" for name in options),
+    ]
+    assert len(told) == 21
 
 
 def test_a_checkpoint_that_is_not_there_is_no_difference(gpt: Path, tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ def test_other_rates_than_the_checkpoints_are_refused_by_name(
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
     assert status == 2, log
     assert "--lr is 0.02 here and 0.01 there" in log
-    assert "--lr-decay-iters (or -samples; the run unless given) is 32 here and 24 there" in log
+    assert (
+        "--lr-decay-iters (or -samples; the run unless given) is 32 samples here and 24 samples "
+        in log
+    )
     assert "--train-iters" not in log, "weight decay is constant: its length says nothing"
     assert "--override-opt-param-scheduler" in log
     assert find_steps(str(tmp_path / "on")) == []

@@ -21,7 +21,7 @@ from tests.stages.directly import run_directly
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.config import from_dict
-from trainyard.errors import DataError, InfrastructureError, Stopped
+from trainyard.errors import DataError, HostMemoryError, Stopped
 from trainyard.models.gpt import GPTModel
 from trainyard.training.ledger import parse_ledger
 from trainyard.training.pretrain import pretrain
@@ -158,10 +158,10 @@ def test_a_run_out_of_memory_tells_what_it_held_from_the_first_step_on(
 ) -> None:
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     monkeypatch.setattr(GPTModel, "forward_stage", losing(step, full))
-    with pytest.raises(InfrastructureError, match="rank 0 ran out of memory"):
+    with pytest.raises(HostMemoryError, match="rank 0 ran out of memory"):
         train(tmp_path)
     told = summary(tmp_path)
-    assert told["ended"].startswith("failed: InfrastructureError: rank 0 ran out of memory")
+    assert told["ended"].startswith("failed: HostMemoryError: rank 0 ran out of memory")
     assert told["last_step"] == (None if step == 1 else 2)
     assert told["memory_bytes"]["planned"] > 0
 

@@ -1,4 +1,5 @@
-"""A training of several ranks of which one dies, or hangs, ends soon and says why."""
+"""A training of several ranks of which one dies, or hangs, or gets no memory, ends soon and says
+why: to people, and to whoever decides whether it is tried again."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flows.launch.ending import Evidence, judge
+from flows.launch.outcome import Kind, Outcome, read_failure
+from stages.failure import RUN_DIR
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.corpus.indexed import IndexedWriter
 
@@ -44,12 +48,15 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def training(tokens: Path, save: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "stages.pretrain", *SHAPE.split()]
+def training(
+    tokens: Path, save: Path, *options: str, launcher: tuple[str, ...] = (sys.executable,)
+) -> Iterator[subprocess.Popen[str]]:
+    command = [*launcher, "-m", "stages.pretrain", *SHAPE.split()]
     log = save.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, "--data-path", str(tokens), "--save", str(save), *options],
+            env={**os.environ, RUN_DIR: str(save.with_suffix(".run"))},
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
@@ -66,6 +73,13 @@ def wait_for(save: Path, words: str, seconds: float = 60.0) -> None:
     while words not in (text := save.with_suffix(".log").read_text()):
         assert time.monotonic() < deadline, text
         time.sleep(0.05)
+
+
+def judged(save: Path, code: int) -> Outcome:
+    """What a job makes of the run folder; torchrun and srun say 1 whatever happened."""
+    failure = read_failure(str(save.with_suffix(".run")))
+    assert failure is not None
+    return judge("pretrain", Evidence(failure=failure, exit_code=code, is_of_launcher=True))
 
 
 def rank_process(parent: int, rank: int) -> int:
@@ -90,11 +104,30 @@ def test_a_killed_rank_ends_all_within_a_minute(tokens: Path, tmp_path: Path, ax
         began = time.monotonic()
         assert process.wait(60) == 3
         assert time.monotonic() - began < 60
+    outcome = judged(save, 3)
+    assert (outcome.kind, outcome.error) == (Kind.INFRASTRUCTURE, "InfrastructureError")
+    assert outcome.message.startswith("rank 1 was killed by SIGKILL")
     text = save.with_suffix(".log").read_text()
     assert "rank 1 was killed by SIGKILL" in text
     assert "Traceback" not in text
     left = subprocess.run(["pgrep", "-f", str(save)], capture_output=True, text=True)
     assert left.stdout == ""
+
+
+def test_under_torchrun_a_killed_rank_is_told_by_those_that_lost_it(
+    tokens: Path, tmp_path: Path
+) -> None:
+    save = tmp_path / "run"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    options = ("--tensor-model-parallel-size", "2", "--train-iters", "100000")
+    with training(tokens, save, *options, launcher=torchrun) as process:
+        wait_for(save, "iteration        3/")
+        os.kill(rank_process(process.pid, 1), signal.SIGKILL)
+        assert process.wait(60) == 1
+    outcome = judged(save, 1)
+    assert (outcome.kind, outcome.error) == (Kind.COMMUNICATION, "CommunicationError")
+    assert outcome.may_succeed_later
+    assert (outcome.exit_status, "rank 0 of 2 lost its connection" in outcome.message) == (3, True)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -105,10 +138,27 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, ra
         wait_for(save, "iteration        3/")
         os.kill(rank_process(process.pid, rank), signal.SIGSTOP)
         assert process.wait(60) == 3
+    outcome = judged(save, 3)
+    assert (outcome.kind, outcome.error) == (Kind.HANG, "HangError")
+    assert (outcome.may_succeed_later, outcome.exit_status) == (True, 3)
+    assert outcome.message.startswith("no rank has made progress for")
     text = save.with_suffix(".log").read_text()
     assert "no rank has made progress" in text
     assert re.search(rf"rank {rank}(, which keeps the ranks' notes,)? does not answer", text)
     assert "training/step.py" in (save / "logs" / f"stacks-rank{1 - rank:04d}.txt").read_text()
+
+
+def test_ranks_without_memory_say_what_they_held(tokens: Path, tmp_path: Path) -> None:
+    save = tmp_path / "run"
+    # A process may have 8 GB of addresses; the table of positions alone is of 20 GB.
+    bounded = ("bash", "-c", 'ulimit -v 8000000; exec "$@"', "bash", sys.executable)
+    options = ("--max-position-embeddings", str(320 * 10**6), "--train-iters", "3")
+    with training(tokens, save, *options, launcher=bounded) as process:
+        assert process.wait(60) == 3
+    outcome = judged(save, 3)
+    assert (outcome.kind, outcome.error) == (Kind.OUT_OF_MEMORY, "HostMemoryError")
+    assert (outcome.may_succeed_later, outcome.exit_status) == (True, 3)
+    assert re.match(r"rank [01] ran out of memory on the host: .* GB resident", outcome.message)
 
 
 def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.launch.ending import Evidence, judge
+from flows.launch.outcome import Kind, read_failure
+from stages.failure import RUN_DIR
+from tests.memory_group import little_memory
 from trainyard.artifacts.manifest import read_manifest
 
 COMMAND = [sys.executable, "-m", "tests.stages.toy_ranks"]
@@ -57,6 +61,24 @@ def test_the_failure_of_one_rank_ends_all(
 
 
 @pytest.mark.slow
+def test_a_rank_that_the_kernel_ended_for_its_memory_is_told_as_that(tmp_path: Path) -> None:
+    output, run = tmp_path / "output", tmp_path / "run"
+    options = ["--nproc-per-node", "2", "--fail-rank", "1", "--how", "memory", "--seconds", "30"]
+    with little_memory() as bounded:
+        done = subprocess.run(
+            [*bounded, *COMMAND, "--output-dir", str(output), *options],
+            env={**os.environ, RUN_DIR: str(run)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 3, done.stderr
+    outcome = judge("toy", Evidence(failure=read_failure(str(run)), exit_code=3))
+    assert (outcome.kind, outcome.error) == (Kind.OUT_OF_MEMORY, "HostMemoryError"), outcome
+    assert outcome.message.startswith("rank 1 was killed by SIGKILL, by the kernel: ")
+
+
+@pytest.mark.slow
 def test_a_signal_reaches_every_rank(tmp_path: Path) -> None:
     arguments = ["--output-dir", str(tmp_path), "--nproc-per-node", "2", "--seconds", "30"]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE) as process:
@@ -82,3 +104,25 @@ def test_under_torchrun_rank_0_decides_for_all(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert expected in done.stderr
     assert (tmp_path / "ranks.txt").read_text() == "0 1"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_under_torchrun_the_refusal_of_rank_0_is_what_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    in_the_way, run = tmp_path / "output", tmp_path / "run"
+    in_the_way.write_text("a file")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    program = ["--nproc-per-node", "3", "-m", "tests.stages.toy_ranks"]
+    done = subprocess.run(
+        [*torchrun, *program, "--output-dir", str(in_the_way)],
+        env={**os.environ, RUN_DIR: str(run)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    failure = read_failure(str(run))
+    assert failure is not None
+    assert (failure["class"], failure["exit_status"]) == ("ConfigError", 2)
+    assert "this is a file" in failure["message"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stages.report.ancestry import Ancestry
+from stages.report.ancestry import Ancestry, grouped
 from stages.report.config import ReportConfig
 from stages.report.facts import Artifact, Card, Lineage, Option, Sample, Step
 from stages.report.page import render
@@ -181,6 +181,15 @@ def test_every_svg_that_is_seen_has_a_title(yard: dict[str, str], tmp_path: Path
     pictures = [a for tag, a in elements.tags if tag == "svg" and a.get("role") == "img"]
     assert len(pictures) == 5  # loss, rate, norm, speed, lineage
     assert all(picture["aria-labelledby"] in ids for picture in pictures)
+
+
+def test_parts_are_one_node_of_one_digest_whichever_was_found_first() -> None:
+    parts = [Artifact(key=f"parts/{n}", stage="tokenize", digest=str(n)) for n in range(3)]
+    merged = Artifact(key="all", stage="merge", digest="m")
+    edges = [(part.key, "all") for part in parts]
+    first = grouped([*parts, merged], edges, "all")
+    assert grouped([*reversed(parts), merged], edges, "all") == first
+    assert [one.key for one in first.artifacts] == ["parts/0 ... 2", "all"]
 
 
 def hostile_card() -> Card:

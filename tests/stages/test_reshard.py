@@ -283,15 +283,24 @@ def test_from_one_format_of_others_into_another(tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
-def test_a_tokenizer_and_rows_are_given_to_what_has_none(tmp_path: Path) -> None:
+def test_a_tokenizer_and_rows_are_given_to_what_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")
     reshard(tmp_path / "hf", tmp_path / "core", saver="core")
+    assert "tokenizer" not in caplog.text
     reshard(tmp_path / "core", tmp_path / "bare")
+    assert "carries none, and training takes it with --finetune alone; --token" in caplog.text
+    caplog.clear()
+    reshard(tmp_path / "core", tmp_path / "exported", saver="hf")
+    assert "none is exported: AutoTokenizer will find nothing in this" in caplog.text
+    caplog.clear()
     with open_checkpoint(str(tmp_path / "bare")) as checkpoint:
         assert not list((Path(checkpoint.url) / "tokenizer").glob("*"))
     options = {"tokenizer_model": str(tmp_path / "hf"), "make_vocab_size_divisible_by": 100}
     reshard(tmp_path / "core", tmp_path / "dressed", **options)
+    assert "tokenizer" not in caplog.text
     loaded = load_gpt(str(tmp_path / "dressed"))
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("the yard")) == "the yard"
     rows = loaded.model.state_dict()["embedding.word_embeddings.weight"]

@@ -1,4 +1,5 @@
-"""`reshard` into files for Megatron-LM's interleaved schedule, and what it refuses of them."""
+"""`reshard` into files for Megatron-LM's interleaved schedule and for ranks of unlike numbers of
+layers, and what it refuses of them."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from stages.reshard.config import ReshardConfig
+from tests.stages.directly import run_program
 from tests.stages.test_reshard import assert_same, contents, reshard, tensors
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.errors import ConfigError
@@ -17,6 +19,8 @@ from trainyard.models.config import GPTConfig
 GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=16)
 PER_STAGE = "target_num_layers_per_virtual_pipeline_stage"
 STAGES = "target_num_virtual_stages_per_pipeline_rank"
+FIRST = "target_decoder_first_pipeline_num_layers"
+LAST = "target_decoder_last_pipeline_num_layers"
 TWO_BY_TWO = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
 
 
@@ -49,12 +53,51 @@ def test_through_virtual_stages_and_back(saver: str, tmp_path: Path) -> None:
         ({PER_STAGE: 1, "saver": "torch_dist"}, "--saver torch_dist writes what any number of sta"),
         ({STAGES: 2, "saver": "trainyard"}, "--saver trainyard writes what any .* take --saver co"),
         ({STAGES: 2, "saver": "hf"}, "--saver hf writes what any number of stages loads"),
+        ({FIRST: 0}, "--target-decoder-first-pipeline-num-layers must be at least 1"),
+        ({LAST: 1, "saver": "legacy"}, "last-pip.* 1 is of --saver core; --saver legacy: its mod"),
+        ({LAST: 1, "saver": "torch_dist"}, "--saver torch_dist: it writes what any split loads"),
+        ({LAST: 1, "target_pipeline_parallel_size": None}, "give --target-pipeline-parallel-size"),
+        ({FIRST: 1, PER_STAGE: 1}, "stages differ; give --target-num-virtual-stages-per-pipeline"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
     values = {"load_dir": "run", "save_dir": "out", "saver": "core", **TWO_BY_TWO, **options}
     with pytest.raises(ConfigError, match=words):
         ReshardConfig(**values)
+
+
+SIX = GPTConfig(num_layers=6, hidden_size=16, num_attention_heads=2, seq_length=16)
+
+
+@pytest.mark.parametrize(
+    ("options", "pp", "layers"),
+    [
+        ({FIRST: 1, LAST: 1}, 3, [[[0]], [[1, 2, 3, 4]], [[5]]]),
+        ({FIRST: 2}, 3, [[[0, 1]], [[2, 3]], [[4, 5]]]),
+        ({LAST: 4}, 3, [[[0]], [[1]], [[2, 3, 4, 5]]]),
+        ({FIRST: 2, STAGES: 2}, 2, [[[0], [3]], [[1, 2], [4, 5]]]),
+    ],
+)
+def test_the_first_and_the_last_rank_may_have_other_numbers_of_layers(
+    tmp_path: Path, options: dict[str, int], pp: int, layers: list[list[list[int]]]
+) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(SIX))
+    target = {"target_pipeline_parallel_size": pp, **options}
+    reshard(tmp_path / "run", tmp_path / "theirs", saver="core", **target)
+    whole = tensors(tmp_path / "run")
+    for rank, chunks in enumerate(layers):
+        (path,) = tmp_path.glob(f"theirs/*/mp_rank_00_{rank:03d}/model_optim_rng.pt")
+        tree = torch.load(path, weights_only=False)
+        models = [tree[key] for key in tree if key.startswith("model")]
+        for model, numbers in zip(models, chunks, strict=True):
+            name = "decoder.layers.{}.mlp.linear_fc1.weight"
+            held = [key for key in model if key.endswith("mlp.linear_fc1.weight")]
+            assert held == [name.format(n) for n in range(len(numbers))]
+            for place, number in enumerate(numbers):
+                wanted = whole[f"model.{name.format(number)}"]
+                assert torch.equal(model[name.format(place)], wanted)
+    reshard(tmp_path / "theirs", tmp_path / "back")
+    assert_same(whole, tensors(tmp_path / "back"))
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +121,14 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             {"target_pipeline_parallel_size": 3, STAGES: 2},
             r"the 4 layers of the model must be divisible by --target-pipeline-parallel-size \(3\)"
-            "; choose --target-pipeline-parallel-size 2 or 4",
+            "; choose --target-pipeline-parallel-size 2 or 4, or divide unevenly with --target-dec",
         ),
+        (
+            {"target_pipeline_parallel_size": 3, FIRST: 1},
+            r"--target-decoder-first-pipeline-num-layers \(1\) of the 4 layers of the model must "
+            r"leave as many for each of the other 2 ranks .*\(--target-.*-size 3\); choose 2$",
+        ),
+        ({FIRST: 3, LAST: 2}, r"must leave none over \(.*; choose together 4$"),
     ],
 )
 def test_layers_that_cannot_be_shared_out_are_refused_before_anything_is_touched(
@@ -89,3 +138,15 @@ def test_layers_that_cannot_be_shared_out_are_refused_before_anything_is_touched
     with pytest.raises(ConfigError, match=words):
         reshard(converted / "run", converted / "theirs", saver="core", **{**TWO_BY_TWO, **options})
     assert contents(converted / "theirs") == before
+
+
+def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    words = ["--load-dir", str(tmp_path / "run"), "--saver", "core"]
+    words += ["--target-pipeline-parallel-size", "3", "--save-dir"]
+    done = run_program("stages.reshard", *words, str(tmp_path / "new/out"))
+    assert done.status == 2, done.err
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "own").mkdir()  # what a person made stays
+    assert run_program("stages.reshard", *words, str(tmp_path / "own")).status == 2
+    assert list((tmp_path / "own").iterdir()) == []

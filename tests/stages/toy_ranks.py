@@ -15,6 +15,9 @@ from trainyard.artifacts.output import Output
 from trainyard.config import execution, location
 from trainyard.errors import InfrastructureError
 
+MORE_BYTES = 400 << 20
+"""Of memory, than the rank may have that takes them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksConfig:
@@ -27,9 +30,11 @@ class RanksConfig:
     fail_rank: int = execution(-1)
     """The rank that fails."""
     how: str = execution("")
-    """How it fails: infrastructure, kill."""
+    """How it fails: infrastructure, kill, memory."""
     seconds: float = execution(0.0)
     """How long the others take."""
+    saving_seconds: float = execution(0.0)
+    """How long a rank saves that was told to stop."""
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """None."""
@@ -47,11 +52,14 @@ def run(config: RanksConfig, stage: StageRun) -> dict[str, Any]:
     if rank == config.fail_rank:
         if config.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if config.how == "memory":
+            bytearray(b"x" * MORE_BYTES)
         raise InfrastructureError("the network is gone")
     store.write_bytes(stage.work.url(f"{rank}.txt"), str(rank).encode())
     deadline = time.monotonic() + config.seconds
     while time.monotonic() < deadline:
         if stage.stop_requested:
+            _save(config, stage, rank)
             stage.stop()
         time.sleep(0.02)
     if stage.is_main:
@@ -60,6 +68,14 @@ def run(config: RanksConfig, stage: StageRun) -> dict[str, Any]:
                 time.sleep(0.02)
         stage.write_bytes("ranks.txt", " ".join(map(str, range(world))).encode())
     return {"world": world}
+
+
+def _save(config: RanksConfig, stage: StageRun, rank: int) -> None:
+    """Takes its time, and leaves what tells that it was whole."""
+    print(f"rank {rank} saves", flush=True)
+    time.sleep(config.saving_seconds)
+    print(f"rank {rank} has saved", flush=True)
+    store.write_bytes(stage.work.url(f"{rank}.saved.txt"), b"whole")
 
 
 if __name__ == "__main__":

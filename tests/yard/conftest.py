@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,16 @@ from tests.yard.containers import containers, docker, running_engine
 from tests.yard.deployed import WholeServer
 from tests.yard.fake_kube import FakeKube
 from tests.yard.fake_kube_pods import why_no_pods
+from tests.yard.faults import Server
+from tests.yard.yard import Yard
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_from_a_terminal() -> None:
+    """What a shell starts in the background, or nohup, pays no heed to SIGINT, and neither would
+    the programs that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -95,3 +107,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Server]:
+    """A Prefect server of one test alone, which that may kill and start again."""
+    server = Server(tmp_path / "home")
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def yard(tmp_path: Path, mortal: Server) -> Yard:
+    """A yard of one test alone, with that server; files with another kind have their own."""
+    given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "client")}
+    return Yard(tmp_path, {"PREFECT_API_URL": mortal.url, **given})

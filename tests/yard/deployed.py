@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -66,11 +66,22 @@ class Api:
         """The type of the state that a flow run is in."""
         return str(self.ask(f"flow_runs/{run}")["state_type"])
 
-    def begin(self, deployment: str, **parameters: str) -> str:
+    def of_run(self, kind: str, run: str) -> list[dict[str, Any]]:
+        """Everything of a kind that a flow run has: task_runs, artifacts, logs."""
+        asked = {"flow_runs": {"id": {"any_": [run]}}}
+        if kind == "logs":
+            asked = {"logs": {"flow_run_id": {"any_": [run]}}}
+        return list(self.ask(f"{kind}/filter", asked))
+
+    def begin(self, deployment: str, **parameters: Any) -> str:
         """Ask for a run of FLOW/YARD; its id."""
         there = self.ask(f"deployments/name/{deployment}")["id"]
         asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
         return str(self.ask(f"deployments/{there}/create_flow_run", asked)["id"])
+
+    def deployments(self) -> list[str]:
+        """The names of all, without their flows."""
+        return [str(one["name"]) for one in self.ask("deployments/filter", {})]
 
     def press_retry(self, run: str) -> None:
         """What the button of the run's page sends."""
@@ -139,11 +150,17 @@ def register(yard: Yard, profile: str) -> None:
 
 
 @contextmanager
-def working(yard: Yard, pool: str, name: str = "worker", *more: str) -> Iterator[Worker]:
+def working(
+    yard: Yard,
+    pool: str,
+    name: str = "worker",
+    *more: str,
+    program: Sequence[str] = ("prefect", "worker", "start"),
+) -> Iterator[Worker]:
     """A worker of a pool, for as long as this lasts."""
     with (yard.folder / f"{name}.txt").open("w") as said:
-        arguments = ("worker", "start", "--pool", pool, "--name", name, *more)
-        process = yard.start("-m", "prefect", *arguments, stderr=said)
+        arguments = ("--pool", pool, "--name", name, *more)
+        process = yard.start("-m", *program, *arguments, stderr=said)
     worker = Worker(process, Path(said.name))
     try:
         yield worker

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from flows.local_api import LocalApi
-from tests.yard.yard import HEADLINE, Yard
+from tests.yard.yard import HEADLINE, ROOT, Yard
 from trainyard.corpus.indexed import IndexedWriter
 
 SECONDS = 90
@@ -29,6 +30,8 @@ EVERYTHING = json.dumps(
         "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}],
     }
 )
+
+MODEL = "num_layers = 1\nhidden_size = 32\nnum_attention_heads = 2\nseq_length = 8\n"
 
 TRAINING = """
 num_layers = 1
@@ -74,6 +77,13 @@ def training(folder: Path, save: str, iters: int, save_interval: int = 20) -> st
     path.write_text(
         TRAINING.format(tokens=tokens, save=save, iters=iters, save_interval=save_interval)
     )
+    return str(path)
+
+
+def plan(folder: Path, output: str) -> str:
+    """The document of a stage that takes a second; its path."""
+    path = folder / "plan.toml"
+    path.write_text(f'{MODEL}vocab_size = 300\noutput_dir = "{output}"\n')
     return str(path)
 
 
@@ -133,6 +143,28 @@ def start_stage(yard: Yard, stage: str, document: str) -> Flow:
     return Flow(process, time.monotonic())
 
 
+def in_training(yard: Yard, save: Path, iters: int) -> Flow:
+    """Start a training of so many steps, and wait until the first of them are saved."""
+    flow = start_stage(yard, "pretrain", training(yard.folder, str(save), iters))
+    wait_for(lambda: steps(save))
+    return flow
+
+
+@contextmanager
+def disk(folder: Path, size: str) -> Iterator[Path]:
+    """A disk of so much room, at a new folder; skips where this machine cannot have one."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk takes root")
+    folder.mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(small, check=False, stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("this machine lets nobody mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 @contextmanager
 def closed_store(folder: Path) -> Iterator[dict[str, str]]:
     """A moto server that checks signatures; the environment that opens it."""
@@ -140,7 +172,7 @@ def closed_store(folder: Path) -> Iterator[dict[str, str]]:
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(ROOT / "deploy" / "dev" / "store.py"), "127.0.0.1", str(port)]
     # What comes first is not checked: the user and the bucket are made.
     environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "4"}
 

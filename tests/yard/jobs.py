@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from flows.blocks.run import BlockRun
 from flows.launch.outcome import Outcome
 
-SECONDS = 60
+SECONDS = 120
+"""So long a test waits for what takes a second or two on a machine with nothing else to do."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 ALL_REDUCE = """
@@ -24,18 +27,26 @@ dist.destroy_process_group()
 """
 """Of two ranks each says 3.0."""
 
-TRAINING = """
+SAY = """
+def say(text):
+    import os
+    os.write(1, (text + "\\n").encode())
+"""
+"""A line in one piece: those of ranks, printed, would mix."""
+
+TRAINING = f"""{SAY}
 import json, os, signal, time
 run = os.environ["TRAINYARD_RUN_DIR"]
 def save(number, frame):
-    said = {"class": "Stopped", "exit_status": 128 + number, "step": step, "message": "saved"}
+    said = dict(exit_status=128 + number, step=step, message="saved")
+    said["class"] = "Stopped"
     json.dump(said, open(run + "/failure.json", "w"))
-    print("saved step", step, flush=True)
+    say(f"saved step {{step}}")
     raise SystemExit(128 + number)
 signal.signal(signal.SIGUSR1, save)
 signal.signal(signal.SIGTERM, save)
 for step in range(STEPS):
-    print("step", step, flush=True)
+    say(f"step {{step}}")
     time.sleep(SECONDS)
 """
 
@@ -63,8 +74,7 @@ for one in SIGNALS:
 print("begun", flush=True)
 time.sleep(600)
 """
-"""Takes its time, and a second signal ends that, as it does with stages."""
-
+"""Takes its time, and a second signal ends that."""
 
 AnyRun = TypeVar("AnyRun", bound=BlockRun)
 Started = TypeVar("Started", bound=BlockRun, covariant=True)
@@ -100,3 +110,13 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.05)
+
+
+@contextmanager
+def killed(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A program that gets SIGKILL when this is left, by an error too."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -31,6 +31,31 @@ def site(fake: FakeKube, folder: Path, **options: Any) -> KubernetesOptions:
     return KubernetesOptions(**{**given, **options})
 
 
+ON_PODS = """
+block = "kubernetes"
+store = "{folder}"
+run_folder = "{folder}/runs"
+image = "yard/{{stage}}:{{version}}"
+python = "{python}"
+
+[kubernetes]
+namespace = "yard"
+kubeconfig = "{kubeconfig}"
+claims = [{{ name = "yard", target = "{folder}" }}]
+
+[environment]
+GLOO_SOCKET_IFNAME = "lo"
+OMP_NUM_THREADS = "1"
+PYTHONPATH = "{root}"
+"""
+
+
+def profile_on_pods(fake: FakeKube, folder: Path, python: str = sys.executable) -> str:
+    """The profile of a yard on the stand-in, all of whose files lie in a folder."""
+    given = {"folder": folder, "python": python, "root": ROOT}
+    return ON_PODS.format(kubeconfig=fake.kubeconfig, **given)
+
+
 def job(fake: FakeKube, folder: Path, key: str, code: str, **values: Any) -> KubernetesJob:
     """A Python program as a job."""
     block = {name: values.pop(name) for name in ("hang_seconds",) if name in values}

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.yard.deployed import answer_of
+from tests.yard.deployed import ENDED, Api, Worker, comes, register, working
 from tests.yard.yard import COLLECTED, ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
 LONG = COLLECTED.replace("train_iters = 6", "train_iters = 100000\nlog_interval = 10")
+STOP_SECONDS = 30
+"""From Cancel until nothing of a flow runs, and Prefect says so."""
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -33,28 +32,16 @@ def yard(
 
 
 @pytest.fixture(scope="module")
-def worker(yard: Yard) -> Iterator[subprocess.Popen[str]]:
+def worker(yard: Yard) -> Iterator[Worker]:
     """A worker of pool `local`, for which everything in prefect.yaml is registered."""
-    done = yard.run("-m", "flows.register", "--yard", "local")
-    assert done.status == 0, done.out + done.err
-    with (
-        (yard.folder / "worker.txt").open("w") as said,
-        yard.start("-m", "prefect", "worker", "start", "--pool", "local", stderr=said) as process,
-    ):
-        yield process
-        process.terminate()
-        try:
-            process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    register(yard, "local")
+    with working(yard, "local") as worker:
+        yield worker
 
 
-def ask(api: dict[str, str], path: str, body: dict[str, Any] | None = None) -> Any:
-    """An answer of Prefect's API."""
-    data = None if body is None else json.dumps(body).encode()
-    head = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{api['PREFECT_API_URL']}/{path}", data, head)
-    return json.loads(answer_of(request))
+@pytest.fixture(scope="module")
+def server(prefect_api: dict[str, str]) -> Api:
+    return Api(prefect_api["PREFECT_API_URL"])
 
 
 def begin(yard: Yard, deployment: str, **parameters: str) -> str:
@@ -66,86 +53,91 @@ def begin(yard: Yard, deployment: str, **parameters: str) -> str:
     return found[0]
 
 
-def wait_for(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return condition()
-
-
-@pytest.mark.usefixtures("worker")
 def test_a_deployed_flow_runs_and_prefect_knows_its_stages(
-    yard: Yard, prefect_api: dict[str, str]
+    yard: Yard, server: Api, worker: Worker
 ) -> None:
     run = begin(yard, "pretrain-gpt/local", recipe=yard.recipe(COLLECTED))
+    assert comes(120, lambda: server.state(run) in ENDED)
+    assert server.state(run) == "COMPLETED", worker.said
 
-    def state() -> str:
-        return str(ask(prefect_api, f"flow_runs/{run}")["state_type"])
-
-    assert wait_for(120, lambda: state() in ("COMPLETED", "FAILED", "CRASHED"))
-    assert state() == "COMPLETED", (yard.folder / "worker.txt").read_text()
-
-    mine = {"flow_runs": {"id": {"any_": [run]}}}
-    stages = {task["name"]: task["state_type"] for task in _filter(prefect_api, "task_runs", mine)}
+    stages = {task["name"]: task["state_type"] for task in server.of_run("task_runs", run)}
     assert stages["pretrain"] == stages["tokenize-train-00001"] == "COMPLETED"
 
-    shown = {one["key"]: one["data"] for one in _filter(prefect_api, "artifacts", mine)}
+    shown = {one["key"]: one["data"] for one in server.of_run("artifacts", run)}
     assert float(shown["pretrain-gpt-progress"]) == 100
     assert "| `pretrain` | done |" in shown["pretrain-gpt-stages"]
     assert "card.html" in shown["pretrain-gpt-card"]
 
-    logs = {"logs": {"flow_run_id": {"any_": [run]}}}
-    lines = [line["message"] for line in _filter(prefect_api, "logs", logs)]
+    lines = [line["message"] for line in server.of_run("logs", run)]
     assert any("nothing to do" in line or "iteration" in line for line in lines)
 
 
-def _filter(api: dict[str, str], kind: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ask(api, f"{kind}/filter", body)
-    return found
-
-
 @pytest.mark.usefixtures("worker")
-def test_cancelling_in_prefect_stops_the_stage(yard: Yard, prefect_api: dict[str, str]) -> None:
+def test_cancelling_in_prefect_stops_the_stage(yard: Yard, server: Api) -> None:
     run = begin(yard, "pretrain-gpt/local", recipe=yard.recipe(LONG))
 
     def is_training() -> bool:
         return any("stages.pretrain" in program for program in yard.processes())
 
-    assert wait_for(120, is_training)
+    assert comes(120, is_training)
     cancelled = yard.run("-m", "prefect", "flow-run", "cancel", run)
     assert cancelled.status == 0, cancelled.err
-    assert wait_for(30, lambda: not is_training())
-    assert wait_for(30, lambda: ask(prefect_api, f"flow_runs/{run}")["state_type"] == "CANCELLED")
+    assert comes(STOP_SECONDS, lambda: not is_training() and server.state(run) == "CANCELLED")
 
 
-@pytest.mark.usefixtures("worker")
-def test_a_deployment_of_another_version_is_refused(
-    yard: Yard, prefect_api: dict[str, str]
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def check_told_in_words(server: Api, worker: Worker, run: str, words: str) -> None:
+    """A run that failed for what somebody wrote: these words are its state, they come in its log,
+    and no traceback stands over them."""
+    assert comes(90, lambda: server.state(run) in ENDED), worker.said
+    state = server.ask(f"flow_runs/{run}")["state"]
+    assert (state["type"], state["message"]) == ("FAILED", words)
+    assert server.of_run("task_runs", run) == []
+
+    def log() -> str:
+        return "\n".join(line["message"] for line in server.of_run("logs", run))
+
+    assert comes(20, lambda: words in log()), log()
+    assert "Traceback" not in log()
+
+
+def test_a_wrong_recipe_fails_in_words_whichever_deployment_it_is_given_to(
+    yard: Yard, server: Api, worker: Worker, tmp_path: Path
 ) -> None:
-    found = _filter(prefect_api, "block_documents", {})
-    (block,) = (one for one in found if one["name"] == "local")
-    _patch_block(prefect_api, block, {**block["data"], "version": "0.0.0"})
+    recipe = tmp_path / "wrong.toml"
+    recipe.write_text("[tokenise]\n")
+    words = f"{recipe}: unknown table 'tokenise'; did you mean 'tokenize'?"
+    flows = ("prepare-corpus", "pretrain-gpt", "release", "corpus-refresh")
+    runs = [server.begin(f"{flow}/local", recipe=str(recipe)) for flow in flows]
+    one = server.begin("run-stage/local", stage="tokenise")
+    swept = server.begin("collect-garbage/local", keep_corpus_versions=0)
+    for run in runs:
+        check_told_in_words(server, worker, run, words)
+    needs = "run-stage needs config, a document of options, or options"
+    check_told_in_words(server, worker, one, needs)
+    least = "--keep-corpus-versions must be at least 1, got 0"
+    check_told_in_words(server, worker, swept, least)
+    assert "Traceback" not in worker.said
+
+
+def test_a_deployment_of_another_version_is_refused(
+    yard: Yard, server: Api, worker: Worker
+) -> None:
+    (block,) = (one for one in server.ask("block_documents/filter", {}) if one["name"] == "local")
+    _patch(server, block, {**block["data"], "version": "0.0.0"})
     run = begin(yard, "run-stage/local", stage="verify", config="none.toml")
-
-    def ended() -> bool:
-        state = ask(prefect_api, f"flow_runs/{run}")["state_type"]
-        return state in ("COMPLETED", "FAILED", "CRASHED")
-
-    assert wait_for(60, ended)
-    _patch_block(prefect_api, block, block["data"])
-    state = ask(prefect_api, f"flow_runs/{run}")["state"]
+    assert comes(60, lambda: server.state(run) in ENDED), worker.said
+    _patch(server, block, block["data"])
+    state = server.ask(f"flow_runs/{run}")["state"]
     assert state["type"] == "FAILED"
-    assert "was registered by trainyard 0.0.0" in state["message"]
+    assert state["message"].startswith("yard local was registered by trainyard 0.0.0")
 
 
-def _patch_block(api: dict[str, str], block: dict[str, Any], data: dict[str, Any]) -> None:
-    request = urllib.request.Request(
-        f"{api['PREFECT_API_URL']}/block_documents/{block['id']}",
-        json.dumps({"data": data, "merge_existing_data": False}).encode(),
-        {"Content-Type": "application/json"},
-        method="PATCH",
-    )
-    answer_of(request)
+def _patch(server: Api, block: dict[str, Any], data: dict[str, Any]) -> None:
+    asked = {"data": data, "merge_existing_data": False}
+    server.ask(f"block_documents/{block['id']}", asked, "PATCH")
 
 
 def test_every_deployment_names_a_flow_that_exists() -> None:

@@ -8,18 +8,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.doctor.engine import VERSION_LABEL
 from flows.local_api import LocalApi
 from tests.faulty_s3 import Faults, gateway
 from tests.yard.cluster import Cluster
-from tests.yard.containers import running_engine
+from tests.yard.containers import docker, running_engine
 from tests.yard.yard import ROOT
+from trainyard.version import VERSION
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
@@ -202,6 +205,40 @@ def test_an_image_that_is_not_there(practice: Practice) -> None:
         seen = practice.visit(CONTAINERS, "jobs", "image")
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"image"})
     assert "trainyard/none:0" in seen.told("image")
+
+
+@contextmanager
+def labelled(image: str, version: str) -> Iterator[str]:
+    """An image like another that says it is of some version; its name."""
+    name = f"trainyard-doctor-{os.getpid()}:{version}"
+    text = f"FROM {image}\nLABEL {VERSION_LABEL}={version}\n"
+    build = ["docker", "build", "--quiet", "--tag", name, "-"]
+    subprocess.run(build, input=text, text=True, check=True, stdout=subprocess.PIPE)
+    try:
+        yield name
+    finally:
+        docker("rmi", name)
+
+
+def test_an_image_of_another_version_and_one_whose_stage_does_not_start(
+    practice: Practice,
+) -> None:
+    """The second bears our version, and has a Python and no trainyard."""
+
+    def profile(image: str) -> str:
+        return CONTAINERS.replace("trainyard/none:0", image)
+
+    with running_engine() as python:
+        with labelled(python, "0.0.1") as old:
+            seen = practice.visit(profile(old), "jobs", "image")
+        assert (seen.status, seen.ill()) == (WRONG_SETTING, {"image"})
+        assert f"image {old} is of version 0.0.1, the flows are of {VERSION}" in seen.told("image")
+        with labelled(python, VERSION) as bare:
+            seen = practice.visit(profile(bare), "jobs", "image")
+        assert (seen.status, seen.ill()) == (WRONG_SETTING, {"image"})
+        assert f"image {bare}: stage " in seen.told("image")
+        assert "does not start in it: status 1: " in seen.told("image")
+        assert "No module named" in seen.told("image")
 
 
 def test_a_machine_with_all_that_a_machine_can_have(practice: Practice) -> None:

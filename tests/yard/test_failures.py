@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 RETRIES = """
 import asyncio, sys
 from prefect import flow
+from flows import retry
 from flows.job import stage_job
 from flows.launch.outcome import StageError
 from flows.stage_task import Place, run_stage_task
@@ -21,11 +22,11 @@ from flows.stage_task import Place, run_stage_task
 folder, python = sys.argv[1:]
 model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 8}
 job = stage_job("plan", {**model, "vocab_size": 300, "output_dir": folder + "/plan"}, "test")
-task = run_stage_task.with_options(retry_delay_seconds=0)
+retry.PAUSES_SECONDS = (0.0, 0.0, 3600.0)
 
 @flow
 async def once():
-    await task(job, Place(run_folder=folder + "/runs", python=python))
+    await run_stage_task(job, Place(run_folder=folder + "/runs", python=python))
 
 try:
     asyncio.run(once())
@@ -52,6 +53,30 @@ def test_only_status_3_is_tried_again(
     ended = yard.run(str(script), str(tmp_path), str(python))
     assert ended.status == ends, ended.err
     assert (tmp_path / "attempts").read_text().split() == ["attempt"] * attempts
+
+
+PUSHED_OUT = """#!/bin/sh
+# Publishes a step, and loses its node; on the last day it comes to its end.
+day=$(ls -d {folder}/plan/iter_* 2>/dev/null | wc -l)
+[ "$day" -lt {days} ] || exec {python} "$@"
+step={folder}/plan/iter_$(printf %07d $((100 * day + 100)))
+mkdir -p "$step" && echo '{{}}' > "$step/manifest.json"
+exit 3
+"""
+
+
+def test_what_is_pushed_out_daily_waits_no_longer_each_day_and_is_never_given_up(
+    tmp_path: Path, prefect_api: dict[str, str]
+) -> None:
+    """The third pause in a row would last an hour."""
+    python, script = tmp_path / "python", tmp_path / "retries.py"
+    python.write_text(PUSHED_OUT.format(folder=tmp_path, days=30, python=sys.executable))
+    python.chmod(0o755)
+    script.write_text(RETRIES)
+    yard = Yard(tmp_path, {**prefect_api, "PYTHONPATH": "."})
+    ended = yard.run(str(script), str(tmp_path), str(python))
+    assert ended.status == 0, ended.err
+    assert len(list((tmp_path / "plan").glob("iter_*"))) == 30
 
 
 def test_a_wrong_recipe_is_refused_at_once_and_nothing_is_made(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ is in test_container.py, that of a cluster in test_slurm.py, cancelling in test_
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -21,7 +20,10 @@ from tests.yard.deployed import Api
 from tests.yard.faults import (
     Server,
     closed_store,
+    disk,
+    in_training,
     logs,
+    plan,
     start_stage,
     steps,
     training,
@@ -32,39 +34,19 @@ from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
-MODEL = "num_layers = 1\nhidden_size = 32\nnum_attention_heads = 2\nseq_length = 8\n"
-
-
-def plan(folder: Path, output: str) -> str:
-    """The document of a stage that takes a second; its path."""
-    path = folder / "plan.toml"
-    path.write_text(f'{MODEL}vocab_size = 300\noutput_dir = "{output}"\n')
-    return str(path)
-
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A server of one's own, on which one training at a time may run."""
-    server = Server(tmp_path / "home")
-    try:
-        limit_training(server.url)
-        yield server
-    finally:
-        server.kill()
-
-
-@pytest.fixture
-def yard(tmp_path: Path, server: Server) -> Yard:
-    given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "client")}
-    return Yard(tmp_path, {"PREFECT_API_URL": server.url, **given})
+def server(mortal: Server) -> Server:
+    """One on which one training at a time may run."""
+    limit_training(mortal.url)
+    return mortal
 
 
 def test_a_server_that_dies_in_the_middle_of_a_run_costs_nothing(
     tmp_path: Path, server: Server, yard: Yard
 ) -> None:
     save = tmp_path / "save"
-    flow = start_stage(yard, "pretrain", training(tmp_path, str(save), 150))
-    wait_for(lambda: steps(save))
+    flow = in_training(yard, save, 150)
     server.kill()
     time.sleep(3)
     server.start()
@@ -123,8 +105,7 @@ def test_a_flow_that_waits_for_a_slot_ends_at_once_when_it_is_told_to(
     tmp_path: Path, server: Server, yard: Yard
 ) -> None:
     save = tmp_path / "save"
-    first = start_stage(yard, "pretrain", training(tmp_path, str(save), 100_000))
-    wait_for(lambda: steps(save))
+    first = in_training(yard, save, 100_000)
     said = tmp_path / "said.txt"
     with said.open("w") as err:
         document = training(tmp_path, str(tmp_path / "next"), 20)
@@ -193,17 +174,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 256 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk takes root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(small, check=False, stderr=subprocess.DEVNULL).returncode != 0:
-        pytest.skip("this machine lets nobody mount")
-    try:
+    with disk(tmp_path / "disk", "256k") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_is_told_and_when_there_is_room_again_training_goes_on(

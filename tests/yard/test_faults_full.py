@@ -16,14 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from flows.launch.outcome import Kind
 from flows.limits import LEASE_SECONDS
 from flows.local_api import LocalApi
+from flows.retry import FRUITLESS_ATTEMPTS
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
-from tests.yard.faults import Server, logs, start_stage, steps, training, wait_for
+from tests.yard.deployed import Api
+from tests.yard.faults import Server, in_training, logs, start_stage, steps, training, wait_for
 from tests.yard.limited import LIMIT, limit_training
-from tests.yard.test_deployment import RUN_ID, ask
 from tests.yard.wire import Wire
-from tests.yard.yard import ROOT, Yard
+from tests.yard.yard import HEADLINE, ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -34,46 +36,27 @@ DAY = 86_400
 ITERATION = re.compile(r"iteration +(\d+)")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "home")
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def yard(tmp_path: Path, server: Server) -> Yard:
-    given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "home")}
-    return Yard(tmp_path, {"PREFECT_API_URL": server.url, **given})
-
-
-def state(server: Server, run: str) -> str:
-    return str(ask({"PREFECT_API_URL": server.url}, f"flow_runs/{run}")["state_type"])
-
-
 # --- what a run leans on is away for half a minute ------------------------------------------------
 
 
 def test_a_server_that_is_away_for_half_a_minute(
-    tmp_path: Path, server: Server, yard: Yard
+    tmp_path: Path, mortal: Server, yard: Yard
 ) -> None:
     save = tmp_path / "save"
-    flow = start_stage(yard, "pretrain", training(tmp_path, str(save), 150))
-    wait_for(lambda: steps(save))
-    server.kill()
+    flow = in_training(yard, save, 150)
+    mortal.kill()
     time.sleep(AWAY_SECONDS)
-    server.start()
+    mortal.start()
     ended = flow.ends(180)
     assert ended.status == 0, ended.said
     assert ended.states("pretrain") == ["runs", "done"]
 
 
 def test_a_database_file_that_is_locked_for_half_a_minute(
-    tmp_path: Path, server: Server, yard: Yard
+    tmp_path: Path, mortal: Server, yard: Yard
 ) -> None:
     save = tmp_path / "save"
-    flow = start_stage(yard, "pretrain", training(tmp_path, str(save), 400))
-    wait_for(lambda: steps(save))
+    flow = in_training(yard, save, 400)
     (file,) = (tmp_path / "home").glob("*.db")
     with sqlite3.connect(file, timeout=60, isolation_level=None) as database:
         database.execute("BEGIN EXCLUSIVE")
@@ -94,9 +77,19 @@ def test_a_store_that_is_away_for_half_a_minute_is_waited_for(
     wait_for(lambda: re.search(r"iteration +10", logs(tmp_path)))
     wire.cut()
     time.sleep(AWAY_SECONDS)
+    refused = wire.refused
     wire.mend()
     ended = flow.ends(300)
     assert ended.status == 0, ended.said
+    assert refused, "nothing wanted the store while it was away"
+    *lost, begun, done = ended.states("pretrain")
+    assert (begun, done) == ("runs", "done")
+    # A stage that is refused for some seconds says so and leaves; the flow pauses and goes on.
+    assert lost == ["runs", "failed"] * (len(lost) // 2)
+    failed = [why for _, state, why in HEADLINE.findall(ended.said) if state == "failed"]
+    assert len(failed) < FRUITLESS_ATTEMPTS
+    assert all(why.endswith(f" {Kind.INFRASTRUCTURE}") for why in failed), failed
+    assert logs(tmp_path).count("error   pretrain: the store cannot be reached") == len(failed)
     assert re.search(r"iteration +200", logs(tmp_path))
 
 
@@ -107,14 +100,12 @@ def test_a_flow_that_is_killed_takes_its_stage_along_and_the_next_one_goes_on(
     tmp_path: Path, yard: Yard
 ) -> None:
     save = tmp_path / "save"
-    document = training(tmp_path, str(save), 1000)
-    flow = start_stage(yard, "pretrain", document)
-    wait_for(lambda: steps(save))
+    flow = in_training(yard, save, 1000)
     flow.kill()
     assert yard.wait_until_empty(30) == []
     reached, before = steps(save)[-1], set(tmp_path.rglob("log.txt"))
     assert reached < 1000
-    ended = start_stage(yard, "pretrain", document).ends(180)
+    ended = start_stage(yard, "pretrain", training(tmp_path, str(save), 1000)).ends(180)
     assert ended.status == 0, ended.said
     (log,) = set(tmp_path.rglob("log.txt")) - before
     made = [int(step) for step in ITERATION.findall(log.read_text())]
@@ -133,14 +124,12 @@ def test_a_flow_that_is_killed_with_its_own_server_has_its_slot_no_longer_than_a
     finally:
         own.stop()
     save = tmp_path / "save"
-    document = training(tmp_path, str(save), 1000)
-    flow = start_stage(yard, "pretrain", document)
-    wait_for(lambda: steps(save))
+    flow = in_training(yard, save, 1000)
     (server,) = [pid for pid, line in yard.by_process().items() if "flows.local_api" in line]
     os.kill(server, signal.SIGKILL)
     flow.kill()
     assert yard.wait_until_empty(30) == []
-    ended = start_stage(yard, "pretrain", document).ends(240)
+    ended = start_stage(yard, "pretrain", training(tmp_path, str(save), 1000)).ends(240)
     assert ended.status == 0, ended.said
     began = [said for said in ended.said.splitlines() if re.search(r"pretrain +(waits|runs)", said)]
     assert len(began) == 2
@@ -175,34 +164,27 @@ def start_worker(yard: Yard) -> subprocess.Popen[str]:
         return yard.start("-m", "prefect", "worker", "start", "--pool", "local", stderr=said)
 
 
-def begin(yard: Yard, document: str) -> str:
-    """Ask for a run of the deployment; its id."""
-    given = ["--param", "stage=pretrain", "--param", f"config={document}"]
-    asked = yard.run("-m", "prefect", "deployment", "run", "run-stage/faults", *given)
-    found = RUN_ID.search(asked.out)
-    assert found, asked.out + asked.err
-    return found[0]
-
-
 def trainings(yard: Yard) -> int:
     """Trainings of this yard that run now."""
     return sum("stages.pretrain" in program for program in yard.processes())
 
 
 def test_a_worker_that_is_killed_ends_no_job_and_the_next_one_starts_none_again(
-    tmp_path: Path, server: Server, yard: Yard, worker: subprocess.Popen[str]
+    tmp_path: Path, mortal: Server, yard: Yard, worker: subprocess.Popen[str]
 ) -> None:
     save = tmp_path / "save"
-    run = begin(yard, training(tmp_path, str(save), 1000))
+    server = Api(mortal.url)
+    document = training(tmp_path, str(save), 1000)
+    run = server.begin("run-stage/faults", stage="pretrain", config=document)
     wait_for(lambda: steps(save))
     os.kill(worker.pid, signal.SIGKILL)
     second, most = start_worker(yard), 0
     try:
         deadline = time.monotonic() + 180
-        while state(server, run) == "RUNNING" and time.monotonic() < deadline:
+        while server.state(run) == "RUNNING" and time.monotonic() < deadline:
             most = max(most, trainings(yard))
             time.sleep(0.5)
-        assert state(server, run) == "COMPLETED"
+        assert server.state(run) == "COMPLETED"
     finally:
         second.kill()
         second.communicate()
@@ -240,7 +222,7 @@ if __name__ == "__main__":
 
 
 def test_cancelling_a_flow_stops_its_container_within_half_a_minute(
-    tmp_path: Path, server: Server, yard: Yard
+    tmp_path: Path, mortal: Server, yard: Yard
 ) -> None:
     save = tmp_path / "save"
     script = tmp_path / "served.py"
@@ -257,26 +239,17 @@ def test_cancelling_a_flow_stops_its_container_within_half_a_minute(
                 "image": image,
                 "mounted": [mount.source for mount in THIS_PYTHON],
             }
-            wait_for(lambda: "faults" in (tmp_path / "served.txt").read_text() or _served(server))
-            run = _run_of(server, parameters)
+            server = Api(mortal.url)
+            wait_for(lambda: server.deployments())
+            run = server.begin("in-a-container/faults", **parameters)
             wait_for(lambda: steps(save), 120)
             (name,) = docker("ps", "-q", "--filter", f"volume={tmp_path}").split()
             yard.run("-m", "prefect", "flow-run", "cancel", run)
+            told = time.monotonic()
             wait_for(lambda: not docker("ps", "-aq", "--filter", f"id={name}"), STOP_SECONDS)
-            wait_for(lambda: state(server, run) == "CANCELLED", STOP_SECONDS)
+            left = STOP_SECONDS - (time.monotonic() - told)
+            wait_for(lambda: server.state(run) == "CANCELLED", left)
             assert "asked to stop" in logs(tmp_path), "it did not save when it was told to stop"
         finally:
             serving.kill()
             serving.communicate()
-
-
-def _served(server: Server) -> bool:
-    return bool(ask({"PREFECT_API_URL": server.url}, "deployments/filter", {}))
-
-
-def _run_of(server: Server, parameters: dict[str, object]) -> str:
-    api = {"PREFECT_API_URL": server.url}
-    wait_for(lambda: _served(server))
-    (deployment,) = ask(api, "deployments/filter", {})
-    made = ask(api, f"deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
-    return str(made["id"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from flows.launch.outcome import Kind
 from flows.launch.spec import LaunchSpec
 from flows.place import Place
 from flows.stage_task import SETTLED, Summary, run_stage_task
+from tests.yard import faults as trainings
+from tests.yard.deployed import Api, register, working
+from tests.yard.deployed import comes as holds
 from tests.yard.fake_kube import FakeKube
-from tests.yard.kube import job, site, training
+from tests.yard.kube import job, profile_on_pods, site, training
 from tests.yard.test_slurm_stages import FLOW_RUN, MODEL
-from tests.yard.yard import ROOT
+from tests.yard.yard import ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(120)]
 
@@ -151,3 +155,54 @@ def test_a_stage_that_was_cancelled_runs_as_another_job_when_it_is_started_again
         assert (runs / "plan" / first / SETTLED).exists()
         assert asyncio.run(again()).output_digest
     assert (runs / "plan" / second / SETTLED).exists()
+
+
+# --- through a worker -----------------------------------------------------------------------------
+
+STOP_SECONDS = 30
+"""From the command to the end of all: so long a worker waits before it kills a flow."""
+
+PROGRAM = """#!/bin/sh
+trap '{heeds}' TERM
+echo begun
+while :; do sleep 0.2; done
+"""
+HEEDS = {"saves": "echo asked to stop; exit 143", "pays no heed": ""}
+"""What it does when it is told to stop; nothing, as where a rank hangs in a collective."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("heeds", ["saves", pytest.param("pays no heed", marks=pytest.mark.full)])
+def test_a_run_of_a_worker_that_is_cancelled_is_over_in_30_seconds(
+    fake: FakeKube, tmp_path: Path, prefect_api: dict[str, str], heeds: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(PROGRAM.format(heeds=HEEDS[heeds]))
+    python.chmod(0o755)
+    profile = tmp_path / "pods.toml"
+    offered = 'deployments = ["run-stage"]\n'
+    two = "[resources.pretrain]\nnodes = 2\n"
+    profile.write_text(offered + profile_on_pods(fake, tmp_path, str(python)) + two)
+    yard = Yard(tmp_path, {**prefect_api, "PREFECT_HOME": str(tmp_path / "client")})
+    register(yard, str(profile))
+    server = Api(prefect_api["PREFECT_API_URL"])
+    document = trainings.training(tmp_path, str(tmp_path / "save"), 100_000)
+    before = names(fake)
+    with working(yard, "pods") as worker:
+        run = server.begin("run-stage/pods", stage="pretrain", config=document)
+        assert holds(90, lambda: trainings.logs(tmp_path).count("begun") == 2), worker.said
+        assert {kind for kind, _ in names(fake) - before} == {"jobs", "services", "pods"}
+        pressed = time.monotonic()
+        cancelled = yard.run("-m", "prefect", "flow-run", "cancel", run)
+        assert cancelled.status == 0, cancelled.err
+        assert holds(STOP_SECONDS, lambda: not names(fake) - before), worker.said
+        assert holds(STOP_SECONDS, lambda: server.state(run) == "CANCELLED"), worker.said
+        assert time.monotonic() - pressed < STOP_SECONDS
+    saved = trainings.logs(tmp_path).count("asked to stop")
+    assert saved == (2 if heeds == "saves" else 0)
+
+
+def names(fake: FakeKube) -> set[tuple[str, str]]:
+    """Everything that lies in the namespace."""
+    kinds = ("jobs", "services", "pods")
+    return {(kind, one["metadata"]["name"]) for kind in kinds for one in fake.all(kind)}

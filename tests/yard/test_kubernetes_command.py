@@ -10,28 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.yard.fake_kube import FakeKube
+from tests.yard.kube import profile_on_pods
 from tests.yard.yard import ROOT
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
-
-PROFILE = """
-block = "kubernetes"
-store = "file://{folder}"
-run_folder = "{folder}/.runs"
-image = "yard/{{stage}}:{{version}}"
-
-[kubernetes]
-namespace = "yard"
-kubeconfig = "{kubeconfig}"
-claims = [{{ name = "yard", target = "{folder}" }}]
-
-[environment]
-GLOO_SOCKET_IFNAME = "lo"
-OMP_NUM_THREADS = "1"
-
-[pool]
-code = "{root}"
-"""
 
 
 def test_the_tests_for_a_cluster_of_ones_own_pass_on_the_stand_in(
@@ -39,8 +21,7 @@ def test_the_tests_for_a_cluster_of_ones_own_pass_on_the_stand_in(
 ) -> None:
     fake.has_jobsets = True
     profile = tmp_path / "mysite.toml"
-    given = {"folder": tmp_path, "kubeconfig": fake.kubeconfig, "root": ROOT}
-    profile.write_text(PROFILE.format(**given))
+    profile.write_text(profile_on_pods(fake, tmp_path))
     bin_folder = os.path.dirname(sys.executable)
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")  # pods are processes of ours
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "kubernetes"]

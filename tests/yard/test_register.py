@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.yard.deployed import WholeServer
-from tests.yard.yard import ROOT
+from tests.yard.deployed import WholeServer, comes, working
+from tests.yard.yard import ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(400)]
 
@@ -181,8 +181,9 @@ def test_without_a_server_it_says_which(server: Server) -> None:
     assert "http://127.0.0.1:9/api" in nowhere.stderr
 
 
-def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
-    """A real run that fails before any stage: the automation calls a chat's URL."""
+@contextmanager
+def chat() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A chat's URL, and what was posted to it."""
     posted: list[dict[str, Any]] = []
 
     class Chat(BaseHTTPRequestHandler):
@@ -195,28 +196,28 @@ def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
         def log_message(self, *args: Any) -> None:
             pass
 
-    chat = HTTPServer(("127.0.0.1", 0), Chat)
-    Thread(target=chat.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{chat.server_port}/hook"
+    with HTTPServer(("127.0.0.1", 0), Chat) as listening:
+        Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}/hook", posted
+        listening.shutdown()
+
+
+def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
+    """Of a run that a worker took up; its words hold what templates and JSON stumble over."""
     profile = tmp_path / "told.toml"
     profile.write_text('deployments = ["run-stage"]\n')
-    assert verbs(server.register("--yard", str(profile), TRAINYARD_NOTIFY_URL=url))
-
-    deployment = server.ask("deployments/name/run-stage/told")["id"]
-    asked = {"parameters": {"stage": "merge"}, "state": {"type": "SCHEDULED"}}
-    run = server.ask(f"deployments/{deployment}/create_flow_run", asked)["id"]
-    state = {
-        "state": {"type": "FAILED", "message": 'because of a "test",\nsaid <it>'},
-        "force": True,
-    }
-    server.ask(f"flow_runs/{run}/set_state", state)
-    deadline = time.monotonic() + 40
-    while not posted and time.monotonic() < deadline:
-        time.sleep(0.2)
-    chat.shutdown()
-    assert posted
-    assert "run-stage" in posted[0]["text"]
-    assert 'yard told: Failed. because of a "test",\nsaid ' in posted[0]["text"]
+    missing = 'the "newest",\n<one> {{ of }} all.toml'
+    with chat() as (url, posted):
+        assert verbs(server.register("--yard", str(profile), TRAINYARD_NOTIFY_URL=url))
+        yard = Yard(tmp_path, {**server.environment, "PREFECT_API_AUTH_STRING": PASSWORD})
+        with working(yard, "told") as worker:
+            run = server.begin("run-stage/told", stage="merge", config=missing)
+            assert comes(90, lambda: posted), worker.said
+    (told,) = posted
+    assert server.state(run) == "FAILED"
+    assert told["text"].startswith(
+        f"run-stage/merge in yard told: Failed. --config {missing} cannot be read: "
+    )
 
 
 def test_what_prefect_would_refuse_leaves_no_half_of_a_yard(server: Server, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 from tests.yard.deployed import ENDED, WholeServer, comes, pids, register, working
 from tests.yard.fake_kube import FakeKube
 from tests.yard.faults import steps, training
-from tests.yard.yard import ROOT, Yard
+from tests.yard.kube import profile_on_pods
+from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(600)]
 
@@ -120,25 +120,6 @@ def test_a_flow_that_was_told_to_stop_goes_on_and_one_that_was_cancelled_does_no
 
 # --- a machine that is gone -----------------------------------------------------------------------
 
-ON_PODS = """
-block = "kubernetes"
-image = "yard/cpu:1"
-python = "{python}"
-run_folder = "{folder}/runs"
-
-[kubernetes]
-namespace = "yard"
-kubeconfig = "{kubeconfig}"
-claims = [{{ name = "yard", target = "{folder}" }}]
-
-[environment]
-OMP_NUM_THREADS = "1"
-PYTHONPATH = "{root}"
-
-[automations]
-zombie_seconds = 60
-"""
-
 STEPS = 4000
 """So many that pods still train when the run has been missed for a minute and taken up again."""
 
@@ -149,10 +130,7 @@ def test_a_run_whose_machine_died_is_taken_up_by_another_worker_by_itself(
 ) -> None:
     """Worker and flow are killed for good in the middle of a training in pods, and another worker
     of the pool is there: nobody presses anything, there is one job, and no step is made twice."""
-    kubeconfig = str(fake.kubeconfig)
-    profile = ON_PODS.format(
-        python=sys.executable, folder=tmp_path, kubeconfig=kubeconfig, root=ROOT
-    )
+    profile = profile_on_pods(fake, tmp_path) + "[automations]\nzombie_seconds = 60\n"
     yard = yard_of(tmp_path, server, profile)
     save = tmp_path / "save"
     document = training(tmp_path, str(save), STEPS, save_interval=200)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,25 @@ from flows.launch.slurm import job_name
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import Resources, Shares
 from tests.yard.cluster import TAKEN, Cluster, ask, job
-from tests.yard.jobs import ALL_REDUCE, SAVES_SLOWLY, TORCHRUN, follow, training, wait_until
+from tests.yard.jobs import (
+    ALL_REDUCE,
+    SAVES_SLOWLY,
+    SAY,
+    TORCHRUN,
+    follow,
+    killed,
+    training,
+    wait_until,
+)
 from tests.yard.yard import ROOT
 from trainyard.errors import ConfigError
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(180)]
 
 TWO_NODES = Resources(nodes=2, processes_per_node=2)
+
+KILL_WAIT_SECONDS = 30
+"""Of the cluster, as Slurm has it: what scancel alone takes where a job pays no heed."""
 
 
 @pytest.fixture
@@ -145,10 +158,8 @@ def test_scancel_by_a_person_is_no_failure_to_retry(folder: Path) -> None:
 
 @pytest.mark.full
 def test_scancel_of_ranks_on_two_nodes_is_no_good_end_although_srun_says_so(folder: Path) -> None:
-    stubborn = (
-        "import signal, time; signal.signal(15, print); print('on', flush=True); time.sleep(99)"
-    )
-    block = job(folder, "scancel-2", stubborn, rank_launcher=TORCHRUN, resources=TWO_NODES)
+    stubborn = "import signal, time; signal.signal(15, print); say('on'); time.sleep(99)"
+    block = job(folder, "scancel-2", SAY + stubborn, rank_launcher=TORCHRUN, resources=TWO_NODES)
 
     async def meanwhile(run: SlurmJobRun) -> None:
         await asyncio.to_thread(wait_until, counts(block, "on\n", 4))
@@ -163,41 +174,58 @@ def test_a_job_that_falls_silent_is_ended(folder: Path) -> None:
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.HANG, True)
 
 
-def cancel(block: SlurmJob, ready: Callable[[], bool]) -> tuple[SlurmJobRun, Outcome]:
+@dataclass
+class Cancelled:
+    """A job that was cancelled."""
+
+    run: SlurmJobRun
+    outcome: Outcome
+    seconds: float
+    """From then to its end."""
+
+    @property
+    def left(self) -> str:
+        """What of it still runs, waits, or ends."""
+        job = f"--jobs={self.run.job_id}"
+        return ask("squeue", "--noheader", job, "--states=R,PD,CG").strip()
+
+
+def cancel(block: SlurmJob, ready: Callable[[], bool]) -> Cancelled:
     """Cancel the waiting when the job is ready."""
 
-    async def whole() -> tuple[SlurmJobRun, Outcome]:
+    async def whole() -> Cancelled:
         run = await block.trigger()
         waiting = asyncio.create_task(run.wait_for_completion())
         await asyncio.to_thread(wait_until, ready)
+        told = time.monotonic()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        return run, await run.fetch_result()
+        seconds = time.monotonic() - told
+        return Cancelled(run, await run.fetch_result(), seconds)
 
     return asyncio.run(whole())
 
 
 def test_cancelling_lets_training_save_and_leaves_no_job(folder: Path) -> None:
     block = job(folder, "cancel-1", training())
-    run, outcome = cancel(block, says(block, "step 2"))
-    assert outcome.kind is Kind.STOPPED
+    cancelled = cancel(block, says(block, "step 2"))
+    assert cancelled.outcome.kind is Kind.STOPPED
     assert "saved step" in log_of(block).read_text()
-    assert ask("squeue", "--noheader", f"--jobs={run.job_id}", "--states=R,PD,CG").strip() == ""
+    assert cancelled.left == ""
 
 
 @pytest.mark.full
 def test_cancelling_lets_every_rank_of_two_nodes_save(folder: Path) -> None:
     block = job(folder, "cancel-2", training(), rank_launcher=TORCHRUN, resources=TWO_NODES)
-    _, outcome = cancel(block, counts(block, "step 2\n", 4))
-    assert outcome.kind is Kind.STOPPED
+    cancelled = cancel(block, counts(block, "step 2\n", 4))
+    assert cancelled.outcome.kind is Kind.STOPPED
     assert len(re.findall(r"saved step \d", log_of(block).read_text())) == 4
 
 
 def test_cancelling_shares_that_pay_no_heed_takes_their_grace_and_no_kill_wait(
     folder: Path,
 ) -> None:
-    """KillWait of this cluster is 30 s, as Slurm has it."""
     heedless = "import signal, time; signal.signal(15, print); print('on', flush=True)"
     block = job(
         folder, "cancel-3", f"{heedless}; time.sleep(99)", shares=Shares(count=2), grace_seconds=1.0
@@ -207,18 +235,17 @@ def test_cancelling_shares_that_pay_no_heed_takes_their_grace_and_no_kill_wait(
     def all_run() -> bool:
         return sum("on\n" in path.read_text() for path in logs.glob("log-*.txt")) == 2
 
-    began = time.monotonic()
-    run, outcome = cancel(block, all_run)
-    assert time.monotonic() - began < 25
-    assert outcome.kind is Kind.STOPPED
-    assert ask("squeue", "--noheader", f"--jobs={run.job_id}", "--states=R,PD,CG").strip() == ""
+    cancelled = cancel(block, all_run)
+    assert cancelled.outcome.kind is Kind.STOPPED
+    assert cancelled.left == ""
+    assert cancelled.seconds < KILL_WAIT_SECONDS
 
 
 def test_a_job_that_waits_is_cancelled_in_the_queue(folder: Path) -> None:
     block = job(folder, "queue-1", "pass", options=SlurmOptions(extra=("--hold",)))
-    run, outcome = cancel(block, lambda: Path(block.spec.run_directory, SUBMITTED).exists())
-    assert outcome.kind is Kind.STOPPED
-    assert "CANCELLED" in ask("scontrol", "show", "job", run.job_id)
+    cancelled = cancel(block, lambda: Path(block.spec.run_directory, SUBMITTED).exists())
+    assert cancelled.outcome.kind is Kind.STOPPED
+    assert "CANCELLED" in ask("scontrol", "show", "job", cancelled.run.job_id)
 
 
 # --- found again --------------------------------------------------------------------------------
@@ -246,12 +273,12 @@ def submit_and_be_killed(
     names = ("name", "command", "run_directory", "key", "working_directory")
     given = json.dumps({name: getattr(spec, name) for name in names})
     command = [sys.executable, "-c", SUBMITTER, given]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as flow:
+    program = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, text=True)
+    with killed(program) as flow:
         wait_until(when)
         if cancelling is not None:
             flow.send_signal(signal.SIGINT)
             wait_until(cancelling)
-        flow.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

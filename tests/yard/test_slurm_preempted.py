@@ -1,22 +1,26 @@
-"""A training on two nodes of a real Slurm that others push out: tried again by itself, it goes on
-from what it has saved."""
+"""A training on two nodes of a real Slurm that others push out, or whose time is over: tried again
+by itself, it goes on from what it has saved."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.yard.cluster import Cluster, ask
+from flows.blocks.notes import SUBMITTED
+from tests.yard.cluster import ask
 from tests.yard.deployed import comes
 from tests.yard.faults import steps, training
 from tests.yard.yard import ROOT, Yard
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(600)]
 
 PROFILE = """
 block = "slurm"
@@ -27,9 +31,11 @@ run_folder = "{folder}/runs"
 nodes = 2
 processes_per_node = 1
 cpus_per_node = 1
+time_limit_seconds = 3600
 
 [slurm]
 partition = "{partition}"
+warning_seconds = 10
 
 [environment]
 OMP_NUM_THREADS = "1"
@@ -38,42 +44,101 @@ PYTHONPATH = "{root}"
 """
 
 ITERATIONS = 1500
+MANY = 6000
+"""More than are made until Slurm looks at times again, which it does every half minute."""
+
+LEFT_SECONDS = 35
+"""When it looks it warns whoever it would be too late for the next time: so in this time the
+warning comes, and the end of the time after it."""
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("partition", "submissions"), [("spot", 2), ("debug", 1)], ids=["with grace", "requeued"]
-)
-def test_a_training_that_others_push_out_goes_on_by_itself(
-    cluster: Cluster, tmp_path: Path, partition: str, submissions: int
-) -> None:
-    environment = {"TRAINYARD_CACHE": str(tmp_path / "cache")}
-    yard = Yard(tmp_path, {**environment, "SLURM_CONF": os.environ["SLURM_CONF"]})
-    profile = tmp_path / "site.toml"
+@dataclass(frozen=True)
+class Went:
+    """A training that came to its end, in one submission or several."""
+
+    folders: list[Path]
+    """Of these, in order."""
+
+    @property
+    def log(self) -> str:
+        """What all of them wrote."""
+        return "".join((one / "log.txt").read_text() for one in self.folders)
+
+    @property
+    def kinds(self) -> list[str]:
+        """How each ended."""
+        return [json.loads((one / "settled.json").read_text())["kind"] for one in self.folders]
+
+
+def goes_on(
+    folder: Path, partition: str, disturb: Callable[[], object], iterations: int = ITERATIONS
+) -> Went:
+    """Train, disturb it once the first step is saved, and see that it is all made once, each step
+    after the one that was saved last."""
+    environment = {"TRAINYARD_CACHE": str(folder / "cache")}
+    yard = Yard(folder, {**environment, "SLURM_CONF": os.environ["SLURM_CONF"]})
+    profile, save = folder / "site.toml", folder / "save"
     profile.write_text(
-        PROFILE.format(python=sys.executable, folder=tmp_path, root=ROOT, partition=partition)
+        PROFILE.format(python=sys.executable, folder=folder, root=ROOT, partition=partition)
     )
-    save = tmp_path / "save"
-    document = training(tmp_path, str(save), ITERATIONS, save_interval=100)
+    document = training(folder, str(save), iterations, save_interval=100)
     arguments = ("pretrain", "--config", document, "--profile", str(profile))
-    said = tmp_path / "said.txt"
+    said = folder / "said.txt"
     with said.open("w") as stderr:
         flow = yard.start("-m", "flows.run_stage", *arguments, stderr=stderr)
         assert comes(120, lambda: steps(save)), said.read_text()
-        others = ("--job-name=others", "--partition=urgent", "--nodelist=node2", "--exclusive")
-        ask("sbatch", *others, "--output=/dev/null", "--wrap=sleep 5")
-        flow.communicate(timeout=250)
-    folders = sorted(tmp_path.glob("runs/*/pretrain/*"))
-    log = "".join((one / "log.txt").read_text() for one in folders)
-    assert flow.returncode == 0, said.read_text() + log
-    assert len(folders) == submissions
-    if submissions > 1:
-        kinds = [json.loads((one / "settled.json").read_text())["kind"] for one in folders]
-        assert kinds == ["preempted", "done"]
-    before, _, after = log.partition("continuing from step ")
+        disturb()
+        flow.communicate(timeout=450)
+    went = Went(sorted(folder.glob("runs/*/pretrain/*")))
+    assert flow.returncode == 0, said.read_text() + went.log
+    assert "continuing from step " in went.log, went.log
+    before, _, after = went.log.partition("continuing from step ")
     saved = max(map(int, re.findall(r"saved checkpoint step=(\d+)", before)))
     assert int(after.split()[0]) == saved
     made = [json.loads(line).get("step") for line in (save / "ledger.jsonl").open()]
     trained = [step for step in made if step]
     assert trained == sorted(set(trained))
-    assert steps(save)[-1] == ITERATIONS
+    assert steps(save)[-1] == iterations
+    return went
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("partition", "submissions"), [("spot", 2), ("debug", 1)], ids=["with grace", "requeued"]
+)
+def test_a_training_that_others_push_out_goes_on_by_itself(
+    tmp_path: Path, partition: str, submissions: int
+) -> None:
+    def others_come() -> None:
+        others = ("--job-name=others", "--partition=urgent", "--nodelist=node2", "--exclusive")
+        ask("sbatch", *others, "--output=/dev/null", "--wrap=sleep 5")
+
+    went = goes_on(tmp_path, partition, others_come)
+    assert len(went.folders) == submissions
+    if submissions > 1:
+        assert went.kinds == ["preempted", "done"]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("cluster")
+def test_a_training_whose_time_is_over_is_warned_by_slurm_saves_and_goes_on_by_itself(
+    tmp_path: Path,
+) -> None:
+    def time_is_soon_over() -> None:
+        (folder,) = tmp_path.glob("runs/*/pretrain/*")
+        ask("scontrol", "update", f"JobId={job_id(folder)}", f"EndTime=now+{LEFT_SECONDS}")
+
+    went = goes_on(tmp_path, "debug", time_is_soon_over, MANY)
+    assert went.kinds == ["time limit", "done"]
+    told = json.loads((went.folders[0] / "failure.json").read_text())
+    assert told["exit_status"] == 128 + signal.SIGUSR1
+    (saved,) = re.findall(r"saved step (\d+) \(asked to stop\)", went.log)
+    assert f"continuing from step {saved}" in went.log
+    # It left before its time was over: Slurm did not have to end it.
+    assert "JobState=FAILED" in ask("scontrol", "show", "job", job_id(went.folders[0]))
+
+
+def job_id(folder: Path) -> str:
+    """Of the job that was submitted from a run folder."""
+    return str(json.loads((folder / SUBMITTED).read_text())["job_id"])

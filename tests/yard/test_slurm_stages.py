@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from flows.blocks.notes import ENDING, SUBMITTED
 from flows.job import stage_job
 from flows.launch.key import job_key
 from flows.launch.outcome import Kind, StageError
-from flows.launch.slurm import job_name
+from flows.launch.run_folder import LOG
+from flows.launch.slurm import EXIT, SCRIPT, job_name
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec
 from flows.stage_task import SETTLED, Place, Summary, run_stage_task
 from tests.yard.cluster import Cluster, ask
+from tests.yard.jobs import killed, wait_until
 from tests.yard.yard import ROOT
+from trainyard.artifacts.manifest import read_manifest
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300), pytest.mark.usefixtures("cluster")]
 
@@ -55,6 +59,20 @@ def test_a_stage_makes_on_slurm_what_it_makes_here_and_is_reused(tmp_path: Path)
     runs = tmp_path / "slurm" / "plan"
     keys = {job_key(FLOW_RUN, str(runs), count) for count in (1, 2)}
     assert keys <= {path.name for path in runs.iterdir()}
+
+
+def test_the_script_that_is_kept_makes_the_same_when_a_person_submits_it(tmp_path: Path) -> None:
+    made, output = tmp_path / "made", tmp_path / "output"
+    digest = plan(made, "slurm", output_dir=str(output)).output_digest
+    (script,) = made.glob(f"plan/*/{SCRIPT}")
+    shutil.rmtree(output)
+    ended = script.with_name(EXIT)
+    ended.unlink()
+    ask("sbatch", str(script))
+    wait_until(ended.exists)
+    found = read_manifest(f"{output}/manifest.json")
+    assert found is not None, script.with_name(LOG).read_text()
+    assert found[0].output_digest == digest
 
 
 def test_a_wrong_option_comes_back_as_the_stage_said_it(tmp_path: Path) -> None:
@@ -91,25 +109,38 @@ with disable_run_logger():
 """
 
 
-def is_there(path: Path) -> bool:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.005)
-    return True
+WAITS = """#!/bin/sh
+# Slurm's own where a file lets it; so long the flow is cancelling.
+until [ -e {gate} ]; do sleep 0.1; done
+exec {scancel} "$@"
+"""
 
 
-def test_a_flow_that_is_killed_while_it_cancels_starts_another_job_at_once(tmp_path: Path) -> None:
+@pytest.fixture
+def slow_scancel(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a program whose scancel waits until the test is over."""
+    found = shutil.which("scancel")
+    programs, gate = tmp_path / "bin", tmp_path / "gate"
+    programs.mkdir()
+    (programs / "scancel").write_text(WAITS.format(gate=gate, scancel=found))
+    (programs / "scancel").chmod(0o755)
+    yield {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    gate.touch()
+
+
+def test_a_flow_that_is_killed_while_it_cancels_starts_another_job_at_once(
+    tmp_path: Path, slow_scancel: dict[str, str]
+) -> None:
     """Cancel in Prefect's pages, the worker dies over it, and Retry."""
     runs = tmp_path / "plan"
     first, second = (job_key(FLOW_RUN, str(runs), count) for count in (1, 2))
     document = {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan-made")}
     given = json.dumps({"folder": str(tmp_path), "document": document})
-    with subprocess.Popen([sys.executable, "-c", HELD, given], cwd=ROOT) as flow:
-        assert is_there(runs / first / SUBMITTED)
+    command = [sys.executable, "-c", HELD, given]
+    with killed(subprocess.Popen(command, cwd=ROOT, env=slow_scancel)) as flow:
+        wait_until((runs / first / SUBMITTED).exists)
         flow.send_signal(signal.SIGINT)
-        assert is_there(runs / first / ENDING)
-        flow.send_signal(signal.SIGKILL)
+        wait_until((runs / first / ENDING).exists)
     assert not (runs / first / SETTLED).exists()
     with disable_run_logger():
         job = stage_job("plan", document, "test")
@@ -186,18 +217,15 @@ def test_a_training_whose_flow_is_killed_loses_no_step_and_is_one_job(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     document = {**TRAINING, "data_path": [write_tokens(tmp_path)]}
-    killed = {**document, "save": str(tmp_path / "killed")}
+    disturbed = {**document, "save": str(tmp_path / "killed")}
     runs = tmp_path / "runs" / "pretrain"
     key = job_key(FLOW_RUN, str(runs), 1)
     run = runs / key
-    with begin(tmp_path, killed) as flow:
-        deadline = time.monotonic() + 120
-        while not (run / "log.txt").exists() or "iteration " not in (run / "log.txt").read_text():
-            assert flow.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        flow.send_signal(signal.SIGKILL)
-    with begin(tmp_path, killed) as flow:
+    log = run / "log.txt"
+    with killed(begin(tmp_path, disturbed)) as flow:
+        wait_until(lambda: log.exists() and "iteration " in log.read_text())
+        assert flow.poll() is None
+    with begin(tmp_path, disturbed) as flow:
         out, _ = flow.communicate(timeout=200)
     assert flow.returncode == 0, (run / "log.txt").read_text()
     spec = LaunchSpec(name="pretrain", command=("x",), run_directory=str(run), key=key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from flows.launch.outcome import Kind
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import Resources
 from tests.yard.cluster import Cluster, ask, job
-from tests.yard.jobs import TORCHRUN, follow, training, wait_until
+from tests.yard.jobs import SAY, TORCHRUN, follow, training, wait_until
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(180)]
 
@@ -75,6 +76,47 @@ def test_a_job_that_does_not_leave_in_its_grace_was_preempted(folder: Path) -> N
     block = job(folder, "spot-2", stubborn, options=replace(ON_NODE2, partition="spot"))
     outcome = follow(block, pushed_out_when(says(block, "on\n")))[1]
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
+
+
+SAVES_LONG = f"""{SAY}
+import signal, time
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+say("on")
+while not told:
+    time.sleep(0.1)
+for tenth in range(330):
+    if tenth == 320:  # torchrun tells those that are left when the first has ended
+        say(f"almost saved, told {{len(told)}}")
+    time.sleep(0.1)
+say("saved")
+raise SystemExit(143)
+"""
+"""For longer than the 30 s after which torchrun kills ranks."""
+
+
+@pytest.fixture
+def long_grace(folder: Path) -> Iterator[str]:
+    """A partition whose jobs have a minute to leave in."""
+    ask("scontrol", "update", "PartitionName=spot", "GraceTime=60")
+    yield "spot"
+    ask("scontrol", "update", "PartitionName=spot", "GraceTime=20")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_are_told_once_and_have_all_the_grace_of_their_partition(
+    folder: Path, long_grace: str, nodes: int
+) -> None:
+    options = SlurmOptions(partition=long_grace, nodelist="node2" if nodes == 1 else None)
+    wanted = Resources(nodes=nodes, processes_per_node=2)
+    key = f"grace-{nodes}"
+    block = job(folder, key, SAVES_LONG, options=options, resources=wanted, rank_launcher=TORCHRUN)
+    outcome = follow(block, pushed_out_when(says(block, "on\n", 2 * nodes)))[1]
+    said = log_of(block).read_text()
+    assert said.count("almost saved, told 1\n") == 2 * nodes
+    assert len(re.findall(r"^(\d: )?saved$", said, re.MULTILINE)) == 2 * nodes
+    assert outcome.kind is Kind.PREEMPTED
 
 
 def test_a_job_that_slurm_requeues_goes_on_under_its_id_when_the_others_have_gone(

@@ -16,6 +16,8 @@ class Wire:
         kind, _, place = target.partition("://")
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_cut = False
+        self.refused = 0
+        """Who came while it was cut."""
         if kind == "unix":
             assert folder is not None
             self._family, self._target = socket.AF_UNIX, place
@@ -48,6 +50,7 @@ class Wire:
         while True:
             here, _ = listening.accept()
             if self._is_cut:
+                self.refused += 1
                 here.close()
                 continue
             there = socket.socket(self._family)

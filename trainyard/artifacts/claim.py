@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
+TELL_SECONDS = 60.0
+"""Between two words about a claim that cannot be renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Claim:
 
     def _renew(self) -> None:
         beat = 0
+        trouble = Trouble(self.url)
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
             try:
@@ -79,8 +82,9 @@ class Claim:
                     self.url, self.holder.encode(beat), self._version
                 )
             except TrainyardError as error:
-                log.warning("could not renew the claim, trying again: %s", error)
+                trouble.met(error)
                 continue
+            trouble.passed()
             if version is None and not self._stop.is_set():
                 self.lost = True
                 log.error("the claim %s was taken over by another run; stopping", self.url)
@@ -107,6 +111,42 @@ class Claim:
             raise ClaimHeldError(
                 f"{self.url}: another run took this output over; nothing more is written"
             )
+
+
+class Trouble:
+    """Says at once, and then once a minute, that a claim cannot be renewed; and that it can again.
+
+    A store that is away, or a disk that is full, ends whoever writes to it, in words. A claim ends
+    nothing: what is computed meanwhile may still be saved when the store is back."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._since: float | None = None
+        self._told_at = 0.0
+
+    def met(self, error: TrainyardError) -> None:
+        """It was not renewed."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        elif now - self._told_at < TELL_SECONDS:
+            return
+        self._told_at = now
+        for_long = f" for {now - self._since:.0f} s" if now > self._since else ""
+        log.warning(
+            "could not renew the claim%s, trying again every %.0f s; after %.0f s another run may "
+            "take the output over: %s",
+            for_long,
+            BEAT_SECONDS,
+            STALE_SECONDS,
+            error,
+        )
+
+    def passed(self) -> None:
+        """It was renewed, or is another's."""
+        if self._since is not None:
+            log.info("the claim %s can be renewed again", self._url)
+            self._since = None
 
 
 def _read(url: str) -> tuple[Holder, str] | None:

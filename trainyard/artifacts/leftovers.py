@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.backend import Backend
 from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.urls import is_local, join, local_path
 from trainyard.errors import ConfigError
@@ -50,9 +51,13 @@ def entries(url: str) -> list[Entry]:
         path = local_path(url)
         if path is not None:
             return sorted(_local_entries(path), key=lambda entry: entry.name)
-        if not isinstance(behind, S3Backend):
-            raise ConfigError(f"{url}: nothing is removed there: trainyard writes to s3:// only")
-        return sorted(_s3_entries(behind, url), key=lambda entry: entry.name)
+        return sorted(_s3_entries(_s3(behind, url), url), key=lambda entry: entry.name)
+
+
+def _s3(backend: Backend, url: str) -> S3Backend:
+    if not isinstance(backend, S3Backend):
+        raise ConfigError(f"{url}: nothing is removed there: trainyard writes to s3:// only")
+    return backend
 
 
 def _local_entries(root: Path) -> Iterator[Entry]:
@@ -83,14 +88,25 @@ def _file_system_now(folder: Path) -> float:
 
 
 def _s3_entries(backend: S3Backend, url: str) -> Iterator[Entry]:
+    for name, age, found in _listed(backend, url, "list_objects_v2", "Contents", "LastModified"):
+        if not found["Key"].endswith("/"):  # what stands for a folder in some tools
+            yield Entry(name, int(found["Size"]), age)
+
+
+def _listed(
+    backend: S3Backend, url: str, operation: str, items: str, since: str
+) -> Iterator[tuple[str, float, Any]]:
+    """What a store lists below a folder: path from there, seconds since, and all it tells.
+
+    items, since: the store's names of the list in an answer, and of the time of one in it."""
     folder = backend.folder(url)
-    for reply in backend.pages("list_objects_v2", **folder):
+    root = folder["Prefix"]
+    for reply in backend.pages(operation, **folder):
         now = _date(reply)
-        for found in reply.get("Contents", ()):
-            if not found["Key"].endswith("/"):  # what stands for a folder in some tools
-                name = found["Key"][len(folder["Prefix"]) :]
-                age = now - found["LastModified"].timestamp()
-                yield Entry(name, int(found["Size"]), max(0.0, age))
+        for found in reply.get(items, ()):
+            if found["Key"].startswith(root):  # not every store knows Prefix of uploads
+                age = max(0.0, now - found[since].timestamp())
+                yield found["Key"][len(root) :], age, found
 
 
 def _date(reply: Any) -> float:
@@ -108,24 +124,13 @@ def uploads(url: str) -> list[Upload]:
     if is_local(url):
         return []
     with store.operation("list", url) as behind:
-        if not isinstance(behind, S3Backend):
-            raise ConfigError(f"{url}: nothing is removed there: trainyard writes to s3:// only")
-        return list(_uploads(behind, url))
+        return list(_uploads(_s3(behind, url), url))
 
 
 def _uploads(backend: S3Backend, url: str) -> Iterator[Upload]:
-    folder = backend.folder(url)
-    root = folder["Prefix"]
-    for reply in backend.pages("list_multipart_uploads", **folder):
-        now = _date(reply)
-        for found in reply.get("Uploads", ()):
-            if found["Key"].startswith(root):  # not every store knows Prefix here
-                yield Upload(
-                    join(url, found["Key"][len(root) :]),
-                    found["UploadId"],
-                    max(0.0, now - found["Initiated"].timestamp()),
-                    _size_of_parts(backend, folder["Bucket"], found),
-                )
+    for name, age, found in _listed(backend, url, "list_multipart_uploads", "Uploads", "Initiated"):
+        size = _size_of_parts(backend, backend.folder(url)["Bucket"], found)
+        yield Upload(join(url, name), found["UploadId"], age, size)
 
 
 def _size_of_parts(backend: S3Backend, bucket: str, upload: Any) -> int:

@@ -6,13 +6,15 @@ file, and nothing outside the step folder is read. Tensors: `load`."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.closing import Closing
@@ -33,6 +35,9 @@ from trainyard.checkpoint.strict import check_depth, parse_json, shown
 from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)
+
+MOST_LOOKS = 5
+"""For the latest step of a run that removes steps meanwhile."""
 
 F = TypeVar("F", bound=ShardFiles[Any])
 S = TypeVar("S", bound="StepAtRest[Any]")
@@ -57,14 +62,16 @@ class StepAtRest(Closing, Generic[F]):
         self.index: dict[str, Entry] = parse_index(self._parsed(INDEX), join(url, INDEX))
         self.files = files(url, self._records, self.index, verify)
 
-    def check(self) -> None:
+    def check(self, apart_from: Collection[str] = ()) -> None:
         """Everything that the step has, as `verify` says, whether it will be read or not.
 
-        Raises ArtifactError for the first file that is not as published."""
+        apart_from: files that the caller looks at. Raises ArtifactError for the first file that is
+        not as published."""
         if self.verify == "none":
             return
         sizes = store.list_files(self.url)
-        for name, record in sorted(self._records.items()):
+        for name in sorted(self._records.keys() - set(apart_from)):
+            record = self._records[name]
             if sizes.get(name) != record.size_bytes:
                 found = f"{sizes[name]} bytes" if name in sizes else "missing"
                 raise ArtifactError(
@@ -72,7 +79,7 @@ class StepAtRest(Closing, Generic[F]):
                 )
         if self.verify == "digests":
             self.files.open(self.files.names)
-            for name in sorted(self._records.keys() - set(self.files.names)):
+            for name in sorted(self._records.keys() - {*self.files.names, *apart_from}):
                 data = store.read_bytes(join(self.url, name))
                 check_digest(self.url, name, self._records[name], digest_bytes(data))
 
@@ -146,6 +153,11 @@ class StepAtRest(Closing, Generic[F]):
         self.files.close()
 
 
+def _was_removed(url: str, step_url: str) -> bool:
+    """Whether the latest step of a run is not there any more: the run goes on, and keeps few."""
+    return step_url != (url.rstrip("/") or url) and not store.exists(join(step_url, MANIFEST))
+
+
 def open_step_as(
     opened: Callable[[str, Manifest, Verify], S], url: str, option: str, verify: Verify
 ) -> S:
@@ -153,13 +165,21 @@ def open_step_as(
     manifest.
 
     Raises ConfigError, naming `option`, when there is none; ArtifactError when it is damaged."""
-    step_url, manifest = locate_step(url, option)
-    step = opened(step_url, manifest, verify)
+    for looks in count(1):
+        step_url, manifest = locate_step(url, option)
+        try:
+            step = opened(step_url, manifest, verify)
+            number = step.step
+            break
+        except ArtifactError:
+            if looks == MOST_LOOKS or not _was_removed(url, step_url):
+                raise
+            log.info("step %s was removed meanwhile, as newer ones are there: again", step_url)
     named = step_of(basename(step_url))
-    if named is not None and step.step != named:
-        raise ArtifactError(f"{step_url}: {STATE} says step {step.step}; it was renamed")
+    if named is not None and number != named:
+        raise ArtifactError(f"{step_url}: {STATE} says step {number}; it was renamed")
     num_tensors = len(step.index)
-    log.info("opened checkpoint step=%d tensors=%d url=%s", step.step, num_tensors, step_url)
+    log.info("opened checkpoint step=%d tensors=%d url=%s", number, num_tensors, step_url)
     return step
 
 

@@ -148,5 +148,5 @@ class BackgroundSave:
         if self._error is not None:
             error, self._error = self._error, None
             if isinstance(error, InfrastructureError):
-                raise InfrastructureError(f"saving step {self._step}: {error}") from error
+                raise type(error)(f"saving step {self._step}: {error}") from error
             raise error

@@ -8,6 +8,7 @@ other has a number, and an infinity where it has a finite one, differ by infinit
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,8 +155,8 @@ def compare_documents(ours: Checkpoint, theirs: Checkpoint) -> Iterator[KeyDiffe
     """What differs of state.json and config.json, by key; and of the other files that are no
     tensors (tokenizer, ledger), by digest."""
     for name in DOCUMENTS:
-        pair = [_flat(side.document(name)) for side in (ours, theirs)]
-        yield from _by_key(name, *pair)
+        one, other = (_flat(side.document(name)) for side in (ours, theirs))
+        yield from _by_key(name, _without_empty(one, other), _without_empty(other, one))
     yield from _by_key("files", *(_other_files(side) for side in (ours, theirs)))
 
 
@@ -168,6 +169,12 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def _without_empty(flat: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Without tables that are empty and not so in the other, whose keys tell that."""
+    tables = {key[: at.start()] for key in other for at in re.finditer(r"\.", key)}
+    return {key: value for key, value in flat.items() if value != {} or key not in tables}
 
 
 def _other_files(checkpoint: Checkpoint) -> dict[str, str]:

@@ -41,7 +41,12 @@ from trainyard.checkpoint.publishing import (
 from trainyard.checkpoint.steps import INDEX, STATE, step_folder
 from trainyard.checkpoint.tensorfile import write_tensors
 from trainyard.checkpoint.threads import in_order
-from trainyard.errors import InfrastructureError, TrainyardError
+from trainyard.errors import (
+    CommunicationError,
+    InfrastructureError,
+    TrainyardError,
+    lack_of_memory,
+)
 
 __all__ = [
     "ALONE",
@@ -82,7 +87,8 @@ class Ranks:
             outcome = (produce(), None)
         except Exception as error:
             own = _in_our_words(error)
-            outcome = (None, (type(own).__name__, str(own)))
+            kind = lack_of_memory(own) or type(own)
+            outcome = (None, (kind.__name__, str(own)))
         outcomes = self._exchange(outcome)
         if own is not None:
             raise own
@@ -98,7 +104,7 @@ class Ranks:
         try:
             dist.all_gather_object(outcomes, outcome, group=self.group)
         except RuntimeError as error:
-            raise InfrastructureError(f"a rank was lost during a save: {error}") from error
+            raise CommunicationError(f"a rank was lost during a save: {error}") from error
         return outcomes
 
 
@@ -110,7 +116,8 @@ def _in_our_words(error: Exception) -> Exception:
     either."""
     if not isinstance(error, OSError):
         return error
-    told = InfrastructureError(f"{type(error).__name__}: {error}")
+    kind = lack_of_memory(error) or InfrastructureError
+    told = kind(f"{type(error).__name__}: {error}")
     told.__cause__ = error
     return told
 

@@ -24,7 +24,7 @@ from trainyard.checkpoint.ranges import Part, Read, Want
 from trainyard.checkpoint.stepfiles import StepFiles
 from trainyard.checkpoint.tensorfile import TensorFile, box_of, values_in
 from trainyard.checkpoint.threads import in_order, num_threads
-from trainyard.errors import InfrastructureError, TrainyardError
+from trainyard.errors import CommunicationError, TrainyardError, lack_of_memory
 
 T = TypeVar("T")
 
@@ -123,12 +123,13 @@ def agree(produce: Callable[[], T], group: ProcessGroup | None, give: bool = Tru
     try:
         value = produce()
     except Exception as error:
-        own, failure = error, (type(error).__name__, str(error))
+        kind = lack_of_memory(error) or type(error)
+        own, failure = error, (kind.__name__, str(error))
     told: list[Any] = [None] * dist.get_world_size(group)
     try:
         dist.all_gather_object(told, (value if give else None, failure), group=group)
     except RuntimeError as error:
-        raise InfrastructureError(f"a rank was lost during a load: {error}") from error
+        raise CommunicationError(f"a rank was lost during a load: {error}") from error
     if own is not None:
         raise own
     for rank, (_, failed) in enumerate(told):
@@ -243,7 +244,9 @@ class _Exchange:
                 group=self._group,
             )
         except RuntimeError as error:
-            raise InfrastructureError(f"a rank was lost during a load: {error}") from error
+            if lack_of_memory(error) is not None:
+                raise
+            raise CommunicationError(f"a rank was lost during a load: {error}") from error
         for part, box in _boxes(received, incoming):
             self._place(part, box)
 

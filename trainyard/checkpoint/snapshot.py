@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainyard.checkpoint.layout import Slice
-from trainyard.errors import InfrastructureError
+from trainyard.errors import HostMemoryError
 
 ALIGNMENT = 64
 """Bytes at a multiple of which each tensor of a snapshot begins: any type may, and copies are
@@ -111,7 +111,7 @@ class HostMemory:
         place, size = memory.data_ptr(), memory.numel()
         failure = int(torch.cuda.cudart().cudaHostRegister(place, size, 0))
         if failure:
-            raise InfrastructureError(
+            raise HostMemoryError(
                 f"--async-save cannot lock {size / 1e9:.1f} GB of host memory (CUDA error {failure}"
                 "): give the job more memory, or leave the option out"
             )

@@ -45,10 +45,16 @@ def find_steps(root_url: str, lineage: str | None = None) -> list[int]:
 
 def latest_step(root_url: str, lineage: str | None = None) -> int | None:
     """The highest step of a run folder that exists; None when there is none."""
+    found = _latest(root_url, lineage)
+    return None if found is None else found[0]
+
+
+def _latest(root_url: str, lineage: str | None = None) -> tuple[int, Manifest] | None:
+    """The same with its manifest, which is read once: the step may be removed at any time."""
     for step in reversed(published_steps(root_url)):
         manifest = manifest_of(join(root_url, step_folder(step)))
         if manifest is not None and lineage in (None, manifest.lineage):
-            return step
+            return step, manifest
     return None
 
 
@@ -78,13 +84,11 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
                 f"{option} {url}: this step has no manifest.json, so its save did not finish"
             )
         return url, manifest
-    step = latest_step(url)
-    if step is None:
+    found = _latest(url) or _latest(url)  # all that were listed may go when newer ones are there
+    if found is None:
         raise ConfigError(f"{option} {url}: no checkpoint there; {_found(url)}")
-    step_url = join(url, step_folder(step))
-    manifest = manifest_of(step_url)
-    assert manifest is not None, step_url
-    return step_url, manifest
+    step, manifest = found
+    return join(url, step_folder(step)), manifest
 
 
 def remove_step(root_url: str, step: int) -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from typing import Any, Protocol, TypeVar
 
-from trainyard.errors import InfrastructureError, TrainyardError
+from trainyard.errors import HostMemoryError, InfrastructureError, TrainyardError
+from trainyard.machine import memory_kills
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -202,6 +203,7 @@ class _Processes:
         self._room = crew.threads + 1
         self._workers: list[_Worker] = []
         self._outcomes: list[Outcome] = []
+        self._kills = memory_kills()
         context = get_context("spawn")
         # Ctrl-C goes to every process of the terminal; it is ours to end them. What is blocked
         # here they inherit, so that none is caught by it while it starts.
@@ -245,7 +247,7 @@ class _Processes:
             number, result, error = worker.channel.recv()
         except (EOFError, OSError):  # the kernel closes the pipe of whoever dies, however it dies
             worker.process.join(END_SECONDS)
-            fault = _death(worker.process.exitcode)
+            fault = _death(worker.process.exitcode, memory_kills() > self._kills)
             self._outcomes += [(number, None, fault) for number in sorted(worker.numbers)]
             worker.numbers.clear()
             return
@@ -264,7 +266,14 @@ class _Processes:
                 worker.process.join()
 
 
-def _death(code: int | None) -> InfrastructureError:
+def _death(code: int | None, for_memory: bool) -> InfrastructureError:
+    """for_memory: the kernel has ended a process for want of it."""
+    if for_memory and code == -signal.SIGKILL:
+        return HostMemoryError(
+            "the kernel ended a worker process: the machine, or the part of it that this job may "
+            "use, ran out of memory; finished work is kept, so run the same command again, with a "
+            "smaller --workers"
+        )
     how = "died"
     if code is not None and code < 0:
         how = f"died of {signal.Signals(-code).name}, sent from outside or for want of memory"

@@ -50,7 +50,8 @@ class Dataset(Protocol):
         """tokens, labels, position_ids int64 (s,) and loss_mask float32 (s,), at least."""
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2) source and sample number behind each index: what the ledger digests."""
+        """(n, 2) source and sample number behind each index: what the ledger digests. Every process
+        must say the same of an index, whichever others it is asked for with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from trainyard.datasets.sampler import SamplerShape, cyclic, single
 from trainyard.errors import ConfigError, TrainyardError
 
 Batch = dict[str, Tensor]
+
+SAMPLE_IDS = "trainyard.sample_ids"
+"""Key of a batch that tells which samples it is: (b, 2) int64, what `Dataset.ids` says of them; on
+the host, and for no model."""
 
 
 @runtime_checkable
@@ -93,9 +97,28 @@ class _ToldOfBatches:
 
     def __getitems__(self, indices: list[int]) -> Any:
         self.dataset.prefetch(indices)
-        if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__(indices)
-        return [self.dataset[index] for index in indices]
+        return _samples(self.dataset, indices)
+
+
+class _Named(NamedTuple):
+    """Samples, or the batch of them, and their ids: an array, which comes from a worker process
+    without a file of its own, as a tensor would have."""
+
+    samples: Any
+    ids: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """A dataset that says with each batch which samples it is, by the very numbers that it was
+    asked for, in whichever process loads it."""
+
+    dataset: Any
+    source: Dataset
+
+    def __getitems__(self, indices: list[int]) -> _Named:
+        samples = _samples(self.dataset, indices)
+        return _Named(samples, np.array(self.source.ids(np.array(indices, np.int64)), np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +130,19 @@ class _FaultsHandedOver:
 
     def __getitems__(self, indices: list[int]) -> Any:
         try:
-            if hasattr(self.dataset, "__getitems__"):
-                return self.dataset.__getitems__(indices)
-            return [self.dataset[index] for index in indices]
+            return _samples(self.dataset, indices)
         except TrainyardError as error:
             return error
 
 
-class _Raising(Iterator[Batch]):
-    """The batches of worker processes, up to the first fault."""
+def _samples(dataset: Any, indices: list[int]) -> Any:
+    if hasattr(dataset, "__getitems__"):
+        return dataset.__getitems__(indices)
+    return [dataset[index] for index in indices]
+
+
+class _Loaded(Iterator[Batch]):
+    """The batches of torch's loader, up to the first fault that a worker process handed over."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -123,11 +150,16 @@ class _Raising(Iterator[Batch]):
     def __next__(self) -> Batch:
         batch = next(self._batches)
         if isinstance(batch, TrainyardError):
-            # Whoever keeps the error keeps this frame: the workers must end all the same.
-            self._batches = iter(())
+            self.end()
             raise batch
+        if isinstance(batch, _Named):
+            return {**batch.samples, SAMPLE_IDS: torch.from_numpy(batch.ids)}
         found: Batch = batch
         return found
+
+    def end(self) -> None:
+        """End the worker processes."""
+        self._batches = iter(())
 
 
 def _told_ahead(dataset: _Told, batches: Iterable[list[int]]) -> Iterator[list[int]]:
@@ -144,8 +176,14 @@ def _told_ahead(dataset: _Told, batches: Iterable[list[int]]) -> Iterator[list[i
         yield waiting
 
 
-def _collate_or_fault(samples: list[Sample] | Sample | TrainyardError) -> Batch | TrainyardError:
-    return samples if isinstance(samples, TrainyardError) else collate(samples)
+def _collate_or_fault(
+    samples: list[Sample] | Sample | _Named | TrainyardError,
+) -> Batch | _Named | TrainyardError:
+    if isinstance(samples, TrainyardError):
+        return samples
+    if isinstance(samples, _Named):
+        return _Named(collate(samples.samples), samples.ids)
+    return collate(samples)
 
 
 def collate(samples: list[Sample] | Sample) -> Batch:
@@ -171,20 +209,37 @@ def build_loader(
     shape: SamplerShape,
     consumed: int,
     dp_rank: int,
+    *,
+    named: bool = False,
 ) -> Iterator[Batch]:
-    """Micro-batches of one rank, from the sample after `consumed` on."""
+    """Micro-batches of one rank, from the sample after `consumed` on.
+
+    named: each tells which samples it is (`SAMPLE_IDS`), unless the data loads itself."""
     if isinstance(dataset, ExternalData):
         return dataset.batches(shape, consumed, dp_rank)
     _refuse_external(data)
-    return load(dataset, data, _RankBatches(data, shape, consumed, dp_rank))
+    return load(dataset, data, _RankBatches(data, shape, consumed, dp_rank), named=named)
 
 
-def load(dataset: Dataset, data: DataConfig, batches: Iterable[list[int]]) -> Iterator[Batch]:
-    """The batches of these sample indices, loaded ahead by --num-workers processes."""
+def end_loading(batches: Iterator[Batch]) -> None:
+    """End the processes that load such batches ahead, where there are any. An error keeps the
+    frames that it came through, and they keep the loader; its workers are to end all the same."""
+    if isinstance(batches, _Loaded):
+        batches.end()
+
+
+def load(
+    dataset: Dataset, data: DataConfig, batches: Iterable[list[int]], *, named: bool = False
+) -> Iterator[Batch]:
+    """The batches of these sample indices, loaded ahead by --num-workers processes.
+
+    named: with `SAMPLE_IDS`."""
     served: Any = dataset  # torch asks for its own base class, but needs two methods
     if isinstance(dataset, _Told):
         served = _ToldOfBatches(dataset)
         batches = batches if data.num_workers else _told_ahead(dataset, batches)
+    if named:
+        served = _Naming(served, dataset)
     if data.num_workers:
         served = _FaultsHandedOver(served)
     loader: DataLoader[Any] = DataLoader(
@@ -195,4 +250,4 @@ def load(dataset: Dataset, data: DataConfig, batches: Iterable[list[int]]) -> It
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_leave_signals_to_the_trainer,
     )
-    return _Raising(iter(loader)) if data.num_workers else iter(loader)
+    return _Loaded(iter(loader))

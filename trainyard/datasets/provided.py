@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.form import Dataset, Sample
-from trainyard.errors import ConfigError
+from trainyard.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,12 @@ class AsDataset:
         """Those of the dataset if it has any, else 0 and the number of the sample."""
         own = getattr(self._samples, "ids", None)
         if own is not None:
-            found: NDArray[np.int64] = own(indices)
+            found: NDArray[np.int64] = np.asarray(own(indices), np.int64)
+            if found.shape != (len(indices), 2):
+                raise DataError(
+                    f"{self._name}: ids of {len(indices)} samples gave an array of shape "
+                    f"{found.shape}; give ({len(indices)}, 2), a source and a number for each"
+                )
             return found
         return np.stack([np.zeros_like(indices), indices], axis=1)
 

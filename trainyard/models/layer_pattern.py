@@ -5,11 +5,13 @@ Standard library only."""
 from __future__ import annotations
 
 import ast
+import functools
 
 from trainyard.errors import ConfigError
 
 
-def layer_pattern(text: str, num_layers: int, option: str) -> list[bool]:
+@functools.lru_cache(maxsize=16)  # every layer asks, and a pattern has an entry for each
+def layer_pattern(text: str, num_layers: int, option: str) -> tuple[bool, ...]:
     """For each layer whether the option is on.
 
     A number N switches it off in every Nth layer; a list has an entry for each layer."""
@@ -22,13 +24,13 @@ def layer_pattern(text: str, num_layers: int, option: str) -> list[bool]:
     if isinstance(value, int):
         if value < 1:
             raise ConfigError(f"{option} must be above 0, got {value}")
-        return [(layer + 1) % value != 0 for layer in range(num_layers)]
+        return tuple((layer + 1) % value != 0 for layer in range(num_layers))
     if len(value) != num_layers or not set(value) <= {0, 1}:
         raise ConfigError(
             f"{option} must have a 0 or 1 for each of --num-layers ({num_layers}) layers; "
             f"{text!r} has {len(value)} entries"
         )
-    return [bool(entry) for entry in value]
+    return tuple(bool(entry) for entry in value)
 
 
 def _evaluate(node: ast.expr) -> int | list[int]:

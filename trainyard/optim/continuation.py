@@ -101,7 +101,8 @@ def _differences(ours: Schedule, stored: Schedule) -> list[str]:
             mine, theirs = getattr(here, field.name), getattr(there, field.name)
             if mine != theirs:
                 option = _option(part, field.name)
-                found.append(f"{option} is {mine} here and {theirs} there")
+                unit = " samples" if field.name.endswith("steps") else ""
+                found.append(f"{option} is {mine}{unit} here and {theirs}{unit} there")
     return found
 
 

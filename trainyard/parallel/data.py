@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trainyard.errors import InfrastructureError
+from trainyard.errors import CommunicationError, lack_of_memory
 from trainyard.parallel.buckets import shard_multiple
 from trainyard.parallel.buffers import Bucket, Member, Place, build_buckets
 from trainyard.parallel.data_config import DataParallelConfig
@@ -39,14 +39,15 @@ _reduce_scatter: Callable[..., Any] = (
 
 
 class reported:  # noqa: N801  # reads as a phrase: `with reported():`
-    """A collective that fails means a rank or the network is gone: InfrastructureError."""
+    """A collective that fails means a rank or the network is gone: CommunicationError. Or there was
+    no memory for it, which whoever calls tells in its own words."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError):
-            raise InfrastructureError(f"communication between ranks failed: {error}") from error
+        if isinstance(error, RuntimeError) and lack_of_memory(error) is None:
+            raise CommunicationError(f"communication between ranks failed: {error}") from error
 
 
 def all_reduce_sum(values: Tensor, group: ProcessGroup | None) -> Tensor:

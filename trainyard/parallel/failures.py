@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from trainyard.errors import InfrastructureError
+from trainyard.errors import CommunicationError, InfrastructureError
 
 WORDS = re.compile(
     r"gloo/|\bgloo\b.*(timed out|closed|connect)|connection (closed|reset|refused)|"
@@ -40,7 +40,7 @@ def is_communication_error(error: BaseException) -> bool:
 
 @contextmanager
 def communication_reported(rank: int, world_size: int) -> Iterator[None]:
-    """Errors of communication, wherever in torch they come up, as InfrastructureError that names
+    """Errors of communication, wherever in torch they come up, as CommunicationError that names
     this rank."""
     try:
         yield
@@ -50,7 +50,7 @@ def communication_reported(rank: int, world_size: int) -> Iterator[None]:
         if world_size == 1 or not is_communication_error(error):
             raise
         first = str(error).strip().splitlines()[0]
-        raise InfrastructureError(
+        raise CommunicationError(
             f"rank {rank} of {world_size} lost its connection to another rank, which has most "
             f"likely ended or hangs; look for the first message of the others: {first}"
         ) from error

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.errors import CommunicationError, ConfigError
 from trainyard.parallel.config import ParallelConfig
 
 OPTIONS, AGREED, DISAGREED = (f"trainyard/{name}" for name in ("options", "agreed", "disagreed"))
@@ -99,18 +99,16 @@ def _hear_all(store: Any, world_size: int, timeout_seconds: float) -> None:
         if store.check([DISAGREED]):
             raise ConfigError(store.get(DISAGREED).decode())
         if time.monotonic() > deadline:
-            raise InfrastructureError(
+            raise CommunicationError(
                 f"{agreed + 1} of {world_size} ranks came within {timeout_seconds:.0f} s "
                 "(--distributed-timeout-minutes): see the logs of the others, or start them"
             )
         time.sleep(0.02)
 
 
-def join_failure(
-    error: Exception, rank: int, world_size: int, how: str = ""
-) -> InfrastructureError:
+def join_failure(error: Exception, rank: int, world_size: int, how: str = "") -> CommunicationError:
     """What to tell of ranks that did not find each other at MASTER_ADDR:MASTER_PORT."""
-    return InfrastructureError(_explanation(error, rank, world_size, how))
+    return CommunicationError(_explanation(error, rank, world_size, how))
 
 
 def _explanation(error: Exception, rank: int, world_size: int, how: str) -> str:

@@ -22,7 +22,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+from trainyard.errors import (
+    CommunicationError,
+    ConfigError,
+    InfrastructureError,
+    TrainyardError,
+)
 from trainyard.machine import look_around
 
 MARK = "probe: "
@@ -118,7 +123,7 @@ def _meet(seconds: float) -> dict[str, Any]:
             )
         speed = _bytes_per_second(values, world_size, device.type == "cuda")
     except RuntimeError as error:
-        raise InfrastructureError(
+        raise CommunicationError(
             f"ranks met, but {backend} failed between them: {str(error).splitlines()[0]}; "
             "NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME and NCCL_IB_HCA are where to look"
         ) from error

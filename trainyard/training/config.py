@@ -113,7 +113,7 @@ class TrainingConfig:
         if not self.exit_signal_handler:
             raise ConfigError(
                 "--no-exit-signal-handler: SIGTERM, SIGINT and SIGUSR1 always make a run save and "
-                "stop, and a second one stops at once; leave the option out"
+                "stop, and a second SIGINT stops at once; leave the option out"
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")

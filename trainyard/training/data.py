@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import IN_MEMORY, IndexCache
@@ -16,9 +17,9 @@ from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, s
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.config import TrainingConfig
-from trainyard.training.ledger import digest_samples
 from trainyard.training.length import RunLength
 from trainyard.training.samples import num_samples
+from trainyard.training.taken import NextSamples
 
 
 class Measurement(NamedTuple):
@@ -48,9 +49,10 @@ class RunData:
     """Why there is none, though a part of the data was meant for it."""
 
     def train_batches(self, consumed: int) -> Iterator[Batch]:
-        """This rank's micro-batches after `consumed` samples of all ranks."""
+        """This rank's micro-batches after `consumed` samples of all ranks; each tells which samples
+        it is."""
         shape = self._shape(self.train)
-        return build_loader(self.train, self.config, shape, consumed, self.dp_rank)
+        return build_loader(self.train, self.config, shape, consumed, self.dp_rank, named=True)
 
     def validations(self, number: int, eval_iters: int) -> Iterator[Measurement]:
         """For each validation set this rank's share of measurement `number`, from 0: the samples
@@ -81,17 +83,18 @@ class RunData:
         batches = build_loader(dataset, self.config, self._shape(dataset), consumed, self.dp_rank)
         return Measurement(name, batches, eval_iters * size.num_microbatches)
 
-    def step_digests(self, consumed: int) -> Callable[[int], str]:
-        """A function from the micro-batches of the next step to the digest of its samples, those of
-        all ranks, after `consumed` samples; empty for data that loads itself."""
+    def step_samples(self, consumed: int) -> NextSamples | None:
+        """Which samples each step is to be made of, after `consumed` samples of all ranks, drawn
+        apart from the loader; None for data that loads itself."""
         train = self.train
         if isinstance(train, ExternalData):
-            return lambda num_microbatches: ""
+            return None
         groups = sample_groups(self.config, self._shape(train), consumed)
 
-        def next_step(num_microbatches: int) -> str:
-            step = [next(groups).ravel() for _ in range(num_microbatches)]
-            return digest_samples(train.ids(np.concatenate(step)))
+        def next_step(num_microbatches: int) -> NDArray[np.int64]:
+            step = np.stack([next(groups) for _ in range(num_microbatches)])
+            ids = train.ids(step.ravel())
+            return ids.reshape(*step.shape, -1)
 
         return next_step
 

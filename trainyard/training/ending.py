@@ -65,7 +65,7 @@ class Ending:
 
     def failed(self, timings: Sequence[StepTiming], error: BaseException) -> None:
         """With an error, on this rank at least, which its caller raises again."""
-        is_full = is_out_of_memory(error) or is_out_of_memory(error.__cause__ or error)
+        is_full = is_out_of_memory(error)
         if not is_full and (self._keeper is None or not timings):
             return  # what all ranks see, the first one tells; before a step there is nothing
         try:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from trainyard.errors import InfrastructureError
+from trainyard.errors import HangError, InfrastructureError
 from trainyard.training.board import Board
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.state import TrainState
@@ -112,7 +112,7 @@ def end_process(error: InfrastructureError) -> None:
     """Say it and end now: destructors would wait for ranks that do not come."""
     log.error("%s", error)
     sys.stderr.flush()
-    os._exit(InfrastructureError.exit_status)
+    os._exit(error.exit_status)
 
 
 class HangWatch(Callback):
@@ -239,7 +239,7 @@ class HangWatch(Callback):
                 "answer and is the first to look at"
             )
         if not self._over.is_set():
-            self._end(InfrastructureError(text))
+            self._end(HangError(text))
 
     def _exchange(self, own: Place, is_first: bool) -> list[Place]:
         """The places of all ranks that answer within the grace."""

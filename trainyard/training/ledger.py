@@ -5,11 +5,17 @@
      "rng": "9be2...", "validation_loss": 9.0}
 
 `tokens` and `consumed_train_samples` count from the beginning of the run. `samples` digests which
-samples the step was made of, in order, and `rng` the seeds that it drew from. In fp16 `loss_scale`
-is the one of the step, and `skipped` says that a gradient overflowed and nothing was updated;
-`passed_over` says so of a step of --iterations-to-skip. `num_zeros` and `params_norm` are there
-when they were asked for. `validation_loss` is there when it was measured after that
-step; a line of step 0 holds nothing else. With several validation sets it is their mean, and
+samples the step took, in order, over all ranks: each rank held the ids that its own batches carried
+against its part of what is digested, before anything was updated (`taken`). It tells which samples
+they were, not that their tokens came unharmed. `rng` digests the seeds of the step's micro-batches:
+each rank asked its generators, of the CPU and of its CUDA device, what they were seeded with when
+the forward pass of each chunk began, and held it against those. What is drawn from there on follows
+from that state; dropout on the residual stream hashes the same seeds without a generator. It tells
+neither how many numbers were drawn nor what a model of one's own seeds by itself. In fp16
+`loss_scale` is the one of the step, and `skipped` says that a gradient overflowed and nothing was
+updated; `passed_over` says so of a step of --iterations-to-skip. `num_zeros` and `params_norm` are
+there when they were asked for. `validation_loss` is there when it was measured after that step; a
+line of step 0 holds nothing else. With several validation sets it is their mean, and
 `validation_losses` has each by name. The last line has `test_loss` and `test_losses` likewise,
 where there is test data. Floats are written so that they read back to the same
 bits."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
-from trainyard.datasets.loader import Batch
+from trainyard.datasets.loader import Batch, end_loading
 from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.optim.schedule import Rates, Schedule
 from trainyard.training.batch_size import BatchSize
@@ -22,16 +24,13 @@ from trainyard.training.data_wait import DataWait
 from trainyard.training.ledger import Ledger, StepRecord
 from trainyard.training.length import RunLength
 from trainyard.training.metrics import StepTiming, Workload
-from trainyard.training.seeds import step_digest
 from trainyard.training.state import TrainState
 from trainyard.training.step import StepResult, Trainee
+from trainyard.training.taken import NextSamples, StepEvidence, Taken
 
 log = logging.getLogger(__name__)
 
 Outcome = Literal["finished", "stopped", "paused"]
-
-SampleDigests = Callable[[int], str]
-"""Digest of the samples of the next so many micro-batches, over all ranks."""
 
 
 def _never() -> bool:
@@ -91,12 +90,15 @@ class TrainLoop:
         if outcome != "finished":
             return outcome
         consumed = self.state.consumed_train_samples
-        batches = self._wait.watch(self._data.train_batches(consumed))
-        digest = self._data.step_digests(consumed)
-        for step in range(self.state.step + 1, self._length.steps + 1):
-            outcome = self._step(step, batches, digest)
-            if outcome != "finished":
-                return outcome
+        batches = self._data.train_batches(consumed)
+        watched, samples = self._wait.watch(batches), self._data.step_samples(consumed)
+        try:
+            for step in range(self.state.step + 1, self._length.steps + 1):
+                outcome = self._step(step, watched, samples)
+                if outcome != "finished":
+                    return outcome
+        finally:
+            end_loading(batches)
         return "finished"
 
     def _before_steps(self) -> Outcome:
@@ -114,23 +116,25 @@ class TrainLoop:
         self._tell(record, None, is_stopping=outcome != "finished")
         return outcome
 
-    def _step(self, step: int, batches: Iterator[Batch], digest: SampleDigests) -> Outcome:
+    def _step(self, step: int, batches: Iterator[Batch], samples: NextSamples | None) -> Outcome:
         self._wait.take()  # what a measurement waited for is not this step's
         began = time.perf_counter()
         size = self._length.schedule.at(self.state.consumed_train_samples)
         rates = self._schedule.at(self.state.scheduled_samples)
+        evidence = StepEvidence(step, size, self._config.seed, self._trainee.groups, samples)
         result = None
         if step in self._config.iterations_to_skip:
-            self._pass_over(size, batches)
+            self._pass_over(step, size, batches, evidence)
         else:
             try:
-                result = self._trainee.step(step, size, batches, rates, self._asked_to_stop())
+                stop = self._asked_to_stop()
+                result = self._trainee.step(step, size, batches, rates, stop, evidence.check)
             except (RerunElsewhere, ValidationFailed):
                 self._save_before_fault()
                 raise
         self._advance(step, size, is_taken=result is not None and not result.skipped)
         stop = result is not None and result.stop
-        record = self._record(result, size, rates, digest(size.num_microbatches))
+        record = self._record(result, size, rates, evidence)
         seconds = time.perf_counter() - began
         timing = None  # samples that were passed over were not trained on
         if result is not None:
@@ -159,11 +163,14 @@ class TrainLoop:
         over = minutes is not None and time.monotonic() - self._began > 60.0 * minutes
         return over or self._stop_requested()
 
-    def _pass_over(self, size: BatchSize, batches: Iterator[Batch]) -> None:
+    def _pass_over(
+        self, step: int, size: BatchSize, batches: Iterator[Batch], evidence: StepEvidence
+    ) -> None:
         """Take the samples of a step of --iterations-to-skip, and do nothing with them."""
-        log.info("passing over the samples of step %d (--iterations-to-skip)", self.state.step + 1)
-        for _ in range(size.num_microbatches):
-            next(batches)
+        log.info("passing over the samples of step %d (--iterations-to-skip)", step)
+        taken = Taken(step, size.num_microbatches)
+        deque(islice(taken.watch(batches), size.num_microbatches), maxlen=0)
+        evidence.check_samples(taken)
 
     def _advance(self, step: int, size: BatchSize, is_taken: bool) -> None:
         self.state.step = step
@@ -173,7 +180,7 @@ class TrainLoop:
         self.state.loss_scaler = self._trainee.optimizer.scaler.state_dict()
 
     def _record(
-        self, result: StepResult | None, size: BatchSize, rates: Rates, samples: str
+        self, result: StepResult | None, size: BatchSize, rates: Rates, evidence: StepEvidence
     ) -> StepRecord:
         consumed = self.state.consumed_train_samples
         record = StepRecord(
@@ -181,7 +188,7 @@ class TrainLoop:
             consumed_train_samples=consumed,
             tokens=consumed * self._workload.tokens_per_sample,
             global_batch_size=size.global_batch_size,
-            samples=samples,
+            samples=evidence.samples,
         )
         if result is None:
             record.passed_over = True
@@ -189,9 +196,7 @@ class TrainLoop:
         record.lm_loss = _finite(result.lm_loss)
         record.learning_rate, record.weight_decay = rates.learning_rate, rates.weight_decay
         record.grad_norm = _finite(result.grad_norm)
-        record.rng = step_digest(
-            self._config.seed, self.state.step, size.num_microbatches * size.dp
-        )
+        record.rng = evidence.rng
         if result.loss_scale != 1.0:
             record.loss_scale = result.loss_scale
         record.skipped = result.skipped or None

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from trainyard.datasets.loader import Batch
+from trainyard.datasets.loader import SAMPLE_IDS, Batch
 from trainyard.models.gpt import DROPOUT_SEED
 from trainyard.models.masks import trim_bounds
 from trainyard.parallel.context import cut_sequence
@@ -70,7 +70,7 @@ class Preparation:
         moved = {
             key: tensor.to(self.device, non_blocking=True)
             for key, tensor in batch.items()
-            if self.own_positions or key != "position_ids"
+            if key != SAMPLE_IDS and (self.own_positions or key != "position_ids")
         }
         moved[NUM_TOKENS] = moved["loss_mask"].sum()
         if self.groups.cp is not None:

@@ -27,6 +27,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import parse_ledger
+from trainyard.training.ledgers import ledger_fault
 from trainyard.training.non_persistent_config import NonPersistentConfig
 from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.resume import FoundSteps
@@ -174,6 +175,9 @@ def expanded(folder: str) -> str:
 
 def _refusal(url: str, found: FoundSteps, save: str) -> str | None:
     """Why a run with these steps of its own cannot go on from the step at a URL."""
+    fault = ledger_fault(url)
+    if fault:
+        return f"damaged: {fault}"
     lines = parse_ledger(store.read_bytes(join(url, LEDGER)))
     begins = int(lines[0]["step"]) if lines else int(store.read_json(join(url, STATE))["step"]) + 1
     last = max(found.staying, default=0)

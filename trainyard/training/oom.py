@@ -1,27 +1,31 @@
-"""Running out of memory, in words that help: what was held, what was foreseen, what would help."""
+"""Running out of memory, of the host or of a GPU, in words that help: what was held, what was
+foreseen, what would help."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from trainyard.errors import InfrastructureError
+from trainyard.errors import DeviceMemoryError, HostMemoryError, lack_of_memory
 from trainyard.models.memory import Layout
 from trainyard.training.memory_monitor import measure
 from trainyard.training.memory_report import MemoryPlan, gigabytes
 
-WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+FOR_THE_HOST = (
+    "more memory for the job",
+    "a smaller --num-workers",
+    "no --async-save",
+    "fewer ranks on a machine",
+)
+"""What lowers the host's memory where weights and activations lie on GPUs."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA's error, Python's, and the RuntimeErrors of torch's allocator on the CPU and of
-    libraries on CUDA."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in WORDS)
+    """Whether an error says that there is no more memory, or tells that of another one."""
+    ours = isinstance(error, HostMemoryError | DeviceMemoryError)
+    return ours or lack_of_memory(error) is not None
 
 
 def helpful_flags(layout: Layout, plan: MemoryPlan | None, world_size: int) -> list[str]:
@@ -62,9 +66,10 @@ def out_of_memory_text(
     device: torch.device,
     held: Mapping[str, int],
     plan: MemoryPlan | None,
-    flags: list[str],
+    flags: Sequence[str],
 ) -> str:
-    """The message. held: `memory_monitor.measure`, and "total_bytes" of the device if known."""
+    """The message. device: what has no more memory; held: `memory_monitor.measure` of it, and
+    "total_bytes" if known."""
     where = "on the host" if device.type == "cpu" else f"on {device}"
     total = held.get("total_bytes")
     names = {"allocated_bytes": "allocated", "reserved_bytes": "reserved by torch"}
@@ -92,17 +97,24 @@ def out_of_memory_explained(
     device: torch.device,
     plan: Callable[[], tuple[MemoryPlan | None, Layout]],
 ) -> Iterator[None]:
-    """Running out of memory inside is an InfrastructureError that says all that. plan: what was
-    foreseen, where formulas for the model are known, and the layout."""
+    """Running out of memory inside is a HostMemoryError or DeviceMemoryError that says all that.
+    plan: what was foreseen, where formulas for the model are known, and the layout."""
     try:
         yield
     except Exception as error:
-        if not is_out_of_memory(error):
+        kind = lack_of_memory(error)
+        if kind is None:
             raise
+        # Beside a GPU the host runs out of its own, and no layout of the model helps it.
+        if kind is HostMemoryError and device.type != "cpu":
+            host = torch.device("cpu")
+            text = out_of_memory_text(error, rank, host, measure(host), None, FOR_THE_HOST)
+            raise HostMemoryError(text) from error
         foreseen, layout = plan()
         held = dict(measure(device))
         if device.type == "cuda":
             held["total_bytes"] = torch.cuda.get_device_properties(device).total_memory
         flags = helpful_flags(layout, foreseen, world_size)
         text = out_of_memory_text(error, rank, device, held, foreseen, flags)
-        raise InfrastructureError(text) from error
+        ran_out = HostMemoryError if device.type == "cpu" else DeviceMemoryError
+        raise ran_out(text) from error

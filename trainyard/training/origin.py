@@ -64,7 +64,13 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
             "one: convert it again with stages.reshard and the --tokenizer-type and files that it "
             "was trained with, or give --finetune"
         )
-    if differ and finetune:
+    if differ and has_none:
+        log.warning(
+            "%s carries no tokenizer, so nobody can tell whether its weights were learnt with "
+            "these tokens",
+            checkpoint.url,
+        )
+    elif differ and finetune:
         log.warning("the tokenizer is not that of the checkpoint: %s differ", ", ".join(differ))
     elif differ:
         raise ConfigError(

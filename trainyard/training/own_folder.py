@@ -180,7 +180,7 @@ class OwnKeeper:
         for name in (self.remembered(UNFINISHED) or {"files": []})["files"]:
             if name not in self._records:  # of an earlier part, and not asked for any more
                 store.delete(self._output.file_url(name))
-        records, ledger = finished_steps(self._url, self._lineage)
+        records, ledger = finished_steps(self._url, self._lineage, self.found.damaged)
         self._records |= {record.path: record for record in records}
         self._write(LEDGER, ledger)
         self._write(TIMINGS, self._timings(), volatile=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor, nn
 
 from trainyard.datasets.form import Sample
@@ -105,7 +106,7 @@ def provided_data(
             '--dataloader-type cyclic (ProvidedData(dataloader_type="cyclic"))'
         )
     trained = as_dataset(train, "training data", check)
-    _ = trained[0]  # what is wrong with all of them is told before any work
+    _ = trained[0], trained.ids(np.zeros(1, np.int64))  # what is always wrong, before any work
     return RunData(config.data, trained, measured, final, dp_rank, tested)
 
 

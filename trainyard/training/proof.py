@@ -59,6 +59,8 @@ class Prover:
         self._recent: dict[int, str] = {}
         self._text = hasher()
         self._is_lost = False
+        self._unread: PublishedStep | None = None
+        """The last one of which lines are missing that nothing has told since."""
         self._published: list[int] = []
         self.checks = {name: Check(name) for name in CHECKS}
         self._explain(why_no_samples)
@@ -88,7 +90,14 @@ class Prover:
             elif text != self._recent[step]:
                 self.checks["steps"].compare(step, self._recent[step], text, published.where)
             told = step
-        if not self._is_lost:
+        if published.lines_fault:
+            self._unread = published
+        if published.state_fault:
+            wanted = "the state of this step"
+            self.checks["state"].compare(
+                published.step, wanted, published.state_fault, published.where
+            )
+        elif published.state and not self._is_lost and not published.lines_fault:
             self._check_state(published)
         self._published.append(published.step)
         if published.stays:
@@ -100,7 +109,11 @@ class Prover:
         if not is_start:
             wanted = self._at.step + 1
             follows = step == wanted
-            self.checks["steps"].compare(min(step, wanted), f"step {wanted}", f"step {step}", where)
+            found = f"step {step}"
+            if not follows and self._unread is not None:
+                found = f"{found}, since {self._unread.lines_fault}"
+            self.checks["steps"].compare(min(step, wanted), f"step {wanted}", found, where)
+            self._unread = None
             if not follows and not self._is_lost:
                 self._lose()
             if not follows and step < wanted:
@@ -228,12 +241,23 @@ class Prover:
 
     def whole_ledger(self, text: bytes, where: str) -> None:
         """The ledger of a finished run: the lines of its checkpoints and nothing else."""
+        if self._missing is not None:
+            return  # told by the steps
         expected = str(self._text.hexdigest())
         self.checks["ledger"].compare(self._at.step, expected, digest_bytes(text), where)
+
+    @property
+    def _missing(self) -> PublishedStep | None:
+        """The last checkpoint, where its lines are missing and nothing follows that tells them."""
+        unread = self._unread
+        return unread if unread is not None and self._at.step < unread.step else None
 
     def certificate(self, files: Check, remarks: Sequence[str] = ()) -> Certificate:
         """What was found."""
         last, run = self._at.step, self._run
+        if (lost := self._missing) is not None:
+            wanted = f"step {last + 1}"
+            self.checks["steps"].compare(last + 1, wanted, lost.lines_fault, lost.where)
         if run.finished and last != self._length.steps:
             wanted = f"{self._length.steps} steps"
             self.checks["steps"].compare(last + 1, wanted, f"{last} steps", "the finished run")

@@ -26,11 +26,22 @@ def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> Non
     that carries the seed of its dropout.
 
     Ranks that share heads or sequence draw apart from each other, as they drop other things."""
-    seed = int(batch[HOST_SEED])
-    value = (seed + 1_000_003 * tp_rank + 7_919 * cp_rank + 104_729 * chunk) % 2**63
+    value = generator_seed(int(batch[HOST_SEED]), tp_rank, cp_rank, chunk)
     torch.default_generator.manual_seed(value)  # torch.manual_seed asks every kind of device: 2 ms
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(value)
+
+
+def generator_seed(seed: int, tp_rank: int, cp_rank: int, chunk: int) -> int:
+    """What a rank seeds its generators with for one chunk of the micro-batch of this seed."""
+    return (seed + 1_000_003 * tp_rank + 7_919 * cp_rank + 104_729 * chunk) % 2**63
+
+
+def held_seeds() -> tuple[int, ...]:
+    """What the generators of the CPU and of this rank's CUDA device were last seeded with, by their
+    own account. The host knows both: nothing waits for the device."""
+    held = (torch.default_generator.initial_seed(),)
+    return (*held, torch.cuda.initial_seed()) if torch.cuda.is_initialized() else held
 
 
 def seed_process(seed: int) -> None:

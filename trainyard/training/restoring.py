@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from trainyard.checkpoint.fit import listed
 from trainyard.checkpoint.load import Checkpoint
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.repadding import Repadding
 from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
@@ -72,7 +72,21 @@ def restore_weights(
         _tell("--load-allow-unexpected: left in the checkpoint", unexpected)
     for name in missing:
         tensors.pop(name, None)
-    restoring.fill(tensors, MODEL, (wanted - set(missing)) | set(unexpected))
+    try:
+        restoring.fill(tensors, MODEL, (wanted - set(missing)) | set(unexpected))
+    except ArtifactError as error:
+        lacking, besides = wanted - there - set(missing), there - wanted - set(unexpected)
+        raise ArtifactError(f"{error}{_way_out(bool(lacking), bool(besides))}") from error
+
+
+def _way_out(lacking: bool, besides: bool) -> str:
+    """What to give where a checkpoint is meant that has not all weights, or others as well."""
+    ways = []
+    if lacking:
+        ways.append("--load-allow-missing PATTERN ... where they are to be drawn as a new model's")
+    if besides:
+        ways.append("--load-allow-unexpected PATTERN ... where they are to stay in the checkpoint")
+    return f"\n  if that is meant, give {' and '.join(ways)}" if ways else ""
 
 
 def _tell(what: str, names: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ A step belongs to a run when its lineage (configuration and inputs) is the run's
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,14 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.callbacks.checkpointing import STAYS
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import Ledger
+from trainyard.training.ledgers import (
+    StepLedger,
+    carried_lines,
+    join_ledgers,
+    ledger_fault,
+    read_ledgers,
+    tell_lost_proof,
+)
 from trainyard.training.repadding import Repadding
 from trainyard.training.restoring import restore_training
 from trainyard.training.state import TrainState
@@ -113,25 +120,48 @@ def _pass_over(step: int, error: ArtifactError) -> None:
 
 def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> FoundSteps:
     """The steps without the highest ones that are not as they were published, each with a word why;
-    the one to continue from is whole, as far as `verify` looks."""
-    while (step := found.latest) is not None:
+    the one to continue from is whole, as far as `verify` looks, and its ledger is in any case.
+
+    Where none is left, the highest whose ledger alone is damaged: a run can be trained on without
+    the proof of what it was made of."""
+    rest, damaged = found, set(found.damaged)
+    while (step := rest.latest) is not None:
+        url = join(root_url, step_folder(step))
         try:
-            with open_checkpoint(join(root_url, step_folder(step)), verify=verify) as checkpoint:
-                checkpoint.check()
-            return found
+            with open_checkpoint(url, verify=verify) as checkpoint:
+                checkpoint.check(apart_from=(LEDGER,))
         except ArtifactError as error:
             _pass_over(step, error)
-        found = replace(
-            found,
-            staying=tuple(s for s in found.staying if s != step),
-            passing=tuple(s for s in found.passing if s != step),
-            damaged=tuple(sorted((step, *found.damaged))),
+            damaged.add(step)
+        else:
+            fault = ledger_fault(url)
+            if not fault:
+                return rest
+            _pass_over(step, ArtifactError(fault))
+        rest = _without(rest, {step})
+    left = _without(found, damaged)
+    if left.latest is not None:
+        log.warning(
+            "no step is left that is whole: going on from step %d all the same, of which nothing "
+            "but the ledger is damaged",
+            left.latest,
         )
-    return found
+        return left
+    return rest
+
+
+def _without(found: FoundSteps, steps: set[int]) -> FoundSteps:
+    return replace(
+        found,
+        staying=tuple(step for step in found.staying if step not in steps),
+        passing=tuple(step for step in found.passing if step not in steps),
+        damaged=tuple(sorted(steps.union(found.damaged))),
+    )
 
 
 def announce(found: FoundSteps, root_url: str) -> None:
-    """Say what is passed over and why."""
+    """Say what is passed over and why, and which ledgers of the steps before the one to continue
+    from are damaged."""
     if found.foreign:
         log.warning(
             "passing over step %s in %s: of other options or inputs, so this is another run; they "
@@ -139,6 +169,8 @@ def announce(found: FoundSteps, root_url: str) -> None:
             "another --save",
             *(_listed(found.foreign), root_url, ASIDE, root_url),
         )
+    if found.latest is not None:
+        tell_lost_proof(root_url, sorted({*found.staying, found.latest}))
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -158,15 +190,9 @@ def resume(
     state = restore_training(checkpoint, trainee, repadding)
     ledger = Ledger(state.ledger_digest)
     if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
-        lines = store.read_bytes(join(checkpoint.url, LEDGER)).decode().splitlines()
-        ledger.lines = [line for line in lines if _is_behind(line, last_staying)]
+        ledger.lines = carried_lines(checkpoint.url, state.step, last_staying)
     _check_batch_size(checkpoint, global_batch_size)
     return state, ledger
-
-
-def _is_behind(line: str, step: int) -> bool:
-    """Whether a line of a ledger is not in those of the steps up to one; step 0: there is none."""
-    return step == 0 or int(json.loads(line)["step"]) > step
 
 
 def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
@@ -184,30 +210,42 @@ def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
 
 def whole_ledger(root_url: str, steps: Sequence[int]) -> bytes:
     """The ledgers of the steps that stay, joined: the whole run."""
-    return b"".join(store.read_bytes(join(root_url, step_folder(step), LEDGER)) for step in steps)
+    return join_ledgers(list(read_ledgers(root_url, steps)))
 
 
-def finished_steps(root_url: str, lineage: str) -> tuple[list[FileRecord], bytes]:
-    """The files of every step of a run that stays, and the ledger of all; other steps are
-    removed."""
+def finished_steps(
+    root_url: str, lineage: str, passed_over: Sequence[int] = ()
+) -> tuple[list[FileRecord], bytes]:
+    """The files of every step of a run that stays, and the ledger of all; other steps are removed.
+
+    passed_over: damaged steps that the run has told of when it began; they are set aside."""
     found = find_own_steps(root_url, lineage)
-    if found.damaged:  # by whom, and since this run has begun: nothing is removed then
-        raise ArtifactError(f"{root_url}: step {_listed(found.damaged)} cannot be read any more")
+    known = [step for step in found.damaged if step in passed_over]
+    if len(known) < len(found.damaged):  # by whom, and since this run has begun
+        raise ArtifactError(
+            f"{root_url}: step {_listed(found.damaged)} cannot be read any more, as told above; "
+            "when this run began it could be, and nothing was removed. Put it right, or give the "
+            "same command again: it sets that step aside and ends the run without it"
+        )
+    set_aside(root_url, known)
     remove_all_but(root_url, found.staying)
-    records = [record for step in found.staying for record in records_of_step(root_url, step)]
-    return records, whole_ledger(root_url, found.staying)
+    ledgers = list(read_ledgers(root_url, found.staying))
+    records = [record for ledger in ledgers for record in records_of_step(root_url, ledger)]
+    return records, join_ledgers(ledgers)
 
 
-def records_of_step(root_url: str, step: int) -> list[FileRecord]:
+def records_of_step(root_url: str, ledger: StepLedger) -> Iterator[FileRecord]:
     """Every file of a published step relative to the run folder, its own manifest (volatile)
-    included."""
-    folder = step_folder(step)
+    included; of a damaged ledger what is there, as the run is published with that."""
+    folder = step_folder(ledger.step)
     url = join(root_url, folder, MANIFEST)
     found = read_manifest(url)
     assert found is not None, url
     data = store.read_bytes(url)
     own = FileRecord(MANIFEST, len(data), digest_bytes(data), volatile=True)
-    return [replace(record, path=f"{folder}/{record.path}") for record in (*found[0].files, own)]
+    listed = [record for record in found[0].files if record.path != LEDGER]
+    for record in (*listed, *([ledger.record] if ledger.record else []), own):
+        yield replace(record, path=f"{folder}/{record.path}")
 
 
 def set_aside(root_url: str, steps: Sequence[int]) -> None:
@@ -216,10 +254,15 @@ def set_aside(root_url: str, steps: Sequence[int]) -> None:
     A run that is made anew, with other options, data or code, must not cost anybody the old one."""
     for step in steps:
         folder = step_folder(step)
-        found = read_manifest(join(root_url, folder, MANIFEST))
-        if found is None:
-            continue
-        names = (f"{found[0].lineage[:8]}{ending}" for ending in _endings())
+        try:
+            found = read_manifest(join(root_url, folder, MANIFEST))
+        except ArtifactError:
+            whose = "damaged"
+        else:
+            if found is None:
+                continue
+            whose = found[0].lineage[:8]
+        names = (f"{whose}{ending}" for ending in _endings())
         places = (join(root_url, ASIDE, name, folder) for name in names)
         place = next(url for url in places if not store.list_files(url))
         store.move_tree(join(root_url, folder), place)

@@ -52,6 +52,10 @@ class PublishedStep:
     """Of its ledger: steps since the checkpoint before it that stays."""
     state: Mapping[str, Any]
     stays: bool
+    lines_fault: str = ""
+    """Why not all of its lines can be read."""
+    state_fault: str = ""
+    """Why its state cannot be read; it is empty then."""
 
 
 @dataclass(slots=True)
@@ -108,7 +112,7 @@ def parse_line(text: str, where: str) -> dict[str, Any]:
         record = json.loads(text)
         if not isinstance(record, dict) or type(record["step"]) is not int or record["step"] < 0:
             raise ValueError("no number of a step")
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise ArtifactError(
             f"{where}: a line of the ledger is not a step: {text[:60]!r} ({error})"
         ) from error

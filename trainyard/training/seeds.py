@@ -4,6 +4,7 @@ proves that a run drew from the right ones does without torch."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 
 def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
@@ -12,8 +13,17 @@ def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & (2**63 - 1)
 
 
+def step_seeds(seed: int, step: int, num_microbatches: int) -> list[int]:
+    """The seeds of the micro-batches of a step, over all ranks."""
+    return [microbatch_seed(seed, step, place) for place in range(num_microbatches)]
+
+
 def step_digest(seed: int, step: int, num_microbatches: int) -> str:
     """Digest of all that a step draws from: the seeds of its micro-batches, over all ranks."""
-    seeds = (microbatch_seed(seed, step, place) for place in range(num_microbatches))
+    return digest_of_seeds(step_seeds(seed, step, num_microbatches))
+
+
+def digest_of_seeds(seeds: Iterable[int]) -> str:
+    """Digest of the seeds of a step, in the order of its micro-batches."""
     text = ",".join(map(str, seeds))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

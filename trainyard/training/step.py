@@ -30,8 +30,9 @@ from trainyard.training.microbatch import (
     is_last_chunk,
     masked_loss,
 )
-from trainyard.training.randomness import seed_generators
+from trainyard.training.randomness import held_seeds, seed_generators
 from trainyard.training.rerun import REMEDIES, StepJudge, StepSums
+from trainyard.training.taken import Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ def forward_stage(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Ten
     """What a module makes of a micro-batch (microbatch.StageModule)."""
     output: Tensor = module.forward_stage(hidden, batch)  # type: ignore[operator]
     return output
+
+
+def _unchecked(taken: Taken) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,8 @@ class Trainee:
         self._options = options
         self._totals = Totals(groups, self.device)
         self._loss_factor = 1.0
+        self._taken = Taken(0, 0)
+        self._check: Callable[[Taken], None] = _unchecked
         self._tp_cp_seed = (groups.tp_rank, groups.cp_rank)
         self._runner = make_runner(self)
 
@@ -109,10 +116,14 @@ class Trainee:
         batches: Iterator[Batch],
         rates: Rates,
         stop: bool = False,
+        check: Callable[[Taken], None] = _unchecked,
     ) -> StepResult:
         """Take the micro-batches of step `number` from `batches` and update the parameters.
 
-        stop: this rank was asked to stop; all learn of it with the loss, at no extra cost."""
+        stop: this rank was asked to stop; all learn of it with the loss, at no extra cost.
+        check: told what was taken, each time that the step is computed, before anything is updated
+        on any rank; raises where that may not be."""
+        self._check = check
         judge, timed = self._options.judge, self._options.timed
         if judge is None:
             sums = self._gradients(number, size, batches, stop)
@@ -140,14 +151,17 @@ class Trainee:
         can be done again with the same batches."""
         timed = self._options.timed
         self._begin_step(size, stop)
+        self._taken = Taken(number, size.num_microbatches)
         ready = self._preparation.training(
-            batches, self._options.seed, number, size.num_microbatches
+            self._taken.watch(batches), self._options.seed, number, size.num_microbatches
         )
         with timed("forward-backward"):
             self._runner.train(_timed_batches(ready, timed), size.num_microbatches)
         with timed("all-grads-sync"):
             self.optimizer.reduce_gradients()
         measured = self.optimizer.measure(self._options.count_zeros)
+        # While the device computes, and before the sum that no rank can do without the others.
+        self._check(self._taken)
         all_reduce_sum(self._totals.values, self.groups.world)
         # The host waits here, once: for all that it has to know of the step.
         numbers = torch.cat((self._totals.values, measured.values)).tolist()
@@ -190,6 +204,7 @@ class Trainee:
         measurement. What the runner calls."""
         if module.training:
             seed_generators(batch, *self._tp_cp_seed, chunk)
+            self._taken.seeds[chunk, index] = held_seeds()
         timed = self._options.timed if module.training else untimed
         with timed("forward-compute"):
             output = self._options.forward(module, hidden, batch)

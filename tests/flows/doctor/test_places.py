@@ -21,7 +21,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = "".join(f"*--partition={name}) echo '{line}' ;;\n" for name, line in NODES.items())
     everything = "\n".join(NODES.values())
     programs = {
-        "scontrol": "echo 'Slurmctld(primary) at head is UP'",
+        "scontrol": """case "$*" in
+*config*) printf 'KillOnBadExit           = 0\\nKillWait                = 30 sec\\n' ;;
+*) echo 'Slurmctld(primary) at head is UP' ;;
+esac""",
         "sinfo": f'case "$*" in\n{cases}*--partition=*) exit 1 ;;\n*) echo "{everything}" ;;\nesac',
     }
     for name, text in programs.items():
@@ -59,3 +62,17 @@ def test_gpus_are_looked_for_where_the_stage_goes_that_asks_for_them() -> None:
 def test_a_partition_whose_nodes_are_down_runs_nothing() -> None:
     answer = asked('[slurm.merge]\npartition = "old"\n')
     assert (answer.state, answer.told) == (State.FAIL, "0 of 1 nodes of old run jobs")
+
+
+@pytest.mark.parametrize(
+    ("watch", "state"),
+    [
+        ("[watch]\ngrace_seconds = 29", State.OK),
+        ("[watch.pretrain]\ngrace_seconds = 31", State.WARN),
+    ],
+)
+def test_what_scancel_leaves_a_training_to_save_in_is_told(watch: str, state: State) -> None:
+    answer = asked(f'[slurm]\npartition = "cpu"\n{watch}\n')
+    assert answer.state is state
+    assert "KillWait 30 s" in answer.told
+    assert ("not by scancel" in answer.todo) is (state is State.WARN)

@@ -1,24 +1,61 @@
-"""The end of a scheduled job, from what is left of each witness."""
+"""The end of a scheduled job, from what is left of each witness.
+
+Reports of stages are those that stages write; tests/stages/test_pretrain_failures.py has such of
+trainings that really lost a rank, hung and ran out of memory."""
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from typing import Any
 
 import pytest
 
 from flows.launch.ending import Evidence, join_shares, judge
-from flows.launch.outcome import EXIT_STATUS, RETRIED, Kind, Outcome
+from flows.launch.outcome import EXIT_STATUS, RETRIED, Kind, Outcome, read_failure
+from stages.failure import RUN_DIR, report_failure
+from trainyard.errors import (
+    CommunicationError,
+    ConfigError,
+    DataError,
+    DeviceMemoryError,
+    HangError,
+    HostMemoryError,
+    InfrastructureError,
+    RerunElsewhere,
+    Stopped,
+)
 
-STORE = {"class": "InfrastructureError", "message": "store is away", "exit_status": 3}
-DATA = {"class": "DataError", "message": "a.jsonl:7: not JSON", "exit_status": 1, "step": 40}
-OPTION = {"class": "ConfigError", "message": "--lr must be positive", "exit_status": 2}
-DEFECT = {"class": "KeyError", "message": "x", "exit_status": 70}
-GPU_MEMORY = {"class": "OutOfMemoryError", "message": "CUDA out of memory", "exit_status": 3}
-HOST_MEMORY = {"class": "MemoryError", "message": "MemoryError", "exit_status": 3}
-NCCL = {"class": "DistBackendError", "message": "NCCL error", "exit_status": 3}
-SAVED = {"class": "Stopped", "message": "stopped by SIGUSR1", "exit_status": 138}
-STOPPED = {"class": "Stopped", "message": "stopped by SIGTERM", "exit_status": 143}
-OTHER_HARDWARE = {"class": "RerunElsewhere", "message": "a step differs", "exit_status": 16}
+
+def told(error: BaseException) -> dict[str, Any]:
+    """The failure.json of a stage that ends with this error."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setenv(RUN_DIR, folder)
+        report_failure("pretrain", error, debug=False)
+        failure = read_failure(folder)
+    assert failure is not None
+    return failure
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which need not be loaded, is called and made."""
+
+
+class DistBackendError(RuntimeError):
+    """As torch's."""
+
+
+STORE = told(InfrastructureError("store is away"))
+DATA = {**told(DataError("a.jsonl:7: not JSON")), "step": 40}
+OPTION = told(ConfigError("--lr must be positive"))
+DEFECT = told(KeyError("x"))
+GPU_MEMORY = told(DeviceMemoryError("rank 0 ran out of memory on cuda:0"))
+HOST_MEMORY = told(HostMemoryError("rank 0 ran out of memory on the host"))
+NCCL = told(CommunicationError("rank 0 of 2 lost its connection to another rank"))
+HUNG = told(HangError("no rank has made progress for 600 s"))
+SAVED = told(Stopped(10))
+STOPPED = told(Stopped(15))
+OTHER_HARDWARE = told(RerunElsewhere("a step differs"))
 
 TORCHRUN_LOST = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection"
 OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
@@ -34,9 +71,10 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"failure": OPTION}, Kind.CONFIG),
         ({"failure": DEFECT}, Kind.DEFECT),
         ({"failure": STORE}, Kind.INFRASTRUCTURE),
-        ({"failure": GPU_MEMORY}, Kind.OUT_OF_MEMORY),
+        ({"failure": GPU_MEMORY}, Kind.GPU_MEMORY),
         ({"failure": HOST_MEMORY}, Kind.OUT_OF_MEMORY),
         ({"failure": NCCL}, Kind.COMMUNICATION),
+        ({"failure": HUNG}, Kind.HANG),
         ({"failure": SAVED}, Kind.TIME_LIMIT),
         ({"failure": STOPPED}, Kind.STOPPED),
         ({"failure": OTHER_HARDWARE}, Kind.INFRASTRUCTURE),
@@ -65,7 +103,11 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"exit_code": 137, "is_of_launcher": True, "log_tail": OOM_KILLED}, Kind.OUT_OF_MEMORY),
         # --- the log counts where nobody else knows
         ({"exit_code": 137, "log_tail": OOM_KILLED}, Kind.OUT_OF_MEMORY),
-        ({"log_tail": "torch.OutOfMemoryError: CUDA out of memory."}, Kind.OUT_OF_MEMORY),
+        ({"log_tail": "torch.OutOfMemoryError: CUDA out of memory."}, Kind.GPU_MEMORY),
+        ({"log_tail": GPU_MEMORY["message"]}, Kind.GPU_MEMORY),
+        ({"log_tail": HOST_MEMORY["message"]}, Kind.OUT_OF_MEMORY),
+        ({"log_tail": HUNG["message"]}, Kind.HANG),
+        ({"log_tail": NCCL["message"]}, Kind.COMMUNICATION),
         ({"log_tail": "[rank3]: NCCL error: unhandled system error"}, Kind.COMMUNICATION),
         ({"exit_code": 2, "log_tail": TORCHRUN_LOST}, Kind.CONFIG),
         ({"failure": DATA, "log_tail": OOM_KILLED}, Kind.DATA),
@@ -74,6 +116,7 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"failure": NCCL, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
         ({"failure": DEFECT, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
         ({"failure": NCCL, "verdict": Kind.OUT_OF_MEMORY}, Kind.OUT_OF_MEMORY),
+        ({"failure": HUNG, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
         ({"failure": STOPPED, "verdict": Kind.PREEMPTED}, Kind.PREEMPTED),
         ({"failure": STOPPED, "verdict": Kind.TIME_LIMIT}, Kind.TIME_LIMIT),
         ({"failure": DATA, "verdict": Kind.NODE_FAILURE}, Kind.DATA),
@@ -96,6 +139,43 @@ def test_who_is_believed(evidence: dict[str, Any], kind: Kind) -> None:
     assert outcome.kind is kind
     assert outcome.name == "pretrain"
     assert bool(outcome.message) == (kind is not Kind.DONE)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), Kind.OUT_OF_MEMORY),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), Kind.OUT_OF_MEMORY),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
+                "memory: you tried to allocate 20480000000 bytes. Error code 12"
+            ),
+            Kind.OUT_OF_MEMORY,
+        ),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), Kind.GPU_MEMORY),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+            Kind.GPU_MEMORY,
+        ),
+        (
+            DistBackendError("NCCL error: unhandled cuda error, Cuda failure 2 'out of memory'"),
+            Kind.GPU_MEMORY,
+        ),
+        (
+            DistBackendError("ncclSystemError: ibv_create_cq failed: Cannot allocate memory"),
+            Kind.COMMUNICATION,
+        ),
+        (DistBackendError("NCCL error: remote process exited"), Kind.COMMUNICATION),
+        (OSError(errno.ENOSPC, "No space left on device"), Kind.INFRASTRUCTURE),
+        (RuntimeError("the tensors do not fit"), Kind.DEFECT),
+        (ValueError("out of memory"), Kind.DEFECT),
+    ],
+)
+def test_errors_of_the_system_and_of_torch_say_in_any_stage_what_happened(
+    error: Exception, kind: Kind
+) -> None:
+    assert judge("reshard", Evidence(failure=told(error))).kind is kind
 
 
 def test_what_a_stage_reported_is_kept() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import subprocess
 import sys
 
 import pytest
 
 from trainyard.artifacts import claim, conditional, store
-from trainyard.errors import ClaimHeldError
+from trainyard.errors import ClaimHeldError, InfrastructureError
 
 
 def test_a_second_run_is_told_who_holds_the_claim(store_url: str) -> None:
@@ -43,6 +44,25 @@ def test_a_claim_that_stands_still_is_taken_over(
     elsewhere = dataclasses.replace(claim.Holder.of_this_process(), machine="another", run="other")
     conditional.put_if_absent(url, elsewhere.encode(0))
     claim.acquire(url, 10).release()
+
+
+def test_a_claim_that_cannot_be_renewed_says_so_once_a_minute_and_that_it_can_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, claim.__name__)
+    trouble = claim.Trouble("/yard/.claim.json")
+    trouble.passed()
+    for _ in range(3):
+        trouble.met(InfrastructureError("No space left on device"))
+    (once,) = caplog.messages
+    assert once.startswith("could not renew the claim, trying again every 5 s; after 30 s another")
+    assert once.endswith("No space left on device")
+    monkeypatch.setattr(claim, "TELL_SECONDS", 0.0)
+    trouble.met(InfrastructureError("No space left on device"))
+    assert caplog.messages[1].startswith("could not renew the claim for 0 s, trying again")
+    trouble.passed()
+    trouble.passed()
+    assert caplog.messages[2:] == ["the claim /yard/.claim.json can be renewed again"]
 
 
 @pytest.mark.slow

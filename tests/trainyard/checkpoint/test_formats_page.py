@@ -34,6 +34,31 @@ def test_the_printed_reader_reads_every_tensor(
     assert "trainyard" not in reader
 
 
+@pytest.mark.parametrize("manifest", [None, '{"status": "replacing"}'])
+def test_the_printed_reader_takes_no_torn_save_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: str | None
+) -> None:
+    (reader,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "reader.py"
+    path.write_text(reader)
+    run = tmp_path / "run"
+    save(str(run), {"model.a": torch.ones(2)}, step=50)
+    monkeypatch.setattr(sys, "argv", [str(path), str(run)])
+    read = runpy.run_path(str(path))["read_checkpoint"]
+    torn = run / "iter_0000100"
+    save(str(run), {"model.a": torch.zeros(2)}, step=100)
+    if manifest is None:
+        (torn / "manifest.json").unlink()
+    else:
+        (torn / "manifest.json").write_text(manifest)
+    assert torch.equal(read(str(run))["model.a"], torch.ones(2))
+    with pytest.raises(AssertionError, match="no save that was finished"):
+        read(str(torn))
+    (run / "iter_0000050" / "manifest.json").unlink()
+    with pytest.raises(AssertionError, match="no save that was finished"):
+        read(str(run))
+
+
 @pytest.mark.slow
 def test_the_printed_reader_is_a_program(tmp_path: Path) -> None:
     (reader,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.memory_group import little_memory
 from trainyard.corpus.cores import available_cores
 from trainyard.corpus.workers import Crew, check_stop, run_jobs
 from trainyard.errors import DataError, InfrastructureError
 
+MODULE = "tests.trainyard.corpus.test_workers"
 CREWS = [Crew(0, 1), Crew(0, 3), Crew(2, 1), Crew(2, 2)]
 
 
 def job(i: int) -> tuple[int, str]:
-    """Square; fail on 7 and 9 (9 at once, 7 later), strangely on 11; die on 13; run on for 17."""
+    """Square; fail on 7 and 9 (9 at once, 7 later), strangely on 11; die on 13; run on for 17; take
+    a lot of memory on 19."""
     if i == 7:
         time.sleep(0.3)
     if i in (7, 9):
@@ -30,6 +33,8 @@ def job(i: int) -> tuple[int, str]:
         raise StrangeError(1, 2)
     if i == 13:
         os.kill(os.getpid(), signal.SIGKILL)
+    if i == 19:
+        bytearray(b"x" * (400 << 20))
     while i == 17:
         time.sleep(0.01)
         check_stop()
@@ -98,6 +103,15 @@ def test_a_worker_that_is_killed_ends_the_run_in_words() -> None:
     with pytest.raises(InfrastructureError, match="a worker process died of SIGKILL"):
         dict(run_jobs(job, [1, 13, 2, 3], Crew(2, 2), {}))
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_a_worker_that_the_kernel_ended_for_its_memory_is_told_as_that() -> None:
+    with little_memory() as bounded:
+        done = subprocess.run(
+            [*bounded, sys.executable, "-m", MODULE], capture_output=True, text=True, timeout=60
+        )
+    assert "HostMemoryError: the kernel ended a worker process" in done.stdout, done.stderr
 
 
 def test_a_worker_that_dies_at_its_start_ends_the_run_in_words() -> None:
@@ -176,3 +190,10 @@ def _group(pgid: int) -> list[int]:
     listed = subprocess.run(["ps", "-e", "-o", "pid=,pgid=,stat="], capture_output=True, text=True)
     rows = [line.split() for line in listed.stdout.splitlines()]
     return [int(pid) for pid, group, state in rows if int(group) == pgid and state[0] != "Z"]
+
+
+if __name__ == "__main__":
+    try:
+        dict(run_jobs(job, [1, 19, 2], Crew(2, 1), {}))
+    except InfrastructureError as error:
+        print(f"{type(error).__name__}: {error}")

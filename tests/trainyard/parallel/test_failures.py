@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from trainyard.errors import InfrastructureError
+from trainyard.errors import CommunicationError
+from trainyard.parallel.data import reported
 from trainyard.parallel.failures import communication_reported, is_communication_error
 from trainyard.parallel.mappings import reduce_from_tp
+from trainyard.parallel.pipeline.p2p import communicating
 from trainyard.testing.pool import RankPool
 
 LOST = (
@@ -37,7 +40,7 @@ OURS = (
 @pytest.mark.parametrize("text", LOST)
 def test_words_of_gloo_and_nccl_are_known(text: str) -> None:
     with (
-        pytest.raises(InfrastructureError, match="rank 1 of 2 lost its connection"),
+        pytest.raises(CommunicationError, match="rank 1 of 2 lost its connection"),
         communication_reported(1, 2),
     ):
         raise RuntimeError(text)
@@ -55,6 +58,20 @@ def test_errors_of_torchs_stores_are_known_by_their_class() -> None:
     assert not is_communication_error(ValueError("gloo"))
 
 
+@pytest.mark.parametrize("guard", [reported(), communicating("receiving F0")])
+def test_memory_that_a_collective_lacks_is_no_lost_connection(
+    guard: AbstractContextManager[None],
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError), guard:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize("guard", [reported(), communicating("receiving F0")])
+def test_what_else_a_collective_raises_is_one(guard: AbstractContextManager[None]) -> None:
+    with pytest.raises(CommunicationError, match="Connection closed by peer"), guard:
+        raise RuntimeError("Connection closed by peer")
+
+
 def lose_a_rank(seen: Path) -> None:
     if dist.get_rank() == 1:
         os._exit(0)
@@ -62,7 +79,7 @@ def lose_a_rank(seen: Path) -> None:
         with communication_reported(0, 2):
             for _ in range(100):
                 reduce_from_tp(torch.ones(4), dist.group.WORLD)
-    except InfrastructureError as error:
+    except CommunicationError as error:
         seen.write_text(str(error))
         raise
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainyard.training.small import MODEL, VOCAB, Collector, build_loop, build_trainee
-from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.errors import ConfigError, HangError, HostMemoryError, InfrastructureError
 from trainyard.models.memory import Layout
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
@@ -56,7 +56,7 @@ def test_all_ranks_write_their_stacks_and_the_one_behind_is_named(tmp_path: Path
     over.set()
     for thread in threads:
         thread.join()
-    assert len(ended) == 2
+    assert [type(error) for error in ended] == [HangError] * 2
     text = str(ended[0])
     assert "rank 1 is behind, after step 3 in read_a_broken_disk" in text
     assert "rank 0 is behind" not in text
@@ -236,7 +236,7 @@ def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: 
     plan = plan_memory(MODEL, VOCAB, layout, BF16)
     assert is_out_of_memory(error)
     with (
-        pytest.raises(InfrastructureError) as raised,
+        pytest.raises(HostMemoryError) as raised,
         out_of_memory_explained(1, 2, CPU, lambda: (plan, layout)),
     ):
         raise error
@@ -255,7 +255,7 @@ def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: 
 
 def test_of_a_model_without_formulas_no_plan_is_told() -> None:
     with (
-        pytest.raises(InfrastructureError) as raised,
+        pytest.raises(HostMemoryError) as raised,
         out_of_memory_explained(0, 2, CPU, lambda: (None, Layout(micro_batch_size=4, dp=2))),
     ):
         raise MemoryError
@@ -263,6 +263,22 @@ def test_of_a_model_without_formulas_no_plan_is_told() -> None:
     assert "the plan" not in text
     assert "--use-distributed-optimizer;" in text
     assert text.index("--micro-batch-size 2") < text.index("--use-distributed-optimizer")
+
+
+def test_beside_a_gpu_the_hosts_memory_is_told_as_its_own() -> None:
+    layout = Layout(micro_batch_size=4, dp=2)
+    with (
+        pytest.raises(HostMemoryError) as raised,
+        out_of_memory_explained(
+            1, 2, torch.device("cuda", 0), lambda: (plan_memory(MODEL, VOCAB, layout, BF16), layout)
+        ),
+    ):
+        raise ask_for(10**16)
+    text = str(raised.value)
+    assert "rank 1 ran out of memory on the host" in text
+    assert "--num-workers" in text
+    assert "--micro-batch-size" not in text
+    assert "the plan was" not in text
 
 
 def test_what_is_done_already_is_not_suggested() -> None:

@@ -37,16 +37,15 @@ def carried(config: TokenizerConfig) -> Carried:
 
 
 def find_tokenizer(url: str) -> Carried:
-    """The tokenizer of a folder, by the names of its files; one that cannot be read is left out,
-    with a word on why."""
+    """The tokenizer of a folder, by the names of its files, if it has one; one that cannot be read
+    is left out, with a word on why."""
     config = _config_of(url, set(store.list_folder(url)))
     if config is None:
-        log.warning("%s holds no tokenizer; the checkpoint carries none", url)
         return NONE
     try:
         return carried(config)
     except TrainyardError as error:
-        log.warning("the checkpoint carries no tokenizer: %s", error)
+        log.warning("the tokenizer of %s is left out: %s", url, error)
         return NONE
 
 

@@ -33,21 +33,24 @@ def detect(url: str) -> Kind | None:
 
 def kind_of_names(names: Iterable[str]) -> Kind | None:
     """The kind that relative names tell; where there are several, ours, and then the outermost."""
+    return next(iter(kinds_of_names(names)), None)
+
+
+def kinds_of_names(names: Iterable[str]) -> list[Kind]:
+    """All kinds that relative names tell, the one that is meant first."""
     found = list(names)
-    if any(_is_ours(name) for name in found):
-        return "trainyard"
     top = {name for name in found if "/" not in name}
-    if "config.json" in top and any(HUGGINGFACE.fullmatch(name) for name in top):
-        return "hf"
-    if "params.json" in top and any(META.fullmatch(name) for name in top):
-        return "meta"
-    if any(MEGATRON.fullmatch(name) for name in found):
-        return "megatron"
-    if any(TORCH_DIST.fullmatch(name) for name in found):
-        return "torch_dist"
-    if "config.json" in top and top & BESIDE_WEIGHTS:
-        return "hf"  # a download without its weights, of which the reader says more
-    return None
+    told: dict[Kind, bool] = {
+        "trainyard": any(_is_ours(name) for name in found),
+        "hf": "config.json" in top and any(HUGGINGFACE.fullmatch(name) for name in top),
+        "meta": "params.json" in top and any(META.fullmatch(name) for name in top),
+        "megatron": any(MEGATRON.fullmatch(name) for name in found),
+        "torch_dist": any(TORCH_DIST.fullmatch(name) for name in found),
+    }
+    kinds = [kind for kind, is_told in told.items() if is_told]
+    if not kinds and "config.json" in top and top & BESIDE_WEIGHTS:
+        return ["hf"]  # a download without its weights, of which the reader says more
+    return kinds
 
 
 def _is_ours(name: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from trainyard.checkpoint.strict import shown
 from trainyard.errors import ArtifactError
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
@@ -14,6 +15,9 @@ Shapes = Mapping[str, Sequence[int]]
 
 LISTED = 20
 """Tensors of each kind that a refusal names; the rest are counted."""
+
+MAX_NAME = 300
+"""Letters of a line of the list."""
 
 
 def model_shapes(config: GPTConfig, padded_vocab_size: int) -> dict[str, tuple[int, ...]]:
@@ -28,7 +32,7 @@ def refuse_differences(held: Shapes, wanted: Shapes, url: str, told_by: str) -> 
     missing = sorted(set(wanted) - set(held))
     unexpected = sorted(set(held) - set(wanted))
     differing = [
-        f"{name} is {list(held[name])}, wanted {list(wanted[name])}"
+        f"{name} is {shown(list(held[name]))}, wanted {list(wanted[name])}"
         for name in sorted(set(wanted) & set(held))
         if tuple(held[name]) != tuple(wanted[name])
     ]
@@ -44,6 +48,11 @@ def refuse_differences(held: Shapes, wanted: Shapes, url: str, told_by: str) -> 
 def _listed(label: str, names: Sequence[str]) -> str:
     if not names:
         return ""
-    lines = "".join(f"\n    {name}" for name in names[:LISTED])
+    lines = "".join(f"\n    {_plain(name)}" for name in names[:LISTED])
     more = f"\n    ... and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f"\n  {len(names)} {label}:{lines}{more}"
+
+
+def _plain(name: str) -> str:
+    """As a terminal may show it: names are what a file says."""
+    return name if name.isprintable() and len(name) <= MAX_NAME else shown(name)

@@ -41,7 +41,7 @@ class Fields:
         if value is None:
             return None
         if kind is float and type(value) is int:
-            value = float(value)
+            value = float(value)  # of 64 bits: documents with larger ones are refused
         if type(value) is not kind:
             raise ArtifactError(
                 f"{self._where}: {self._prefix}{name} is {value!r:.60}, wanted {kind.__name__}"

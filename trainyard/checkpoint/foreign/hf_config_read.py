@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard.checkpoint.foreign.bounds import check_layers
 from trainyard.checkpoint.foreign.fields import Fields
 from trainyard.checkpoint.foreign.hf_config import (
     GPT2,
@@ -73,6 +74,7 @@ def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
     for field in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
         fields.must_be(field, False)
     fields.must_be("pruned_heads", {})
+    check_layers(values["num_layers"], where)
     vocab_size = fields.need("vocab_size", int)
     if fields.maybe("initializer_range", float):
         values["init_method_std"] = fields.maybe("initializer_range", float)
@@ -103,6 +105,7 @@ def _class_of(fields: Fields, where: str) -> str:
 def _llama_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
     """Options of a GPTConfig."""
     defaults = DEFAULTS[name]
+    check_layers(fields.need("num_hidden_layers", int), where)
     heads = fields.need("num_attention_heads", int)
     hidden = fields.need("hidden_size", int)
     if min(heads, hidden) < 1:
@@ -163,11 +166,14 @@ def _qwen_window(fields: Fields, width: int | None, where: str) -> dict[str, Any
     """On the layers that `layer_types` names, or on those from `max_window_layers` on."""
     layers, first = fields.need("num_hidden_layers", int), fields.get("max_window_layers", 28)
     kinds = fields.raw("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise ArtifactError(f"{where}: layer_types is {kinds!r:.60}, wanted a list")
     if kinds is None:
         sliding = [width is not None and layer >= first for layer in range(layers)]
     else:
         sliding = [kind == "sliding_attention" for kind in kinds]
-        if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
+        known = all(kind in ("sliding_attention", "full_attention") for kind in kinds)
+        if len(kinds) != layers or not known:
             raise ConfigError(
                 f"{where}: layer_types must name full_attention or sliding_attention for each of "
                 f"{layers} layers, which it does not"

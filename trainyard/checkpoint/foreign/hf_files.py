@@ -17,6 +17,7 @@ import torch
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.foreign.assembled import TheirTensors
+from trainyard.checkpoint.foreign.documents import read_document
 from trainyard.checkpoint.foreign.torch_weights import TorchWeights
 from trainyard.checkpoint.tensorfile import TensorFile, TensorSpec
 from trainyard.errors import ArtifactError, ConfigError
@@ -115,7 +116,7 @@ def _shards(url: str, index: str, open_file: Open) -> Shards:
 def weight_map(url: str, index: str) -> dict[str, str]:
     """Which file of the folder holds which tensor, by an index."""
     place = join(url, index)
-    document: Any = store.read_json(place)
+    document: Any = read_document(place)
     mapped = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(mapped, dict) or not mapped:
         raise ArtifactError(f"{place}: has no weight_map")

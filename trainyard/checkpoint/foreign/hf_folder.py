@@ -44,6 +44,7 @@ def write_hf_folder(
     Raises ConfigError, before anything is written, when no architecture fits."""
     wanted = {target.name: target for target in targets(source.config)}
     _check_sources(source, wanted)
+    _warn_without_tokenizer(source)
     specs = {name: _spec(source, target) for name, target in wanted.items()}
     planned = _plan(specs, num_shards)
     for file in planned:
@@ -60,7 +61,6 @@ def write_hf_folder(
     _write_json(open_file, "config.json", document | special)
     _write_json(open_file, "generation_config.json", generation)
     if tokenizer is None:
-        log.warning("%s carries no tokenizer; none is exported", source.url)
         return
     for name, data in tokenizer_files(source, tokenizer).items():
         with open_file(name) as out:
@@ -131,6 +131,18 @@ def _weight_map(planned: list[PlannedFile]) -> dict[str, Any]:
     return {"metadata": {"total_size": total}, "weight_map": places}
 
 
+def _warn_without_tokenizer(source: Source) -> None:
+    """What is written loads; text cannot be made tokens with it."""
+    carried = source.tokenizer_files()
+    if "tokenizer.json" not in carried:
+        why = "the tokenizer of %s has no tokenizer.json" if carried else "%s carries no tokenizer"
+        log.warning(
+            f"{why}, so none is exported: AutoTokenizer will find nothing in this folder; "
+            "--tokenizer-model FOLDER exports one",
+            source.url,
+        )
+
+
 # --- tokenizer --------------------------------------------------------------------------------
 
 
@@ -147,10 +159,10 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_files(source: Source, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """The carried tokenizer as `AutoTokenizer` wants it: the same files, the end of text named."""
+    """The carried tokenizer as `AutoTokenizer` wants it: the same files, the end of text named;
+    none where it has no tokenizer.json."""
     files = {name: data for name, data in source.tokenizer_files().items() if name != DESCRIPTION}
     if "tokenizer.json" not in files:
-        log.warning("the tokenizer of %s has no tokenizer.json; none is exported", source.url)
         return {}
     settings: dict[str, Any] = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
     told = dict(settings)

@@ -17,7 +17,9 @@ import torch
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.foreign.assembled import About, AssembledSource, TheirTensors
+from trainyard.checkpoint.foreign.bounds import check_model
 from trainyard.checkpoint.foreign.carried import find_tokenizer
+from trainyard.checkpoint.foreign.documents import read_document
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
 from trainyard.checkpoint.foreign.hf import targets
 from trainyard.checkpoint.foreign.hf_back import recipes
@@ -26,6 +28,7 @@ from trainyard.checkpoint.foreign.hf_config_read import read_config
 from trainyard.checkpoint.foreign.hf_files import open_weights
 from trainyard.checkpoint.tensorfile import TensorSpec
 from trainyard.errors import ArtifactError
+from trainyard.models.config import GPTConfig
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -42,22 +45,29 @@ def open_huggingface(url: str) -> AssembledSource:
     Raises ConfigError for a model that ours does not compute, ArtifactError for a folder that is
     damaged or not of one piece."""
     where = join(url, CONFIG)
-    name, config, rows = read_config(store.read_json(where), where)
-    ours = model_shapes(config, rows)
-    wanted = {
-        target.name: tuple(target.convert(torch.empty(ours[target.source], device="meta")).shape)
-        for target in targets(config, name)
-    }
-    about = About(url, config, rows, find_tokenizer(url), _generation(url))
-    weights = ClassWeights(open_weights(url), wanted, "transformer." if name == GPT2 else "model.")
+    name, config, rows = read_config(read_document(where), where)
+    files = open_weights(url)
     try:
+        check_model(config, rows, len(files.specs), where)
+        wanted = _wanted(name, config, rows)
+        about = About(url, config, rows, find_tokenizer(url), _generation(url))
+        weights = ClassWeights(files, wanted, "transformer." if name == GPT2 else "model.")
         shapes = {key: spec.shape for key, spec in weights.specs.items()}
         refuse_differences(shapes, wanted, url, f"config.json, {name},")
         weights.refuse_other_head(url, tied_to=_embedding(name))
         return AssembledSource(about, recipes(config, name), weights)
     except BaseException:
-        weights.close()
+        files.close()
         raise
+
+
+def _wanted(name: str, config: GPTConfig, rows: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the class `name`, and its shape."""
+    ours = model_shapes(config, rows)
+    return {
+        target.name: tuple(target.convert(torch.empty(ours[target.source], device="meta")).shape)
+        for target in targets(config, name)
+    }
 
 
 def _embedding(name: str) -> str:
@@ -66,7 +76,7 @@ def _embedding(name: str) -> str:
 
 def _generation(url: str) -> Mapping[str, Any]:
     place = join(url, GENERATION)
-    found: Any = store.read_json(place) if store.exists(place) else {}
+    found: Any = read_document(place) if store.exists(place) else {}
     return found if isinstance(found, dict) else {}
 
 

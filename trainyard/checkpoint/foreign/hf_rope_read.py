@@ -79,6 +79,8 @@ def _llama3(rope: Fields) -> dict[str, Any]:
 
 def _yarn(rope: Fields, positions: int, where: str) -> dict[str, Any]:
     original = rope.get("original_max_position_embeddings", positions)
+    if min(original, positions) < 1:
+        raise ArtifactError(f"{where}: positions {positions}, before they were scaled {original}")
     factor = rope.maybe("factor", float) or positions / original
     return {
         "position_embedding_type": "yarn",

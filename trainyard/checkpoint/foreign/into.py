@@ -78,7 +78,7 @@ def write_step_of(
 
 def state_document(source: Source) -> dict[str, Any]:
     """How far the training of a source had come, as far as it says so; its schedule where it tells
-    one that ours can be."""
+    one that ours can be, and the scale of its loss."""
     document = {
         "step": source.step,
         "consumed_train_samples": source.consumed_train_samples,
@@ -90,6 +90,9 @@ def state_document(source: Source) -> dict[str, Any]:
     told = getattr(source, "scheduler", None)
     if source.step and isinstance(told, Mapping) and told.keys() >= SCHEDULER:
         document |= {"scheduled_samples": told["num_steps"], "schedule": _schedule(told)}
+    scaler: Mapping[str, Any] = getattr(source, "scaler", {})
+    if scaler:  # of an fp16 run, and with its optimizer
+        document["loss_scaler"] = dict(scaler)
     return document
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainyard.checkpoint.foreign.bounds import MAX_LAYERS, check_layers
+from trainyard.checkpoint.strict import shown
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
 SAME_NAME = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
@@ -66,6 +69,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 """Arguments whose other values change the model in a way that ours does not know, and the values
 that change nothing."""
 
+MAX_PATTERN = 8 * MAX_LAYERS
+"""Letters that say which layers have a window."""
+
 POSITIONS = ("learned_absolute", "rope", "yarn", "none")
 
 
@@ -80,17 +86,19 @@ def config_of(args: Mapping[str, Any], where: str) -> GPTConfig:
         if type(values.get(name)) is int:
             values[name] = float(values[name])
     if "layernorm_epsilon" in args:
-        values.setdefault("norm_epsilon", float(args["layernorm_epsilon"]))
+        values.setdefault("norm_epsilon", args["layernorm_epsilon"])
     if args.get("group_query_attention"):
         values["num_query_groups"] = args.get("num_query_groups") or 1
     if args.get("add_bias_linear") is False:
         values["disable_bias_linear"] = True
     values["position_embedding_type"] = _positions(args, where)
-    values |= _window(args)
+    values |= _window(args, where)
+    if type(values.get("num_layers")) is int:
+        check_layers(values["num_layers"], where)
     try:
         return from_dict(GPTConfig, values, "args")
     except ConfigError as error:
-        raise ArtifactError(f"{where}: describes no model: {error}") from error
+        raise ArtifactError(f"{where}: describes no model: {error!s:.500}") from error
 
 
 def _refuse(args: Mapping[str, Any], where: str) -> None:
@@ -120,11 +128,16 @@ def _positions(args: Mapping[str, Any], where: str) -> str:
     return str(kind)
 
 
-def _window(args: Mapping[str, Any]) -> dict[str, str]:
+def _window(args: Mapping[str, Any], where: str) -> dict[str, str]:
     window, freq = args.get("window_size"), args.get("window_attn_skip_freq")
     if window is None:
         return {}
     sides = window.split(",") if isinstance(window, str) else window
+    if not isinstance(sides, list | tuple) or len(str(freq)) > MAX_PATTERN:
+        raise ArtifactError(
+            f"{where}: window_size {shown(window)} and window_attn_skip_freq {shown(freq)} "
+            "describe no window"
+        )
     found = {"window_size": ",".join(str(side).strip(" ()") for side in sides)}
     if freq is not None:
         found["window_attn_skip_freq"] = str(freq).replace(" ", "")
@@ -140,8 +153,7 @@ def args_of(
     padded_vocab_size: int,
     vocab_size: int,
     tp: int,
-    pp: int,
-    vpp: int,
+    split: Partition,
     is_legacy: bool,
     transformer_impl: str,
     dtype: str,
@@ -171,11 +183,13 @@ def args_of(
     for name in WHOLE_NUMBERS:
         value = values[name]
         values[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    pp, vpp = len(split), len(split[0])
+    sizes = {len(stage.layers) for stage in stages_in_order(split)}
     return values | {
         "tensor_model_parallel_size": tp,
         "pipeline_model_parallel_size": pp,
         "num_layers_per_virtual_pipeline_stage": (
-            config.num_layers // (pp * vpp) if vpp > 1 else None
+            sizes.pop() if vpp > 1 and len(sizes) == 1 else None
         ),
         "virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
         "expert_model_parallel_size": 1,

@@ -145,7 +145,7 @@ def _of_source(source: Source) -> WholeModel:
         num_updates=source.num_updates,
         options=_plain(getattr(source, "args", {})),
         scheduler=_plain(scheduler) if isinstance(scheduler, Mapping) else None,
-        scaler={},
+        scaler=getattr(source, "scaler", {}),
         specs=source.specs,
         read_slice=lambda name, offset, extent: _box(source.read(name), offset, extent),
     )

@@ -21,7 +21,7 @@ TIED_COPY = "tied copy"
 
 LAYER = "decoder.layers."
 
-OURS_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+OURS_LAYER = re.compile(r"decoder\.layers\.(\d{1,9})\.(.+)", re.ASCII)
 
 ENGINE = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
@@ -111,7 +111,7 @@ def _of_legacy(path: str) -> str | None:
         return None
     if match := LEGACY_FINAL.fullmatch(encoder[1]):
         return f"{FINAL_NORM}{match[1]}"
-    layer = re.fullmatch(r"layers\.(\d+)\.(.+)", encoder[1])
+    layer = re.fullmatch(r"layers\.(\d{1,9})\.(.+)", encoder[1], re.ASCII)
     if layer is None:
         return None
     rest = re.sub(r"^attention\.", "self_attention.", layer[2])

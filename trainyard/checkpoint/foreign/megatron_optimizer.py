@@ -90,7 +90,7 @@ def _members(
     groups: Sequence[Mapping[str, Any]], parameters: Sequence[Parameter]
 ) -> list[list[Parameter]]:
     """The parameters of each group."""
-    decoupled = any(group.get("is_decoupled_lr") for group in groups)
+    decoupled = any(map(_has_own_rate, groups))
     keys = [_key_of_group(group, groups) for group in groups]
     if len(set(keys)) != len(keys):
         raise Unknown("two of its groups cannot be told apart")
@@ -118,10 +118,15 @@ def _key_of_group(
     if group.get("lr_mult", 1.0) != 1.0 or group.get("is_expert_parallel"):
         raise Unknown("it has groups of other learning rates, or of experts")
     if "wd_mult" in group:
-        return bool(group["wd_mult"]), bool(group.get("is_decoupled_lr"))
+        return bool(group["wd_mult"]), _has_own_rate(group)
     if any(other.get("weight_decay") for other in groups):
         return bool(group.get("weight_decay")), False
     return group is groups[0], False
+
+
+def _has_own_rate(group: Mapping[str, Any]) -> bool:
+    """Of --decoupled-lr. Core 0.16 and later says it by another key."""
+    return bool(group.get("is_decoupled_lr")) or group.get("default_config") is False
 
 
 def _take_moments(states: States, state: Any, parameter: Parameter) -> None:
@@ -164,11 +169,16 @@ def num_updates(document: Any, read: Callable[[TensorRef], Tensor], iteration: i
     except Unknown:
         return iteration
     inner = single.get("optimizer", single.get("optimizer_state_dict", single))
-    groups, state = inner.get("param_groups") or (), inner.get("state") or {}
+    groups, state = (
+        (inner.get("param_groups"), inner.get("state")) if isinstance(inner, Mapping) else ((), {})
+    )
+    groups = groups if isinstance(groups, list | tuple) else ()
+    state = state if isinstance(state, Mapping) else {}
     tables = [table for table in (*groups, *state.values()) if isinstance(table, Mapping)]
     for step in (state.get("common_step"), *(table.get("step") for table in tables)):
         if isinstance(step, TensorRef) and step.numel == 1:
-            step = int(read(step).item())
+            told = float(read(step).item())
+            step = int(told) if told.is_integer() else None
         if type(step) is int and step > 0:
             return step
     return iteration

@@ -1,6 +1,10 @@
 """The `optimizer` of a file of Megatron-LM, in the layout of its plain (not distributed) optimizer:
-groups with and without weight decay in the order in which they are met, parameters numbered group
-after group."""
+groups with and without weight decay, parameters numbered group after group.
+
+Megatron-LM loads groups by their place. Core 0.16 and later puts that with weight decay first;
+0.7 to 0.15, and the legacy models of these, that of the parameter which is met first. The two
+differ where a stage begins with a norm, that is without an embedding and with norms that are
+modules of their own (`local`), and where the embedding has a learning rate of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any
 import torch
 
 from trainyard.checkpoint.foreign.megatron_model import WholeModel
+from trainyard.checkpoint.foreign.megatron_names import EMBEDDING
 from trainyard.checkpoint.foreign.megatron_optimizer import MAIN, MOMENTS
 from trainyard.checkpoint.foreign.torch_write import LazyTensor
 from trainyard.optim.groups import is_embedding_or_output
@@ -47,10 +52,16 @@ def why_no_optimizer(model: WholeModel) -> str | None:
 
 
 def optimizer_document(
-    model: WholeModel, parameters: Sequence[Written], lazy: Callable[[str], LazyTensor]
+    model: WholeModel,
+    parameters: Sequence[Written],
+    lazy: Callable[[str], LazyTensor],
+    as_met: bool = False,
 ) -> dict[str, Any]:
-    """Of one file. lazy: this rank's part of a tensor by its full name of ours."""
+    """Of one file. lazy: this rank's part of a tensor by its full name of ours. as_met: groups in
+    the order in which their parameters are met, as for legacy models."""
     groups = _groups(model, parameters)
+    if not as_met and model.options.get("decoupled_lr") is None:
+        groups = dict(sorted(groups.items(), reverse=True))
     state: dict[int, dict[str, LazyTensor]] = {}
     param_groups: list[dict[str, Any]] = []
     for key, members in groups.items():
@@ -59,7 +70,7 @@ def optimizer_document(
             state[number] = {kind: lazy(f"optimizer.{kind}.{member.name}") for kind in MOMENTS}
         param_groups.append(_group(model, *key) | {"params": numbers})
     inner = {"state": state, "param_groups": param_groups}
-    if model.specs[f"model.{parameters[0].name}"].dtype not in HALF:
+    if model.specs[f"model.{EMBEDDING}"].dtype not in HALF:
         return inner
     main = [[lazy(f"optimizer.{MAIN}.{m.name}") for m in members] for members in groups.values()]
     document = {"optimizer": inner, "fp32_from_fp16_params": main}
@@ -75,7 +86,8 @@ def groups_document(model: WholeModel, names: Sequence[str]) -> list[dict[str, A
 def _groups(
     model: WholeModel, parameters: Sequence[Written]
 ) -> dict[tuple[bool, bool], list[Written]]:
-    """Parameters by whether weight decays and whether they have a learning rate of their own."""
+    """Parameters by whether weight decays and whether they have a learning rate of their own, in
+    the order in which they are met."""
     groups: dict[tuple[bool, bool], list[Written]] = {}
     has_own_rate = model.options.get("decoupled_lr") is not None
     for parameter in parameters:

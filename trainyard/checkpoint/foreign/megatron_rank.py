@@ -3,10 +3,12 @@ our names, and what else it says."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.checkpoint.foreign.bounds import MAX_LAYERS
 from trainyard.checkpoint.foreign.megatron_names import (
     EMBEDDING,
     TIED_COPY,
@@ -18,12 +20,16 @@ from trainyard.checkpoint.foreign.megatron_names import (
     with_layer_offset,
 )
 from trainyard.checkpoint.foreign.megatron_optimizer import Parameter
+from trainyard.checkpoint.foreign.megatron_progress import iteration_in
 from trainyard.checkpoint.foreign.pickles import TensorRef
 from trainyard.checkpoint.foreign.torch_file import TorchFile
 from trainyard.errors import ArtifactError
 
 ALLOWED = ("megatron.", "fp16.", "apex.", "transformer_engine.")
 """Classes that may be noted: enums and helpers that `args`, the scaler of the loss and FP8 keep."""
+
+CHUNK = re.compile(r"model\d{1,9}", re.ASCII)
+"""Key of a virtual pipeline stage."""
 
 
 @dataclass(slots=True)
@@ -84,10 +90,9 @@ class RankFile:
         return float(version)
 
     @property
-    def iteration(self) -> int:
-        """Of the run; 0 where the file does not say."""
-        found = self.tree.get("iteration", self.tree.get("total_iters", 0))
-        return found if type(found) is int and found >= 0 else 0
+    def iteration(self) -> int | None:
+        """Of the run; None where the file does not say."""
+        return iteration_in(self.tree, self.url)
 
     def is_legacy(self) -> bool:
         """Whether it is of the legacy model class."""
@@ -96,6 +101,8 @@ class RankFile:
     def num_chunks(self) -> int:
         """Virtual pipeline stages; an empty one at the end may be left out of a file."""
         numbers = [int(key[5:]) for key in self.tree if _is_chunk(key)]
+        if max(numbers, default=0) > MAX_LAYERS:
+            raise ArtifactError(f"{self.url}: holds a model{max(numbers)}; no run has so many")
         return 1 + max(numbers, default=0)
 
     def _models(self) -> list[Mapping[str, Any]]:
@@ -128,4 +135,4 @@ class RankFile:
 
 
 def _is_chunk(key: Any) -> bool:
-    return isinstance(key, str) and key.startswith("model") and key[5:].isdecimal()
+    return isinstance(key, str) and CHUNK.fullmatch(key) is not None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.closing import Closing
+from trainyard.checkpoint.foreign.bounds import check_model
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
 from trainyard.checkpoint.foreign.megatron_args import config_of
 from trainyard.checkpoint.foreign.megatron_bare import args_of_bare_file
@@ -42,7 +43,13 @@ from trainyard.checkpoint.foreign.megatron_optimizer import (
     num_updates,
     plain_states,
 )
+from trainyard.checkpoint.foreign.megatron_progress import (
+    check_iteration,
+    samples_in,
+    schedule_in,
+)
 from trainyard.checkpoint.foreign.megatron_rank import ALLOWED, Chunk, RankFile
+from trainyard.checkpoint.foreign.megatron_scaler import Scaler, scaler_in, warn_without
 from trainyard.checkpoint.foreign.megatron_tokens import tokens_of
 from trainyard.checkpoint.foreign.pickles import TensorRef
 from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES, TorchFile
@@ -79,6 +86,7 @@ class MegatronSource(Closing):
         self.version = first.version if self.is_legacy or first.args is None else 3.0
         self.args = _args(ranks, given)
         self.config: GPTConfig = config_of(self.args, first.url)
+        check_iteration(self.folder.step, first.iteration, first.url)
         _check_degrees(self.folder, self.args)
         tied = not self.config.untie_embeddings_and_output_weights
         grid = [[rank.chunks(tied) for rank in row] for row in ranks]
@@ -87,11 +95,13 @@ class MegatronSource(Closing):
         self.padded_vocab_size = self._vocabulary()
         self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
         self.step = self.folder.step
-        self.consumed_train_samples = _count(self.args, "consumed_train_samples")
-        self.scheduler = first.tree.get("opt_param_scheduler", first.tree.get("lr_scheduler"))
+        self.consumed_train_samples = samples_in(self.args, first.url)
+        self.scheduler = schedule_in(first.tree, first.url)
         """State of the schedules as the file has it, or None."""
         self.specs: dict[str, TensorSpec] = self._model_specs(_unknown(grid))
         self.num_updates = 0
+        self.scaler: Scaler = {}
+        """Of the scale of the loss, with the optimizer; empty where it is constant or unknown."""
         self._add_optimizer(ranks, grid)
         log.info(
             "opened Megatron-LM checkpoint step=%d tp=%d pp=%d class=%s version=%g tensors=%d "
@@ -140,6 +150,7 @@ class MegatronSource(Closing):
                 raise ArtifactError(f"{self.url}: {name} {error}") from error
         held = {name.removeprefix("model."): spec.shape for name, spec in specs.items()}
         held |= dict.fromkeys(unknown, ())
+        check_model(self.config, self.padded_vocab_size, len(held), self.url)
         wanted = model_shapes(self.config, self.padded_vocab_size)
         refuse_differences(held, wanted, self.url, "the model of its args")
         return specs
@@ -172,6 +183,8 @@ class MegatronSource(Closing):
         self.specs |= specs
         first = ranks[0][0]
         self.num_updates = num_updates(first.tree["optimizer"], first.file.read, self.step)
+        self.scaler = _scaler([rank for row in ranks for rank in row])
+        warn_without(self.scaler, self.specs[f"model.{EMBEDDING}"].dtype, self.args, self.url)
 
     def _optimizer_parts(
         self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]
@@ -264,6 +277,18 @@ def _args(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, An
     return {**first.args, **{key: value for key, value in given.items() if value is not None}}
 
 
+def _scaler(ranks: Sequence[RankFile]) -> Scaler:
+    """The scale of the loss, the same on all ranks."""
+    first, *others = [scaler_in(r.tree.get("optimizer"), r.file.read, r.url) for r in ranks]
+    for rank, other in zip(ranks[1:], others, strict=True):
+        if other != first:
+            raise ArtifactError(
+                f"{rank.url}: its scale of the loss is {other}, and that of {ranks[0].url} is "
+                f"{first}; they are of two saves"
+            )
+    return first
+
+
 def _check_degrees(folder: MegatronFolder, args: Mapping[str, Any]) -> None:
     tp = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
     pp = args.get("pipeline_model_parallel_size")
@@ -294,8 +319,3 @@ def _number_layers(grid: list[list[list[Chunk]]], num_layers: int, url: str) -> 
 
 def _unknown(grid: list[list[list[Chunk]]]) -> list[str]:
     return [path for row in grid for chunks in row for chunk in chunks for path in chunk.unknown]
-
-
-def _count(args: Mapping[str, Any], name: str) -> int:
-    value = args.get(name)
-    return value if type(value) is int and value >= 0 else 0

@@ -52,6 +52,7 @@ from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.rewrite import OpenFile
 from trainyard.checkpoint.tensorfile import TensorSpec
 from trainyard.errors import ConfigError
+from trainyard.parallel.pipeline.partition import Partition, arrange, nearest, stages_in_order
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +73,18 @@ class Target:
     style: str
     """Whose names and order: legacy, local, transformer_engine."""
     tp: int
-    pp: int
-    vpp: int
-    """Virtual stages of each pipeline rank; 1: none."""
+    split: Partition
+    """Layers of each pipeline rank."""
 
-    def layers(self, num_layers: int, pp_rank: int, chunk: int) -> range:
-        """Layers of a chunk of a pipeline rank."""
-        size = num_layers // (self.pp * self.vpp)
-        begin = (chunk * self.pp + pp_rank) * size
-        return range(begin, begin + size)
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return len(self.split)
+
+    @property
+    def vpp(self) -> int:
+        """Virtual stages of each pipeline rank; 1: none."""
+        return len(self.split[0])
 
 
 def write_megatron(
@@ -91,6 +95,7 @@ def write_megatron(
     tp: int = 1,
     pp: int = 1,
     vpp: int = 1,
+    split: Partition | None = None,
     transformer_impl: TransformerImpl | None = None,
     true_vocab_size: int | None = None,
     make_vocab_size_divisible_by: int | None = None,
@@ -101,6 +106,8 @@ def write_megatron(
     """Write a step, or a release where the source has no step; the tracker file last.
 
     open_file: begins a file by its name below the folder that Megatron-LM's --load is given.
+    pp, vpp: pipeline ranks and virtual stages of each, of as many layers; or split: which layers
+        each of them has, where they differ.
     transformer_impl: whose names core has; unset: Transformer Engine's, the default there.
     true_vocab_size: tokens of the tokenizer, to pad the vocabulary anew for `tp` ranks.
     expect: is told, before the first file, how many bytes of tensors `advance` will hear of.
@@ -108,39 +115,54 @@ def write_megatron(
     model that the class does not compute."""
     if min(tp, pp, vpp) < 1:
         raise ConfigError("the target parallel sizes must be at least 1")
-    target = Target(model_class, style_of(model_class, transformer_impl), tp, pp, vpp)
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
+    stages = split or _even_split(model.config.num_layers, pp, vpp)
+    target = Target(model_class, style_of(model_class, transformer_impl), tp, stages)
     _check(model, target)
     with_optimizer = save_optimizer and model.step > 0
     if with_optimizer and (reason := why_no_optimizer(model)) is not None:
         log.warning("the optimizer of %s is left out: %s", model.url, reason)
         with_optimizer = False
-    ranks = [(pp_rank, tp_rank) for pp_rank in range(pp) for tp_rank in range(tp)]
+    if with_optimizer:
+        _warn_of_groups(model, target)
+    ranks = [(pp_rank, tp_rank) for pp_rank in range(target.pp) for tp_rank in range(tp)]
     writers = {rank: _RankWriter(model, target, *rank, advance) for rank in ranks}
     expect(sum(writer.size_bytes(with_optimizer) for writer in writers.values()))
     for (pp_rank, tp_rank), writer in writers.items():
-        folder = f"{iteration_folder(model.step)}/{rank_folder(tp_rank, pp_rank, pp)}"
+        folder = f"{iteration_folder(model.step)}/{rank_folder(tp_rank, pp_rank, target.pp)}"
         with open_file(f"{folder}/{MODEL_FILE}") as out:
             write_torch_file(out, writer.tree(with_optimizer), MODEL_FILE.removesuffix(".pt"))
     with open_file(TRACKER) as out:
         out.write((str(model.step) if model.step else RELEASE).encode())
 
 
+def _even_split(num_layers: int, pp: int, vpp: int) -> Partition:
+    """As many layers on every stage."""
+    stages = pp * vpp
+    if num_layers % stages:
+        raise ConfigError(
+            f"{num_layers} layers cannot be spread evenly over {stages} pipeline stages"
+        )
+    return arrange([num_layers // stages] * stages, pp)
+
+
 def _check(model: WholeModel, target: Target) -> None:
-    config, stages = model.config, target.pp * target.vpp
+    config = model.config
     if target.vpp > 1 and target.pp < 2:
         raise ConfigError("virtual pipeline stages need a pipeline-parallel size of at least 2")
-    if config.num_layers % stages:
-        raise ConfigError(
-            f"{config.num_layers} layers cannot be spread evenly over {stages} pipeline stages"
-        )
     if config.query_groups % target.tp:
         raise ConfigError(
             f"{config.query_groups} key and value heads cannot be cut over --target-tensor-"
-            f"parallel-size {target.tp}"
+            f"parallel-size {target.tp}; "
+            f"{nearest('--target-tensor-parallel-size', config.query_groups, target.tp)}"
         )
     if target.model_class == "legacy":
         refuse_for_legacy(config)
+        if len({len(stage.layers) for stage in stages_in_order(target.split)}) > 1:
+            raise ConfigError(
+                "the legacy model class of Megatron-LM has as many layers on every pipeline stage; "
+                "take --saver core, or give no stage more than the others"
+            )
     for name in model.specs:
         if name.startswith("model."):
             try:
@@ -149,6 +171,21 @@ def _check(model: WholeModel, target: Target) -> None:
                 raise ConfigError(
                     f"--target-tensor-parallel-size {target.tp}: {name} {error}"
                 ) from error
+
+
+def _warn_of_groups(model: WholeModel, target: Target) -> None:
+    """Megatron-LM finds groups by their place alone, which is not the same in all releases."""
+    if model.options.get("decoupled_lr") is not None:
+        releases = "0.7 to 0.13, and with two pipeline ranks at most to 0.15"
+    elif target.style == "local" and target.pp > 1:
+        releases = "0.16 and later"
+    else:
+        return
+    log.warning(
+        "the groups of the optimizer are written in the order of Megatron core %s; other releases "
+        "refuse or confuse them: use --no-load-optim there, or torch_dist, which any release loads",
+        releases,
+    )
 
 
 class _RankWriter:
@@ -180,7 +217,8 @@ class _RankWriter:
             tree[key] = nested(flat, target.style)
         if with_optimizer:
             everything = [item for written in chunks for item in written]
-            tree["optimizer"] = optimizer_document(model, everything, self._lazy)
+            as_met = target.model_class == "legacy"
+            tree["optimizer"] = optimizer_document(model, everything, self._lazy, as_met)
             if model.scheduler is not None:
                 tree["opt_param_scheduler"] = dict(model.scheduler)
         return tree
@@ -196,8 +234,7 @@ class _RankWriter:
             padded_vocab_size=model.rows,
             vocab_size=model.vocab_size,
             tp=target.tp,
-            pp=target.pp,
-            vpp=target.vpp,
+            split=target.split,
             is_legacy=target.model_class == "legacy",
             transformer_impl="local" if target.style == "legacy" else target.style,
             dtype=model.specs[f"model.{EMBEDDING}"].dtype,
@@ -213,16 +250,19 @@ class _RankWriter:
     def _chunk(self, number: int) -> list[Written]:
         """The parameters of a stage in the order of Megatron's modules."""
         model, target = self._model, self._target
-        layers = target.layers(model.config.num_layers, self._pp_rank, number)
-        is_first = self._pp_rank == 0 and number == 0
-        is_last = self._pp_rank == target.pp - 1 and number == target.vpp - 1
+        stage = target.split[self._pp_rank][number]
+        layers, is_last = stage.layers, stage.has_output
         local = {}
         for full in model.specs:
             kind, _, name = full.partition(".")
             layer = layer_of(name)
             if kind != "model":
                 continue
-            here = layer in layers if layer is not None else _is_here(name, is_first, is_last)
+            here = (
+                layer in layers
+                if layer is not None
+                else _is_here(name, stage.has_embedding, is_last)
+            )
             if here:
                 local[with_layer_offset(name, -layers.start)] = name
         written = [

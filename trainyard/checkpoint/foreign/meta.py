@@ -9,7 +9,8 @@
     layers.L.feed_forward.{w1,w3} (rows), .w2 (columns)
     layers.L.{attention_norm,ffn_norm}.weight
 
-In brackets what ranks share out; norms are alike in all files.
+In brackets what ranks share out; norms are alike in all files. Where the output layer is the
+embedding (Llama 3.2), output.weight is missing or lies in the same place.
 
 Rotary rows of queries and keys are pairs of neighbours there, halves of a head here.
 
@@ -32,11 +33,13 @@ from trainyard.checkpoint.foreign.assembled import (
     Recipe,
     as_is,
 )
+from trainyard.checkpoint.foreign.bounds import check_model
 from trainyard.checkpoint.foreign.carried import find_tokenizer
+from trainyard.checkpoint.foreign.documents import read_document
 from trainyard.checkpoint.foreign.expected import refuse_differences
 from trainyard.checkpoint.foreign.fields import Fields
 from trainyard.checkpoint.foreign.hf_back import join_qkv
-from trainyard.checkpoint.foreign.meta_params import EMBEDDING, read_params
+from trainyard.checkpoint.foreign.meta_params import EMBEDDING, OUTPUT, read_params
 from trainyard.checkpoint.foreign.torch_weights import TorchWeights
 from trainyard.checkpoint.tensorfile import TensorSpec
 from trainyard.errors import ArtifactError, ConfigError
@@ -60,10 +63,11 @@ BUFFER = "rope.freqs"
 def open_meta(url: str) -> AssembledSource:
     """The model of a folder of Meta's."""
     where = join(url, PARAMS)
-    document = store.read_json(where)
+    document = read_document(where)
     weights = SlicedWeights(url, Fields(document, where).need("dim", int))
     try:
         config, rows = read_params(document, where, weights.specs)
+        check_model(config, rows, len(weights.specs), where)
         held = {name: spec.shape for name, spec in weights.specs.items()}
         refuse_differences(held, wanted_shapes(config, rows), url, PARAMS)
         about = About(url, config, rows, find_tokenizer(url))
@@ -82,7 +86,7 @@ def wanted_shapes(config: GPTConfig, rows: int) -> dict[str, tuple[int, ...]]:
     q, kv = config.query_size, config.kv_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, h), "norm.weight": (h,)}
     if config.untie_embeddings_and_output_weights:
-        shapes["output.weight"] = (rows, h)
+        shapes[OUTPUT] = (rows, h)
     for layer in range(config.num_layers):
         of_layer: dict[str, tuple[int, ...]] = {
             "attention_norm": (h,),
@@ -112,11 +116,15 @@ class SlicedWeights:
             self.specs: Mapping[str, TensorSpec] = {
                 name: self._merged(name, spec, hidden, url)
                 for name, spec in self._files[0].specs.items()
-                if not name.endswith(BUFFER)
+                if not name.endswith(BUFFER) and not (name == OUTPUT and self._is_tied())
             }
         except BaseException:
             self.close()
             raise
+
+    def _is_tied(self) -> bool:
+        """Whether the output layer is the embedding under another name, in every file."""
+        return all(file.are_one(OUTPUT, EMBEDDING) for file in self._files)
 
     def _merged(self, name: str, spec: TensorSpec, hidden: int, url: str) -> TensorSpec:
         dim = _dim_of(name, url)
@@ -150,11 +158,16 @@ def _slices(url: str) -> list[str]:
     names = sorted(name for name in store.list_folder(url) if SLICE.fullmatch(name))
     if not names:
         raise ConfigError(f"{url}: no {FIRST} there; give the folder that Meta's has")
-    wanted = [f"consolidated.{rank:02d}.pth" for rank in range(len(names))]
+    wanted = [slice_name(rank) for rank in range(len(names))]
     if names != wanted:
         missing = sorted(set(wanted) - set(names))
         raise ConfigError(f"{url}: {missing[0]} is missing among {', '.join(names[:8])}")
     return names
+
+
+def slice_name(rank: int) -> str:
+    """The file of a rank."""
+    return f"consolidated.{rank:02d}.pth"
 
 
 def _refuse_unlike(held: Sequence[Mapping[str, TensorSpec]], names: list[str], url: str) -> None:
@@ -186,7 +199,7 @@ def recipes(config: GPTConfig) -> dict[str, Recipe]:
         "decoder.final_layernorm.weight": Recipe(("norm.weight",), as_is),
     }
     if config.untie_embeddings_and_output_weights:
-        found["output_layer.weight"] = Recipe(("output.weight",), as_is)
+        found["output_layer.weight"] = Recipe((OUTPUT,), as_is)
     for layer in range(config.num_layers):
         for ours, theirs in _of_layer(f"layers.{layer}.").items():
             make: Make = as_is

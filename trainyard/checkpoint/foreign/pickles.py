@@ -69,6 +69,11 @@ class TensorRef:
         """Elements."""
         return math.prod(self.shape)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it has more elements than bytes to keep them: a stride of 0, or the like."""
+        return self.numel * SIZES[self.dtype] > self.storage_bytes
+
     def flat_part(self, start: int, shape: tuple[int, ...]) -> TensorRef:
         """A tensor of `shape` that a vector holds from element `start` on."""
         assert self.stride == (1,), self
@@ -309,11 +314,11 @@ def _tensor_ref(
     """Checked against its own storage; that against the file is checked when it is found there."""
     if dtype == "untyped":
         dtype = "uint8"
-    storage_bytes = numel * SIZES[storage_dtype]
+    storage_bytes, item = numel * SIZES[storage_dtype], SIZES[dtype]
     if len(shape) != len(stride):
         raise ValueError(f"a tensor of shape {shape} with strides {stride}")
     if math.prod(shape):
         last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-        if (last + 1) * SIZES[dtype] > storage_bytes:
+        if (last + 1) * item > storage_bytes:
             raise ValueError(f"a tensor of shape {shape} reaches past its storage {key!r}")
     return TensorRef(str(key), dtype, storage_bytes, offset, tuple(shape), tuple(stride))

@@ -6,10 +6,14 @@ open, and a file may hold all of a model."""
 from __future__ import annotations
 
 import io
+import zlib
 from typing import Any, BinaryIO, cast
 
 from trainyard.artifacts import store
 from trainyard.errors import ArtifactError
+
+CHUNK_BYTES = 2**20
+"""What a checksum is computed of at once: small enough to stay near the processor."""
 
 
 class RangedFile:
@@ -26,20 +30,50 @@ class RangedFile:
 
     def range(self, begin: int, length: int) -> bytearray:
         """Bytes of the file. Raises ArtifactError for those that it does not have."""
+        self._check(begin, length)
+        data = bytearray(length)
+        self._file.seek(begin)
+        self._fill(memoryview(data), begin)
+        return data
+
+    def range_and_crc(self, begin: int, length: int) -> tuple[bytearray, int]:
+        """Bytes of the file and their CRC-32, which costs less while they are at hand."""
+        self._check(begin, length)
+        data, crc = bytearray(length), 0
+        view = memoryview(data)
+        self._file.seek(begin)
+        for at in range(0, length, CHUNK_BYTES):
+            part = view[at : at + CHUNK_BYTES]
+            self._fill(part, begin + at)
+            crc = zlib.crc32(part, crc)
+        return data, crc
+
+    def crc(self, begin: int, length: int) -> int:
+        """The CRC-32 of bytes of the file, which are not kept."""
+        self._check(begin, length)
+        scratch, crc = memoryview(bytearray(min(length, CHUNK_BYTES))), 0
+        self._file.seek(begin)
+        for at in range(0, length, CHUNK_BYTES):
+            part = scratch[: length - at]
+            self._fill(part, begin + at)
+            crc = zlib.crc32(part, crc)
+        return crc
+
+    def _check(self, begin: int, length: int) -> None:
         if begin < 0 or length < 0 or begin + length > self.size_bytes:
             raise ArtifactError(
                 f"{self.url}: bytes {begin} to {begin + length} of {self.size_bytes}; it is "
                 "truncated"
             )
-        self._file.seek(begin)
-        data = bytearray(length)
-        view, done = memoryview(data), 0
-        while done < length:
-            count = self._file.readinto(view[done:])
+
+    def _fill(self, memory: memoryview, begin: int) -> None:
+        """Read on until memory is full. begin: where that is, for messages."""
+        done = 0
+        while done < len(memory):
+            count = self._file.readinto(memory[done:])
             if not count:
                 raise ArtifactError(f"{self.url}: ends at byte {begin + done}; it is truncated")
             done += count
-        return data
 
     def window(self, begin: int, length: int) -> BinaryIO:
         """A range as a file of its own."""

@@ -4,7 +4,7 @@ which file each piece of them lies.
 A pickle of torch's `Metadata`, or of Megatron-LM's class of the same fields: by name (`fqn`) type,
 shape and the boxes that make the tensor up, and by name and offset of a box its file, first byte
 and length. Read by `pickles`, so nothing of it is trusted: names of files stay in the folder, boxes
-must fill their tensor without gap or overlap."""
+must fill their tensor without gap or overlap, and no byte of a file is part of two items."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 from trainyard.checkpoint.foreign.pickles import Dtype, Noted, unpickle
 from trainyard.checkpoint.foreign.ranged_file import RangedFile
 from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES
+from trainyard.checkpoint.strict import MAX_COUNT, MAX_DIMS
 from trainyard.errors import ArtifactError
 
 METADATA = ".metadata"
@@ -33,9 +34,18 @@ LIMITS = {
 }
 """Half a million pieces, each of about 45 values; far more than ranks of a large run write."""
 
+MAX_MEETINGS = 10**8
+"""Of parts of a grid and pieces of a flat tensor: each part is looked for in all pieces."""
+
 FILE = re.compile(r"[A-Za-z0-9_.-]+\.distcp")
 
 Shape = tuple[int, ...]
+
+Place = tuple[str, int, int]
+"""File, first byte, bytes."""
+
+Item = tuple[str, Shape | None, Place]
+"""Name, offset of the box in the tensor of that name (None: a pickled object), where it lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,8 @@ class StoredIndex:
     tensors: Mapping[str, StoredTensor]
     objects: tuple[str, ...]
     """Names of pickled objects: FP8 scales, states of random generators and such."""
+    ends: Mapping[str, int]
+    """Bytes that each file must have, by the last item in it, be it an object."""
     network: str
     """How the process that read the pickle was kept from the network."""
 
@@ -93,7 +105,9 @@ def read_index(url: str) -> StoredIndex:
     found = unpickle(data, url, allow=ALLOWED, limits=LIMITS)
     try:
         fields = _fields(found.tree, "Metadata", "MCoreMetadata")
-        places = _places(fields.get("storage_data"))
+        items = _items(fields.get("storage_data"))
+        places = {(name, box): place for name, box, place in items if box is not None}
+        ends = _ends(items)
         shapes = _original_shapes(fields.get("mcore_data"))
         tensors: dict[str, StoredTensor] = {}
         objects: list[str] = []
@@ -104,7 +118,7 @@ def read_index(url: str) -> StoredIndex:
                 tensors[str(name)] = _tensor(str(name), told, places, shapes.get(str(name)))
     except ValueError as error:
         raise ArtifactError(f"{url}: is no index of a checkpoint: {error}") from error
-    return StoredIndex(tensors, tuple(objects), found.network)
+    return StoredIndex(tensors, tuple(objects), ends, found.network)
 
 
 # --- fields, each checked -------------------------------------------------------------------------
@@ -126,27 +140,44 @@ def _mapping(node: Any) -> Mapping[Any, Any]:
 
 def _counts(node: Any) -> Shape:
     """A shape or an offset."""
-    if not isinstance(node, tuple | list) or any(type(n) is not int or n < 0 for n in node):
+    is_list = isinstance(node, tuple | list) and len(node) <= MAX_DIMS
+    if not is_list or any(type(n) is not int or not 0 <= n <= MAX_COUNT for n in node):
         raise ValueError(f"{node!r:.60} in the place of a shape")
     return tuple(node)
 
 
-def _places(node: Any) -> dict[tuple[str, Shape], tuple[str, int, int]]:
-    """(file, first byte, bytes) by name and offset of the box; of tensors alone."""
-    places: dict[tuple[str, Shape], tuple[str, int, int]] = {}
+def _items(node: Any) -> list[Item]:
+    """All that the files hold, pickled objects too."""
+    items: list[Item] = []
     for key, told in _mapping(node).items():
         index, place = _fields(key, "MetadataIndex"), _fields(told, "_StorageInfo")
-        if index.get("offset") is None:
-            continue
+        name, offset = str(index.get("fqn")), index.get("offset")
         file, begin, length = (place.get(k) for k in ("relative_path", "offset", "length"))
         if not isinstance(file, str) or not FILE.fullmatch(file):
             raise ValueError(f"{file!r:.80} is not the name of a file in its folder")
-        if type(begin) is not int or type(length) is not int or begin < 0 or length <= 0:
+        least = 0 if offset is None else 1  # an object may be empty
+        if type(begin) is not int or type(length) is not int or begin < 0 or length < least:
             raise ValueError(f"bytes {begin!r:.20} and on, {length!r:.20} of them, of {file}")
-        if place.get("transform_descriptors"):
+        if offset is not None and place.get("transform_descriptors"):
             raise ValueError(f"{file} was compressed or encrypted, which is not read")
-        places[str(index.get("fqn")), _counts(index["offset"])] = (file, begin, length)
-    return places
+        box = None if offset is None else _counts(offset)
+        items.append((name, box, (file, begin, length)))
+    return items
+
+
+def _ends(items: Iterable[Item]) -> dict[str, int]:
+    """How long each file must be. Raises ValueError for two items that share a byte: one of them
+    would be read as the other."""
+    ends: dict[str, int] = {}
+    last: dict[str, str] = {}
+    for name, _, (file, begin, length) in sorted(items, key=lambda item: item[2]):
+        if length and begin < ends.get(file, 0):
+            raise ValueError(
+                f"{last[file]!r:.80} and {name!r:.80} share the bytes of {file} from {begin} on"
+            )
+        ends[file] = max(begin + length, ends.get(file, 0))
+        last[file] = name
+    return ends
 
 
 def _original_shapes(node: Any) -> dict[str, Shape]:
@@ -162,7 +193,7 @@ def _original_shapes(node: Any) -> dict[str, Shape]:
 def _tensor(
     name: str,
     node: Any,
-    places: Mapping[tuple[str, Shape], tuple[str, int, int]],
+    places: Mapping[tuple[str, Shape], Place],
     unflattened: Shape | None,
 ) -> StoredTensor:
     fields = _fields(node, "TensorStorageMetadata")
@@ -176,7 +207,7 @@ def _tensor(
     if not fills([(p.offset, p.shape) for p in pieces], (0,) * len(shape), shape):
         raise ValueError(f"the pieces of {name} do not make up its {list(shape)}")
     if unflattened is not None:
-        _check_grid(name, shape, unflattened)
+        _check_grid(name, shape, unflattened, len(pieces))
     return StoredTensor(_dtype(name, fields.get("properties")), shape, tuple(pieces), unflattened)
 
 
@@ -191,9 +222,10 @@ def _dtype(name: str, node: Any) -> str:
     return found.name
 
 
-def _check_grid(name: str, shape: Shape, unflattened: Shape) -> None:
+def _check_grid(name: str, shape: Shape, unflattened: Shape, num_pieces: int) -> None:
     grid = shape[:-1]
     fits = len(grid) == len(unflattened) and math.prod(shape) == math.prod(unflattened)
+    fits = fits and math.prod(grid) * num_pieces <= MAX_MEETINGS
     if not fits or any(n % parts for n, parts in zip(unflattened, grid, strict=True) if parts):
         raise ValueError(f"{name} is stored as {list(shape)} and meant as {list(unflattened)}")
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from trainyard.checkpoint.foreign.bounds import MAX_LAYERS
 from trainyard.checkpoint.foreign.megatron_names import (
     LAYER,
     OURS_LAYER,
@@ -90,10 +91,10 @@ def _names(key: str, shape: tuple[int, ...], tied: bool) -> Iterable[tuple[str, 
         name = our_name(key, tied=tied)
         return None if name != key and not key.startswith(LAYER) else [(name or key, None)]
     rest = key.removeprefix(LAYER)
-    if not shape:
+    if not shape or shape[0] > MAX_LAYERS:
         return None
     names = [our_name(f"{LAYER}{layer}.{rest}", tied=tied) for layer in range(shape[0])]
-    return [(name or "", layer) for layer, name in enumerate(names)]
+    return [(name, layer) for layer, name in enumerate(names) if name is not None]
 
 
 # --- ours to theirs -------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from trainyard.checkpoint.foreign.megatron_optimizer_write import (
 from trainyard.checkpoint.foreign.torch_dist_names import extra_states, stacked_key
 from trainyard.checkpoint.tensorfile import TensorSpec
 from trainyard.errors import ArtifactError
+from trainyard.parallel.pipeline.partition import arrange
 
 CHECKPOINT_VERSION = 3.0
 
@@ -170,8 +171,7 @@ def _args(model: WholeModel, with_optimizer: bool) -> dict[str, Any]:
         padded_vocab_size=model.rows,
         vocab_size=model.vocab_size,
         tp=1,
-        pp=1,
-        vpp=1,
+        split=arrange([model.config.num_layers], pp=1),
         is_legacy=False,
         transformer_impl="transformer_engine",
         dtype=model.specs[f"model.{EMBEDDING}"].dtype,

@@ -12,7 +12,6 @@ What says where things are is all pickles: `pickles` reads them, and nothing els
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -22,13 +21,22 @@ from torch import Tensor
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.closing import Closing
+from trainyard.checkpoint.foreign.bounds import check_model
+from trainyard.checkpoint.foreign.documents import read_document
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
 from trainyard.checkpoint.foreign.megatron_args import config_of
 from trainyard.checkpoint.foreign.megatron_folder import BACKEND, find_iteration
 from trainyard.checkpoint.foreign.megatron_names import EMBEDDING
 from trainyard.checkpoint.foreign.megatron_optimizer import HALF, MAIN, MOMENTS, Unknown
 from trainyard.checkpoint.foreign.megatron_optimizer import num_updates as updates_of
+from trainyard.checkpoint.foreign.megatron_progress import (
+    check_iteration,
+    iteration_in,
+    samples_in,
+    schedule_in,
+)
 from trainyard.checkpoint.foreign.megatron_rank import ALLOWED
+from trainyard.checkpoint.foreign.megatron_scaler import scaler_in, warn_without
 from trainyard.checkpoint.foreign.megatron_tokens import tokens_of
 from trainyard.checkpoint.foreign.torch_dist_index import METADATA, StoredTensor, read_index
 from trainyard.checkpoint.foreign.torch_dist_names import Named, Source, name_tensors
@@ -57,17 +65,19 @@ class TorchDistSource(Closing):
     def __init__(self, url: str, given: Mapping[str, Any]) -> None:
         self.url, self.step = find_iteration(url)
         _check_backend(self.url)
-        common_url = join(self.url, COMMON)
-        with TorchFile(common_url, ALLOWED) as common:
+        where = join(self.url, COMMON)
+        with TorchFile(where, ALLOWED) as common:
             tree = common.tree
-            self.args = _args(tree, given, common_url)
-            self.config: GPTConfig = config_of(self.args, common_url)
+            self.args = _args(tree, given, where)
+            check_iteration(self.step, iteration_in(tree, where), where)
+            self.config: GPTConfig = config_of(self.args, where)
             self._updates = updates_of(_optimizer(tree), common.read, self.step)
-        self.consumed_train_samples = _count(self.args, "consumed_train_samples")
-        scheduler = tree.get("opt_param_scheduler")
-        self.scheduler = scheduler if isinstance(scheduler, Mapping) else None
+            scaler = scaler_in(_optimizer(tree), common.read, where)
+        self.consumed_train_samples = samples_in(self.args, where)
+        self.scheduler = schedule_in(tree, where)
         """State of the schedules as the file has it, or None."""
         index = read_index(join(self.url, METADATA))
+        _check_files(self.url, index.ends)
         self._stored = index.tensors
         named = self._named()
         self._sources: dict[str, Source] = {
@@ -79,6 +89,11 @@ class TorchDistSource(Closing):
         self._check_model(named)
         self.num_updates = 0
         self._add_optimizer(named, tree)
+        self.scaler = scaler if self.num_updates else {}
+        """Of the scale of the loss, with the optimizer; empty where it is constant or unknown."""
+        if self.num_updates:
+            dtype = self.specs[f"model.{EMBEDDING}"].dtype
+            warn_without(self.scaler, dtype, self.args, self.url)
         used = {source.key for source in self._sources.values()}
         self._tensors = StoredTensors(self.url, {key: self._stored[key] for key in sorted(used)})
         log.info(
@@ -111,6 +126,7 @@ class TorchDistSource(Closing):
     def _check_model(self, named: Named) -> None:
         held = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
         held |= dict.fromkeys(named.unknown, ())
+        check_model(self.config, self.padded_vocab_size, len(held), join(self.url, COMMON))
         wanted = model_shapes(self.config, self.padded_vocab_size)
         refuse_differences(held, wanted, self.url, "the model of its args")
 
@@ -191,10 +207,7 @@ def _check_backend(url: str) -> None:
             f"{url}: has no {BACKEND}, which is written last, so the save did not end (or it is "
             "of torch's own format, torch_dcp, which is not read)"
         )
-    try:
-        told = json.loads(store.read_bytes(join(url, BACKEND)))
-    except ValueError as error:
-        raise ArtifactError(f"{url}: {BACKEND} is damaged: {error}") from error
+    told = read_document(join(url, BACKEND))
     backend = told.get("sharded_backend") if isinstance(told, dict) else None
     if backend != "torch_dist":
         raise ArtifactError(
@@ -232,6 +245,12 @@ def _is_half(stored: StoredTensor) -> bool:
     return stored.dtype in HALF
 
 
-def _count(args: Mapping[str, Any], name: str) -> int:
-    value = args.get(name)
-    return value if type(value) is int and value >= 0 else 0
+def _check_files(url: str, ends: Mapping[str, int]) -> None:
+    """Refuse a file that is cut short, be it behind the last tensor."""
+    sizes = store.list_folder(url)
+    for name, end in sorted(ends.items()):
+        if sizes.get(name, end) < end:  # one that is not there is refused when it is opened
+            raise ArtifactError(
+                f"{join(url, name)}: has {sizes[name]} bytes, and by {METADATA} its items end at "
+                f"{end}; it is truncated"
+            )

@@ -18,6 +18,7 @@ from torch import Tensor
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.foreign.pickles import SIZES, TensorRef, unpickle_all
 from trainyard.checkpoint.foreign.ranged_file import RangedFile
+from trainyard.checkpoint.foreign.record_check import RecordCheck, Span
 from trainyard.checkpoint.foreign.torch_dist_index import Piece, Shape, StoredTensor
 from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES
 from trainyard.checkpoint.foreign.torch_zip import LOCAL_HEADER, Archive, read_archive
@@ -34,8 +35,7 @@ MAX_PICKLE_BYTES = 2**20
 class _Place:
     """Where the values of a piece lie in its file."""
 
-    begin: int
-    """First byte of the storage."""
+    storage: Span
     ref: TensorRef
 
 
@@ -47,6 +47,7 @@ class StoredTensors:
     def __init__(self, url: str, tensors: Mapping[str, StoredTensor]) -> None:
         self._url, self._tensors = url, tensors
         self._files: OrderedDict[str, RangedFile] = OrderedDict()
+        self._check = RecordCheck()
         try:
             self._places = self._locate()
         except BaseException:
@@ -103,7 +104,8 @@ class StoredTensors:
             ref = replace(ref, offset=ref.offset + rows.start * ref.stride[0], shape=shape)
         item = SIZES[ref.dtype]
         span = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
-        data = self._open(file).range(place.begin + ref.offset * item, span * item)
+        begin = place.storage.begin + ref.offset * item
+        data = self._check.read(self._open(file), place.storage, begin, span * item)
         return torch.frombuffer(data, dtype=TORCH_DTYPES[ref.dtype]).as_strided(
             ref.shape, ref.stride
         )
@@ -142,14 +144,19 @@ class StoredTensors:
                 f"{archive.url}: its pickle has {record.size_bytes} bytes; the limit is "
                 f"{MAX_PICKLE_BYTES}"
             )
-        begin = self._begin_of(piece, archive, "data.pkl")
-        return bytes(self._open(piece.file).range(begin, record.size_bytes))
+        return self._whole(piece, archive, "data.pkl")
 
-    def _begin_of(self, piece: Piece, archive: Archive, name: str) -> int:
-        """First byte of a record, in the file."""
-        at = piece.begin + archive.records[name].header
-        header = self._open(piece.file).range(at, LOCAL_HEADER.size)
-        return piece.begin + archive.begin_of(name, bytes(header))
+    def _whole(self, piece: Piece, archive: Archive, name: str) -> bytes:
+        """The bytes of a little record."""
+        span = self._span_of(piece, archive, name)
+        return bytes(self._check.read(self._open(piece.file), span, span.begin, span.size_bytes))
+
+    def _span_of(self, piece: Piece, archive: Archive, name: str) -> Span:
+        """Where a record lies in the file."""
+        record = archive.records[name]
+        header = self._open(piece.file).range(piece.begin + record.header, LOCAL_HEADER.size)
+        begin = piece.begin + archive.begin_of(name, bytes(header))
+        return Span(begin, record.size_bytes, record.crc)
 
     def _place(self, piece: Piece, archive: Archive, tree: object, dtype: str) -> _Place:
         if not isinstance(tree, TensorRef) or (tree.shape, tree.dtype) != (piece.shape, dtype):
@@ -158,18 +165,19 @@ class StoredTensors:
                 f"{archive.url}: the index says {dtype} {list(piece.shape)}, and the tensor there "
                 f"is {held}; the file is damaged"
             )
-        if "byteorder" in archive.records:
-            begin = self._begin_of(piece, archive, "byteorder")
-            if bytes(self._open(piece.file).range(begin, 6)) != b"little":
-                raise ArtifactError(f"{archive.url}: was written on a big-endian machine")
+        order = archive.records.get("byteorder")
+        if order is not None and (
+            order.size_bytes != 6 or self._whole(piece, archive, "byteorder") != b"little"
+        ):
+            raise ArtifactError(f"{archive.url}: was written on a big-endian machine")
         record = archive.records.get(f"data/{tree.key}")
-        if record is None or record.size_bytes != tree.storage_bytes:
+        if record is None or record.size_bytes != tree.storage_bytes or tree.repeats:
             held = "no bytes" if record is None else f"{record.size_bytes} bytes"
             raise ArtifactError(
                 f"{archive.url}: a tensor of {tree.storage_bytes} bytes has {held}; the file is "
                 "damaged"
             )
-        return _Place(self._begin_of(piece, archive, f"data/{tree.key}"), tree)
+        return _Place(self._span_of(piece, archive, f"data/{tree.key}"), tree)
 
     # --- files ----------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from trainyard.checkpoint.foreign.pickles import (
     unpickle,
 )
 from trainyard.checkpoint.foreign.ranged_file import RangedFile
+from trainyard.checkpoint.foreign.record_check import RecordCheck, Span
 from trainyard.checkpoint.foreign.torch_zip import LOCAL_HEADER, Archive, read_archive
 from trainyard.errors import ArtifactError
 
@@ -63,8 +64,9 @@ class TorchFile(Closing):
         self.url = url
         self._file = RangedFile(url)
         self._archive: Archive | None = None
-        self._begins: dict[str, int] = {}
+        self._spans: dict[str, Span] = {}
         """Of the storages whose place was looked up."""
+        self._check = RecordCheck()
         try:
             self.size_bytes = self._file.size_bytes
             found = self._open(allow)
@@ -103,12 +105,15 @@ class TorchFile(Closing):
             raise ArtifactError(
                 f"{self.url}: record {name!r} has {record.size_bytes} bytes; the limit is {limit}"
             )
-        return self._file.range(self._begin_of_record(name), record.size_bytes)
+        span = self._span_of_record(name)
+        return self._check.read(self._file, span, span.begin, span.size_bytes)
 
-    def _begin_of_record(self, name: str) -> int:
+    def _span_of_record(self, name: str) -> Span:
         assert self._archive is not None
-        header = self._file.range(self._archive.records[name].header, LOCAL_HEADER.size)
-        return self._archive.begin_of(name, bytes(header))
+        record = self._archive.records[name]
+        header = self._file.range(record.header, LOCAL_HEADER.size)
+        begin = self._archive.begin_of(name, bytes(header))
+        return Span(begin, record.size_bytes, record.crc)
 
     # --- before ---------------------------------------------------------------------------
 
@@ -123,8 +128,9 @@ class TorchFile(Closing):
                     f"{self.url}: storage {storage.key!r} has {numel} elements at byte {place}, "
                     f"the pickle says {storage.numel}; the file is damaged"
                 )
-            self._begins[storage.key] = place + 8
-            place += 8 + storage.numel * storage.item_bytes
+            size = storage.numel * storage.item_bytes
+            self._spans[storage.key] = Span(place + 8, size, 0)  # no checksum in these files
+            place += 8 + size
         if place > self.size_bytes:
             raise ArtifactError(
                 f"{self.url}: its storages end at byte {place}, the file at {self.size_bytes}; it "
@@ -144,19 +150,25 @@ class TorchFile(Closing):
         if ref.dtype not in TORCH_DTYPES:
             raise ArtifactError(f"{self.url}: a tensor of {ref.dtype}, which is not read")
         dtype, item = TORCH_DTYPES[ref.dtype], SIZES[ref.dtype]
-        begin = self._begin_of_storage(ref)
+        span = self._span_of_storage(ref)
         if ref.numel == 0:
             return torch.empty(ref.shape, dtype=dtype)
-        span = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
-        data = self._file.range(begin + ref.offset * item, span * item)
+        held = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
+        begin = span.begin + ref.offset * item
+        data = self._check.read(self._file, span, begin, held * item)
         return torch.frombuffer(data, dtype=dtype).as_strided(ref.shape, ref.stride)
 
     def check(self, ref: TensorRef) -> None:
         """Refuse a tensor whose storage is not in the file, before it is needed."""
-        self._begin_of_storage(ref)
+        self._span_of_storage(ref)
 
-    def _begin_of_storage(self, ref: TensorRef) -> int:
+    def _span_of_storage(self, ref: TensorRef) -> Span:
         name = f"data/{ref.key}"
+        if ref.repeats:
+            raise ArtifactError(
+                f"{self.url}: a tensor of shape {list(ref.shape)[:8]} in {ref.storage_bytes} bytes "
+                f"of {name!r:.60} repeats values, which no weight does; save it contiguous"
+            )
         if self._archive is not None:
             record = self._archive.records.get(name)
             if record is None or record.size_bytes != ref.storage_bytes:
@@ -165,11 +177,11 @@ class TorchFile(Closing):
                     f"{self.url}: a tensor needs {ref.storage_bytes} bytes of {name!r}, which has "
                     f"{held}; the file is damaged"
                 )
-            if ref.key not in self._begins:
-                self._begins[ref.key] = self._begin_of_record(name)
-        elif ref.key not in self._begins:
+            if ref.key not in self._spans:
+                self._spans[ref.key] = self._span_of_record(name)
+        elif ref.key not in self._spans:
             raise ArtifactError(f"{self.url}: its list of storages lacks {ref.key!r}")
-        return self._begins[ref.key]
+        return self._spans[ref.key]
 
     def close(self) -> None:
         """Let the file go; tensors that were read stay."""

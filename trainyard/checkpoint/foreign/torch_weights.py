@@ -31,6 +31,10 @@ class TorchWeights:
             for name, ref in self._refs.items()
         }
 
+    def are_one(self, name: str, other: str) -> bool:
+        """Whether two names are there and mean the same place in the file."""
+        return name in self._refs and self._refs[name] == self._refs.get(other)
+
     def read(self, name: str) -> torch.Tensor:
         """A whole tensor."""
         return self._file.read(self._refs[name])

@@ -35,6 +35,8 @@ class Record:
     size_bytes: int
     end: int
     """Where the next header, or the directory, begins."""
+    crc: int
+    """CRC-32 of its bytes, by the directory; 0 where torch was told not to compute any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def read_archive(file: BinaryIO, size: int, url: str) -> Archive:
         name = info.filename.removeprefix(f"{folder}/")
         if name in records:
             raise ArtifactError(f"{url}: holds two records {info.filename!r}")
-        records[name] = Record(info.header_offset, info.file_size, end)
+        records[name] = Record(info.header_offset, info.file_size, end, info.CRC)
     return Archive(url, folder, records)
 
 

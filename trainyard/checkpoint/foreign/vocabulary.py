@@ -47,7 +47,7 @@ class Adjusted(Closing):
         self.consumed_train_samples = source.consumed_train_samples
         self.num_updates = source.num_updates
         self.generation = generation_of(source)
-        for name in ("args", "scheduler"):  # what only some formats tell
+        for name in ("args", "scheduler", "scaler"):  # what only some formats tell
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         self.vocab_size = _tokens(source, tokenizer, true_vocab_size)

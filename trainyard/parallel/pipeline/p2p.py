@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from trainyard.errors import InfrastructureError
+from trainyard.errors import CommunicationError, lack_of_memory
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.schedule import Kind, Message
 
@@ -183,8 +183,11 @@ def channels(pp: int, chunks: int) -> Iterator[Channel]:
 
 @contextmanager
 def communicating(what: str) -> Iterator[None]:
-    """A failure to communicate means a rank or the network is gone: InfrastructureError."""
+    """A failure to communicate means a rank or the network is gone: CommunicationError. Or there
+    was no memory for it, which whoever calls tells in its own words."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise InfrastructureError(f"pipeline: {what} failed: {error}") from error
+        if lack_of_memory(error) is not None:
+            raise
+        raise CommunicationError(f"pipeline: {what} failed: {error}") from error

@@ -45,6 +45,8 @@ class Layout:
     """More arguments; None: the file has none."""
     optimizer: str | None = None
     """plain, distributed."""
+    scaler: dict[str, Any] | None = None
+    """What the optimizer keeps of the scale of the loss; None, as in bf16, where there is none."""
     new_zip: bool = True
     extra_state: bool = True
     """Keep what Transformer Engine keeps beside the weights."""
@@ -314,6 +316,8 @@ def _write_rank(
         assert states is not None
         is_distributed = layout.optimizer == "distributed"
         vectors = add_optimizer(tree, chunks, states, cut, is_distributed)
+        if layout.scaler is not None:
+            tree["optimizer"]["grad_scaler"] = layout.scaler
         if vectors is not None:
             torch.save(vectors, folder / "distrib_optim.pt")
     tree["rng_state"] = [

@@ -230,6 +230,63 @@ def test_torch_takes_the_optimizer(tmp_path: Path) -> None:
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
 
 
+@pytest.mark.parametrize(
+    ("spelling", "wanted"),
+    [("core", [1.0, 0.0]), ("engine", [1.0, 0.0]), ("legacy", [0.0, 1.0])],
+)
+def test_groups_are_in_the_order_of_those_of_megatron(
+    tmp_path: Path, spelling: str, wanted: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Core 0.16 and later puts what decays first on every stage; the legacy models are of releases
+    that put first what they meet first, which on a stage without an embedding is a norm."""
+    weights = {n: t.bfloat16() for n, t in weights_of(random_gpt(GPT)).items()}
+    save_trained(tmp_path / "run", weights, states_of(weights), GPT)
+    layout = Layout(spelling=spelling, pp=2)
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        first, last = trees(convert(checkpoint, tmp_path / "made", **options_of(layout))).values()
+    assert ("in the order of Megatron core 0.16 and later" in caplog.text) == (spelling == "core")
+    for tree, expected in ((first, [1.0, 0.0]), (last, wanted)):
+        groups = tree["optimizer"]["optimizer"]["param_groups"]
+        assert [group["wd_mult"] for group in groups] == expected
+        numbers = [number for group in groups for number in group["params"]]
+        assert numbers == list(range(len(numbers)))
+        moments = tree["optimizer"]["optimizer"]["state"]
+        main = [t for members in tree["optimizer"]["fp32_from_fp16_params"] for t in members]
+        assert [t.shape for t in main] == [moments[n]["exp_avg"].shape for n in numbers]
+        for group in groups:
+            vectors = {moments[number]["exp_avg"].ndim == 1 for number in group["params"]}
+            assert vectors == {group["wd_mult"] == 0.0}
+
+
+@pytest.mark.parametrize("is_of_core_16", [False, True])
+def test_a_rate_of_its_own_is_known_by_either_key(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_of_core_16: bool,
+) -> None:
+    """Of --decoupled-lr; core 0.16 and later keeps `is_decoupled_lr` as it is for all."""
+    monkeypatch.setitem(RUN, "decoupled_lr", 0.1)
+    weights = {n: t.bfloat16() for n, t in weights_of(random_gpt(LLAMA)).items()}
+    states = states_of(weights)
+    save_trained(tmp_path / "run", weights, states, LLAMA)
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        made = convert(checkpoint, tmp_path / "made")
+    assert "in the order of Megatron core 0.7 to 0.13" in caplog.text
+    (path,) = made.rglob("model_optim_rng.pt")
+    tree = torch.load(path, weights_only=False)
+    groups = tree["optimizer"]["optimizer"]["param_groups"]
+    found = [(group["wd_mult"], group["is_decoupled_lr"], group["max_lr"]) for group in groups]
+    assert found == [(1.0, True, 0.1), (1.0, False, 1e-4), (0.0, False, 1e-4)]
+    if is_of_core_16:
+        for group in groups:
+            group |= {"default_config": not group["is_decoupled_lr"], "is_decoupled_lr": False}
+        torch.save(tree, path)
+    read, _ = read_all(made)
+    for name, tensor in states["exp_avg"].items():
+        assert torch.equal(read[f"optimizer.exp_avg.{name}"], tensor), name
+
+
 @pytest.mark.parametrize("true_vocab_size", [257, 100, None])
 def test_the_vocabulary_is_cut_or_its_last_row_repeated(
     tmp_path: Path, true_vocab_size: int | None
@@ -267,7 +324,7 @@ def test_a_checkpoint_without_a_step_becomes_a_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [
-        (LLAMA, {"tp": 4}, "2 key and value heads cannot be cut"),
+        (LLAMA, {"tp": 4}, "2 key and value heads cannot be cut .*; choose --target-.*-size 2$"),
         (GPT, {"pp": 3}, "4 layers cannot be spread evenly over 3"),
         (GPT, {"vpp": 2}, "at least 2"),
         (GPT, {"tp": 0}, "at least 1"),

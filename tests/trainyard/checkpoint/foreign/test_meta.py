@@ -203,8 +203,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "untie_embeddings_and_output_weights": False,
         },
     ),
+    "Mistral 7B 0.1": (
+        {
+            **{"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32},
+            **{"n_kv_heads": 8, "norm_eps": 1e-05, "sliding_window": 4096, "vocab_size": 32000},
+        },
+        {"ffn_size": 14336, "window_size": "4095,0", "positions": 32768, "rotary_base": 10000.0},
+    ),
+    "Mistral Nemo": (
+        {
+            **{"dim": 5120, "n_layers": 40, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32},
+            **{"n_kv_heads": 8, "norm_eps": 1e-05, "vocab_size": 131072},
+        },
+        {"ffn_size": 14336, "window_size": None, "query_size": 4096, "rotary_base": 1e6},
+    ),
 }
-"""Of Llama's folders, and what they say."""
+"""Of Llama's and Mistral's folders, and what they say."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -220,6 +234,7 @@ def test_published_sizes(name: str) -> None:
     [
         ({"moe": {"num_experts": 8}}, r"does not know moe"),
         ({"quantization_args": {"scheme": "int4"}}, "does not know quantization_args"),
+        ({"norm_type": "layer"}, "does not know norm_type"),
         ({"rope_high_freq_factor": 2.0}, "rope_high_freq_factor is 2.0"),
     ],
 )

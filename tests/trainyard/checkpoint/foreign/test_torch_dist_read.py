@@ -195,10 +195,10 @@ def garble(name: str) -> Callable[[Path], None]:
         (drop("common.pt"), r"has no common\.pt"),
         (drop("__0_0.distcp"), "__0_0.distcp"),
         (zarr, "says sharded_backend 'zarr', wanted 'torch_dist'"),
-        (garble("metadata.json"), "metadata.json is damaged"),
+        (garble("metadata.json"), r"metadata\.json: not a JSON document"),
         (garble(".metadata"), "pickle is refused: it is damaged"),
         (garble("common.pt"), "not a file of torch.save"),
-        (truncate, "__0_0.distcp: has .* and a piece ends at .* it is truncated"),
+        (truncate, r"__0_0\.distcp: has .* its items end at .* it is truncated"),
     ],
 )
 def test_a_torn_folder_is_refused(
@@ -328,7 +328,7 @@ def be_something_else(metadata: Any, folder: Path) -> Any:
     return {"state_dict_metadata": {}}
 
 
-IN_THE_FILES = (end_after_the_file, point_at_another, tell_another_type)
+IN_THE_FILES = (tell_another_type,)
 """What only shows beside them."""
 
 
@@ -338,11 +338,11 @@ IN_THE_FILES = (end_after_the_file, point_at_another, tell_another_type)
         (leave_the_folder, "'../../secret.distcp' is not the name of a file in its folder"),
         (name_a_path, "'/etc/passwd' is not the name of a file"),
         (begin_before_the_file, "bytes -8 and on"),
-        (end_after_the_file, "a piece ends at .* truncated"),
+        (end_after_the_file, "share the bytes of __0_0.distcp"),
         (overlap, r"pieces of decoder.layers.mlp.linear_fc2.bias do not make up its \[2, 32\]"),
         (leave_a_gap, r"do not make up its \[2, 32\]"),
         (grow, "do not make up its"),
-        (point_at_another, r"the index says bfloat16 \[1, 32\], and the tensor there is a bfloat"),
+        (point_at_another, "share the bytes of __0_0.distcp"),
         (tell_another_type, r"the index says float32 \[1, 32\]"),
         (compress, "was compressed or encrypted"),
         (be_something_else, "a dict in the place of Metadata"),

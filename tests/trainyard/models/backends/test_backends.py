@@ -313,6 +313,7 @@ def test_compiled_a_gradient_is_copied_only_where_its_layout_is_another(
     follows: tuple[int, ...], copies: int
 ) -> None:
     """Heads lie between batch and channels, as attention leaves them in (s, b, n, d)."""
+    torch.compiler.reset()  # what other tests compiled of the same function
     seen: list[str] = []
 
     def count(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Any:

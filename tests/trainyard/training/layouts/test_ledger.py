@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.trainyard.training.layouts.cases import SEQ_LENGTH, VOCAB, Cut
-from tests.trainyard.training.layouts.runs import trainee_of
+from tests.trainyard.training.layouts.runs import SEED, trainee_of
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Sample
 from trainyard.optim.config import OptimizerConfig
@@ -34,6 +34,7 @@ TRAINING = TrainingConfig(
     train_samples=72,
     eval_interval=4,
     eval_iters=1,
+    seed=SEED,
 )
 OPTIMIZER = OptimizerConfig(lr=0.01, adam_eps=1e-3, lr_warmup_samples=16)
 

@@ -1,0 +1,66 @@
+"""Errors of ours as the state of a flow run; tests/yard/test_deployment.py has real runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows.in_words import in_words, without_traceback
+from flows.launch.outcome import Kind, Outcome, StageError
+from trainyard.errors import ConfigError, InfrastructureError
+
+ENDED = Outcome(kind=Kind.DATA, name="merge", message="a.bin is torn", exit_status=1)
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("lr must be positive"), InfrastructureError("away"), StageError(ENDED)]
+)
+def test_an_error_of_ours_is_a_failed_state_with_its_words(error: Exception) -> None:
+    @in_words
+    async def run() -> object:
+        raise error
+
+    state = asyncio.run(run())
+    assert isinstance(state, State)
+    assert (state.is_failed(), state.message) == (True, str(error))
+    with pytest.raises(type(error)):
+        asyncio.run(state.aresult())
+
+
+def test_what_it_returns_is_returned_and_a_defect_goes_through() -> None:
+    @in_words
+    async def run(given: int) -> float:
+        return 12 / given
+
+    assert asyncio.run(run(4)) == 3.0
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run(0))
+
+
+def test_prefect_sees_the_parameters_and_their_types() -> None:
+    async def run(recipe: str, count: int = 3) -> None:
+        """What it does."""
+
+    told = in_words(run)
+    assert inspect.signature(told) == inspect.signature(run, eval_str=True)
+    assert (told.__name__, told.__doc__) == ("run", "What it does.")
+
+
+def record(error: Exception) -> logging.LogRecord:
+    try:
+        raise error
+    except Exception:
+        return logging.LogRecord("prefect", logging.ERROR, "", 0, "said", (), sys.exc_info())
+
+
+def test_a_traceback_of_ours_is_left_out_and_that_of_a_defect_stays() -> None:
+    ours, defect = record(StageError(ENDED)), record(ZeroDivisionError())
+    assert without_traceback(ours)
+    assert without_traceback(defect)
+    assert ours.exc_info is None
+    assert defect.exc_info is not None

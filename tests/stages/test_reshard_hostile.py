@@ -1,0 +1,87 @@
+"""Files of others that are not what they say end a conversion with a named error, and nothing of it
+can be loaded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.reshard.config import ReshardConfig
+from stages.reshard.run import run
+from tests.stages.directly import run_directly
+from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.config import GPTConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+GPT = GPTConfig(
+    num_layers=2,
+    hidden_size=16,
+    num_attention_heads=2,
+    seq_length=16,
+    position_embedding_type="rope",
+    normalization="RMSNorm",
+    swiglu=True,
+    disable_bias_linear=True,
+    untie_embeddings_and_output_weights=True,
+)
+
+
+def reshard(load_dir: Path, save_dir: Path, **options: Any) -> dict[str, Any]:
+    return run_directly(
+        ReshardConfig, run, load_dir=str(load_dir), save_dir=str(save_dir), **options
+    )
+
+
+def flip_a_weight(folder: Path) -> None:
+    """In the middle of what is by far the largest file."""
+    path = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def share_bytes(folder: Path) -> None:
+    """All tensors of one shape at the range of one of them."""
+    (path,) = folder.rglob(".metadata")
+    metadata = pickle.loads(path.read_bytes())
+    first: dict[tuple[int, ...], Any] = {}
+    for key in metadata.storage_data:
+        if key.offset is not None:
+            shape = tuple(metadata.state_dict_metadata[key.fqn].chunks[0].sizes)
+            metadata.storage_data[key] = first.setdefault(shape, metadata.storage_data[key])
+    path.write_bytes(pickle.dumps(metadata))
+
+
+def tell_layers(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 10**9}))
+
+
+@pytest.mark.parametrize(
+    ("saver", "spoil", "words"),
+    [
+        ("hf", tell_layers, r"config\.json: says 1000000000 layers"),
+        ("core", flip_a_weight, r"record at byte \d+ has CRC-32"),
+        ("torch_dist", flip_a_weight, r"record at byte \d+ has CRC-32"),
+        ("torch_dist", share_bytes, r"share the bytes of __0_0\.distcp"),
+    ],
+)
+def test_what_lies_is_not_converted(
+    tmp_path: Path, saver: str, spoil: Callable[[Path], None], words: str
+) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    reshard(tmp_path / "run", tmp_path / "theirs", saver=saver)
+    reshard(tmp_path / "theirs", tmp_path / "sound")
+    spoil(tmp_path / "theirs")
+    with pytest.raises(ArtifactError, match=words):
+        reshard(tmp_path / "theirs", tmp_path / "out")
+    with pytest.raises((ArtifactError, ConfigError)):
+        open_checkpoint(str(tmp_path / "out"))

@@ -1,0 +1,139 @@
+"""What a stage makes of signals that come twice, as they do under Slurm and torchrun, and of a
+person who presses Ctrl-C twice. Real processes, several of them where it is about ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stages import context
+from stages.context import StageRun
+from trainyard.artifacts.output import Output
+from trainyard.errors import Stopped
+
+PROGRAM = ["-m", "tests.stages.toy_ranks"]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SECONDS = 60
+
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+
+
+def toy(
+    folder: Path, saving_seconds: float, *launcher: str, ranks: int = 1
+) -> subprocess.Popen[str]:
+    """Ranks that work until they are told to stop, and then save for so long."""
+    options = ["--output-dir", str(folder), "--seconds", "600"]
+    options += ["--saving-seconds", str(saving_seconds)]
+    if not launcher:
+        options += ["--nproc-per-node", str(ranks)]
+    return subprocess.Popen(
+        [sys.executable, *launcher, *PROGRAM, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def work(folder: Path, count: int) -> None:
+    """Until all ranks are at work."""
+    until(lambda: len(list(folder.rglob("?.txt"))) == count)
+
+
+def hear(process: subprocess.Popen[str], words: str, count: int = 1) -> None:
+    """Until so many lines of it have said it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        count -= words in line
+        if count == 0:
+            return
+    raise AssertionError(f"it ended without {words!r}")
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("?.saved.txt"))
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [(TERM, (TERM, TERM)), (USR1, (TERM,)), (INT, (TERM,))],
+    ids=["SIGTERM three times", "SIGUSR1 and SIGTERM", "Ctrl-C and SIGTERM"],
+)
+def test_what_is_being_saved_is_not_cut_short_by_a_signal_that_comes_again(
+    tmp_path: Path, first: signal.Signals, again: tuple[signal.Signals, ...]
+) -> None:
+    with toy(tmp_path, 0.3) as process:
+        work(tmp_path, 1)
+        process.send_signal(first)
+        hear(process, "rank 0 saves")
+        for number in again:
+            process.send_signal(number)
+        assert process.wait(SECONDS) == 128 + first
+    assert saved(tmp_path) == ["0.saved.txt"]
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    with toy(tmp_path, 600) as process:
+        work(tmp_path, 1)
+        process.send_signal(INT)
+        hear(process, "once more stops at once")
+        hear(process, "rank 0 saves")
+        process.send_signal(INT)
+        assert process.wait(SECONDS) == 130
+    assert saved(tmp_path) == []
+
+
+def tell_all(folder: Path, number: signal.Signals) -> None:
+    """As scancel does: every process of a job, launchers among them."""
+    for pid in subprocess.check_output(["pgrep", "-f", str(folder)], text=True).split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [(), pytest.param(TORCHRUN, marks=pytest.mark.distributed)],
+    ids=["ours", "torchrun"],
+)
+def test_every_rank_saves_whole_when_launcher_and_ranks_are_told(
+    tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    with toy(tmp_path, 2.0, *launcher, ranks=2) as process:
+        work(tmp_path, 2)
+        tell_all(tmp_path, TERM)
+        hear(process, " saves", count=2)
+        tell_all(tmp_path, TERM)
+        assert process.wait(SECONDS) != 0
+    assert saved(tmp_path) == ["0.saved.txt", "1.saved.txt"]
+
+
+# --- a run that stops at once ---------------------------------------------------------------------
+
+
+def test_the_echo_of_a_signal_does_not_break_off_what_is_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = StageRun("toy", {}, Output.directory(str(tmp_path)))
+    for number in (TERM, INT):
+        with pytest.raises(Stopped):
+            run.on_signal(number, None)
+    run.on_signal(TERM, None)
+    monkeypatch.setattr(context, "ECHO_SECONDS", 0.0)
+    with pytest.raises(Stopped):  # the one before may have got lost
+        run.on_signal(TERM, None)

@@ -1,0 +1,113 @@
+"""Megatron core itself computes from what is written the same as ours, and ours the same from what
+Megatron core wrote.
+
+Needs `pip install --no-deps megatron-core` and psutil, which nothing else here does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainyard.checkpoint.foreign import megatron_core_program
+from tests.trainyard.checkpoint.foreign.megatron_files import Layout, arguments
+from tests.trainyard.checkpoint.foreign.test_megatron_read import GPT, LLAMA, QWEN
+from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
+from trainyard.checkpoint.foreign.loaders import open_source
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+
+pytestmark = pytest.mark.full
+
+# Found, not imported: it takes seconds, and patches torch.
+if any(find_spec(name) is None for name in ("megatron", "psutil")):
+    pytest.skip("megatron-core is not installed", allow_module_level=True)
+
+TOKENS = 257
+"""That the tokenizer of the sample knows; logits of padding are not ours."""
+
+SAME_LOGITS = {"rtol": 0.0, "atol": 1e-5}
+
+CONFIGS = pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def some_tokens(folder: Path) -> Tensor:
+    """[2, 12], as a file too."""
+    tokens = torch.randint(0, TOKENS, (2, 12), generator=torch.Generator().manual_seed(0))
+    torch.save(tokens, folder / "tokens.pt")
+    return tokens
+
+
+def megatron(folder: Path, *words: str) -> Tensor:
+    """What the model of Megatron core computes of the tokens in a folder, [2, 12, vocabulary]."""
+    out = folder / "logits.pt"
+    program = [sys.executable, "-W", "ignore", str(megatron_core_program.__file__)]
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [*program, *words, str(folder / "tokens.pt"), str(out)],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # its save waits forever for a child that died
+        )
+        try:
+            code = process.wait(120)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert code == 0, (folder / "log.txt").read_text()[-3000:]
+    found: Tensor = torch.load(out)
+    return found
+
+
+@CONFIGS
+@pytest.mark.parametrize("saver", ["core", "torch_dist"])
+def test_megatron_core_computes_the_same_from_what_reshard_wrote(
+    tmp_path: Path, config: GPTConfig, saver: str
+) -> None:
+    ours = random_gpt(config)
+    save_gpt(str(tmp_path / "ours"), ours)
+    made = tmp_path / "made"
+    # Transformer Engine, which the default is for, needs a GPU.
+    names = ["--saver-transformer-impl", "local"] if saver == "core" else []
+    command = [sys.executable, "-m", "stages.reshard", "--saver", saver, *names]
+    folders = ["--load-dir", str(tmp_path / "ours"), "--save-dir", str(made)]
+    subprocess.run([*command, *folders], check=True, timeout=120)
+    tokens = some_tokens(tmp_path)
+    kind = "torch" if saver == "core" else "torch_dist"
+    theirs = megatron(tmp_path, "load", kind, str(made / "iter_0000050"))
+    with torch.no_grad():
+        wanted = ours(tokens)
+    assert theirs.shape == (2, 12, PADDED_VOCAB)
+    torch.testing.assert_close(theirs[..., :TOKENS], wanted[..., :TOKENS], **SAME_LOGITS)
+    assert wanted.std() > 0.1  # not all alike
+
+
+@CONFIGS
+def test_ours_computes_the_same_from_what_megatron_core_saved(
+    tmp_path: Path, config: GPTConfig
+) -> None:
+    told = vars(arguments(config, Layout(), PADDED_VOCAB)).items()
+    args = {name: value for name, value in told if isinstance(value, PLAIN)}
+    (tmp_path / "args.json").write_text(json.dumps(args))
+    tokens = some_tokens(tmp_path)
+    theirs = megatron(tmp_path, "save", str(tmp_path / "args.json"), str(tmp_path / "made"))
+    with open_source(str(tmp_path / "made"), "torch_dist") as source:
+        assert source.step == 100
+        ours = GPTModel(source.config, source.padded_vocab_size).eval()
+        weights = {n.removeprefix("model."): source.read(n) for n in source.specs}
+    ours.load_state_dict(weights)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs, **SAME_LOGITS)
+    assert theirs.std() > 0.1

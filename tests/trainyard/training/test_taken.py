@@ -1,0 +1,331 @@
+"""What the ledger says of a step is what every rank took; where it would not be, the run ends
+before the step is taken."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.trainyard.training.astray import AT, FAULTS, astray, skipping, swapping
+from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee, run_data
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.form import Sample
+from trainyard.datasets.loader import SAMPLE_IDS, Batch, _RankBatches, build_loader
+from trainyard.datasets.provided import AsDataset
+from trainyard.datasets.sampler import SamplerShape
+from trainyard.datasets.serving import Serving
+from trainyard.errors import DataError
+from trainyard.parallel.dims import ParallelDims
+from trainyard.parallel.groups import ProcessGroups
+from trainyard.training import step as step_module
+from trainyard.training.batch_size import BatchSchedule, build_batch_schedule
+from trainyard.training.config import TrainingConfig
+from trainyard.training.data import RunData
+from trainyard.training.ledger import digest_samples
+from trainyard.training.loop import TrainLoop
+from trainyard.training.rerun import StepJudge
+from trainyard.training.seeds import step_digest
+from trainyard.training.step import Repeated
+from trainyard.training.taken import StepEvidence, StepMismatchError, Taken
+
+
+def without_evaluation(**options: Any) -> TrainingConfig:
+    return replace(TRAINING, eval_iters=0, **options)
+
+
+def refused_in(loop: TrainLoop, collector: Collector, step: int, words: str) -> None:
+    """Run a loop that must end in a step, with nothing of it left anywhere."""
+    with pytest.raises(StepMismatchError, match=words) as told:
+        loop.run()
+    assert f"step {step}, rank 0: " in str(told.value)
+    assert told.value.exit_status == 70
+    assert [event.record.step for event in collector.events] == list(range(1, step))
+    assert loop.state.step == step - 1
+    assert loop.state.consumed_train_samples == 8 * (step - 1)
+    assert loop._trainee.optimizer.num_updates == step - 1
+    assert len(loop.ledger.lines) == step - 1
+
+
+# --- loaders that go astray ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["in front of the loader", "behind the loader"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_step_of_other_samples_is_not_taken(
+    fault: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    astray(monkeypatch, FAULTS[fault], place)
+    training, collector = without_evaluation(), Collector([])
+    loop = build_loop(build_trainee(training), training, [collector])
+    row = 2 if fault == "sticks" else 1
+    refused_in(loop, collector, 2, f"row 0 of micro-batch {row} is sample .* the order of the data")
+
+
+def test_the_first_sample_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    indices = _RankBatches.__iter__
+
+    def one_row_off(self: _RankBatches) -> Iterator[list[int]]:
+        for k, (first, second) in enumerate(indices(self)):
+            yield [first, 400 if k == AT else second]
+
+    monkeypatch.setattr(_RankBatches, "__iter__", one_row_off)
+    training, collector = without_evaluation(), Collector([])
+    words = (
+        "row 1 of micro-batch 1 is sample 400 of source 0, where the order of the data has sample "
+        "11 of source 0. The step was not taken"
+    )
+    refused_in(build_loop(build_trainee(training), training, [collector]), collector, 2, words)
+
+
+def test_samples_are_named_in_worker_processes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, data = without_evaluation(), DataConfig(data_path=("none",), num_workers=2)
+    ledgers = []
+    for config in (data, replace(data, num_workers=0)):
+        trainee = build_trainee(training)
+        loop = build_loop(trainee, training, data=run_data(trainee, training, [], config))
+        assert loop.run() == "finished"
+        ledgers.append(loop.ledger.text())
+    assert ledgers[0] == ledgers[1]
+    astray(monkeypatch, skipping, "in front of the loader")
+    trainee, collector = build_trainee(training), Collector([])
+    loop = build_loop(trainee, training, [collector], data=run_data(trainee, training, [], data))
+    refused_in(loop, collector, 2, "row 0 of micro-batch 1 is sample 12")
+
+
+def test_a_step_that_is_passed_over_takes_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = without_evaluation(iterations_to_skip=(2,))
+    loop = build_loop(build_trainee(training), training)
+    assert loop.run() == "finished"
+    plain = build_loop(build_trainee(), without_evaluation())
+    assert plain.run() == "finished"
+    assert samples_in(loop) == samples_in(plain)
+    astray(monkeypatch, swapping, "in front of the loader")
+    collector = Collector([])
+    loop = build_loop(build_trainee(training), training, [collector])
+    refused_in(loop, collector, 2, "row 0 of micro-batch 1")
+
+
+def samples_in(loop: TrainLoop) -> list[str]:
+    return [line.partition('"samples": "')[2][:16] for line in loop.ledger.lines]
+
+
+def test_a_step_run_again_must_take_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only be handed the right samples by the loader."""
+    from_start = Repeated.from_start
+
+    def forgetful(self: Repeated) -> Iterator[Batch]:
+        batches = from_start(self)
+        if len(self._kept) == 4:
+            next(batches)
+        return batches
+
+    monkeypatch.setattr(Repeated, "from_start", forgetful)
+    trainee, collector = build_trainee(), Collector([])
+    trainee._options = replace(trainee._options, judge=StepJudge(None))
+    loop = build_loop(trainee, callbacks=[collector])
+    refused_in(loop, collector, 1, "row 0 of micro-batch 0 is sample 2 of source 0")
+
+
+# --- seeds --------------------------------------------------------------------------------------
+
+
+def test_a_step_that_is_to_draw_from_another_seed_is_not_taken() -> None:
+    training, collector = without_evaluation(), Collector([])
+    trainee = build_trainee(training)
+    trainee._options = replace(trainee._options, seed=training.seed + 1)
+    loop = build_loop(trainee, training, [collector])
+    refused_in(loop, collector, 1, "micro-batch 0: the generators of its dropout held")
+
+
+def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is what the generators say of themselves."""
+    seed, calls = step_module.seed_generators, itertools.count()
+
+    def now_and_then(*arguments: Any) -> None:
+        if next(calls) != AT:
+            seed(*arguments)
+
+    monkeypatch.setattr(step_module, "seed_generators", now_and_then)
+    training, collector = without_evaluation(), Collector([])
+    loop = build_loop(build_trainee(training), training, [collector])
+    refused_in(loop, collector, 2, "micro-batch 1: the generators of its dropout held")
+
+
+# --- what is carried, and by whom ---------------------------------------------------------------
+
+
+def test_a_model_does_not_see_what_the_loader_says_of_a_batch() -> None:
+    trainee, seen = build_trainee(), set[str]()
+    forward = trainee._options.forward
+
+    def watched(module: torch.nn.Module, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        seen.update(batch)
+        return forward(module, hidden, batch)
+
+    trainee._options = replace(trainee._options, forward=watched)
+    assert build_loop(trainee).run() == "finished"
+    assert {"tokens", "labels", "loss_mask"} <= seen
+    assert SAMPLE_IDS not in seen
+
+
+def test_a_loader_of_ones_own_that_ends_too_early_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ending:
+        def __len__(self) -> int:
+            return 512
+
+        def batches(self, shape: SamplerShape, consumed: int, dp_rank: int) -> Iterator[Batch]:
+            data = DataConfig(data_path=("none",))
+            whole = build_loader(plain.train, data, shape, consumed, dp_rank)
+            return itertools.islice(whole, 6)
+
+    training, trainee = without_evaluation(), build_trainee(without_evaluation())
+    plain = run_data(trainee, training, [])
+    loop = build_loop(trainee, training, data=replace(plain, train=Ending()))
+    with pytest.raises(DataError, match="step 2: the training data ended after 2 of the 4"):
+        loop.run()
+    assert [line for line in loop.ledger.lines if '"samples": ""' in line] == loop.ledger.lines
+
+
+def test_ids_that_are_no_ids_are_refused() -> None:
+    class Odd:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Sample:
+            return {}
+
+        def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+            return indices
+
+    with pytest.raises(DataError, match=r"train: ids of 3 samples gave .* \(3,\); give \(3, 2\)"):
+        AsDataset(Odd(), "train").ids(np.arange(3))
+
+
+# --- the law ------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """Samples that are their own number, and have another as their id."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> Sample:
+        return {"tokens": np.array([index])}
+
+    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.stack([indices % 3, 1000 - indices], axis=1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and how one of its legs is cut."""
+
+    dp: int
+    micro_batch_size: int
+    kind: str
+    sharding: bool
+    rampup: bool
+    leg_begins: int
+
+    @property
+    def schedule(self) -> BatchSchedule:
+        return build_batch_schedule(
+            global_batch_size=24,
+            micro_batch_size=self.micro_batch_size,
+            dp=self.dp,
+            rampup_batch_size=(12, 12, 40) if self.rampup else (),
+        )
+
+    @property
+    def data(self) -> DataConfig:
+        return DataConfig(
+            data_path=("none",),
+            dataloader_type=self.kind,  # type: ignore[arg-type]
+            data_sharding=self.sharding,
+        )
+
+
+RUNS = st.builds(
+    Run,
+    dp=st.sampled_from([1, 2, 4]),
+    micro_batch_size=st.sampled_from([1, 3]),
+    kind=st.sampled_from(["single", "cyclic"]),
+    sharding=st.booleans(),
+    rampup=st.booleans(),
+    leg_begins=st.integers(0, 3),
+)
+
+
+@given(RUNS)
+@settings(max_examples=40)
+def test_what_is_served_is_what_the_ledger_tells_at_any_cut(run: Run) -> None:
+    """From any step on, on all ranks together; and it is what a proof works out by itself, in more
+    than one epoch where the order has several."""
+    schedule, shape = run.schedule, SamplerShape(96, run.micro_batch_size, run.dp)
+    serving = Serving(shape, shape.per_step, run.kind, run.sharding)
+    consumed = schedule.samples_after(run.leg_begins)
+    ranks = [RunData(run.data, Numbers(), (), schedule.final, dp_rank) for dp_rank in range(run.dp)]
+    streams = [data.train_batches(consumed) for data in ranks]
+    orders = [data.step_samples(consumed) for data in ranks]
+    dims = ParallelDims(dp=run.dp)
+    for step in range(run.leg_begins + 1, run.leg_begins + 4 + 5 * (run.kind == "cyclic")):
+        size = schedule.at(consumed)
+        if run.kind == "single" and consumed + size.global_batch_size > 96:
+            break
+        indices, carried = [], []
+        for dp_rank in range(run.dp):
+            taken, count = Taken(step, size.num_microbatches), size.num_microbatches
+            batches = [*itertools.islice(taken.watch(streams[dp_rank]), count)]
+            groups = ProcessGroups(dims, dp_rank)
+            evidence = StepEvidence(step, size, 7, groups, orders[dp_rank])
+            evidence.check_samples(taken)
+            indices.append([batch["tokens"][:, 0].numpy() for batch in batches])
+            carried.append(taken.ids)
+            served = serving.samples(consumed, size.global_batch_size)
+            assert evidence.samples == digest_samples(Numbers().ids(served))
+        in_order = np.stack(indices, axis=1)  # micro-batches, ranks, rows
+        assert in_order.ravel().tolist() == served.tolist()
+        assert np.array_equal(
+            np.stack(carried, axis=1).reshape(-1, 2), Numbers().ids(in_order.ravel())
+        )
+        consumed += size.global_batch_size
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", ["single", "cyclic"])
+def test_no_rank_takes_what_is_anothers(kind: str, fault: str) -> None:
+    run = Run(2, 1, kind, sharding=False, rampup=False, leg_begins=0)
+    for dp_rank in range(2):
+        data = RunData(run.data, Numbers(), (), run.schedule.final, dp_rank)
+        groups = ProcessGroups(ParallelDims(dp=2), dp_rank)
+        for served in (data, replace(data, dp_rank=1 - dp_rank)):
+            batches = served.train_batches(0)
+            taken = Taken(1, 12)
+            evidence = StepEvidence(1, run.schedule.final, 7, groups, data.step_samples(0))
+            stream = batches if served is data else FAULTS[fault](batches)
+            _ = [*itertools.islice(taken.watch(stream), 12)]
+            if served is data:
+                evidence.check_samples(taken)
+                continue
+            with pytest.raises(StepMismatchError, match=f"step 1, rank {dp_rank}: row 0 of micro"):
+                evidence.check_samples(taken)
+            assert evidence.samples == ""
+
+
+def test_the_digest_of_seeds_is_that_of_a_proof() -> None:
+    collector = Collector([])
+    build_loop(build_trainee(dropout=0.1), callbacks=[collector]).run()
+    for event in collector.events:
+        assert event.record.rng == step_digest(TRAINING.seed, event.record.step, 4)

@@ -1,0 +1,179 @@
+"""The ledgers that the steps of a run carry: whether each is what was published, and goes on from
+the one before.
+
+A line of a ledger cannot be made again, and nothing is trained by it: weights, moments and position
+lie in other files. So a run goes on over a damaged ledger, and says aloud that its proof has a gap
+there; lines that cannot be read are left out of the whole ledger, the others are kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.urls import is_local, join
+from trainyard.checkpoint.steps import STATE, check_inside, manifest_of, step_folder
+from trainyard.checkpoint.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
+from trainyard.errors import ArtifactError
+from trainyard.training.ledger import FILE, chain
+from trainyard.training.run_record import parse_line
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLedger:
+    """What one step has for its ledger."""
+
+    step: int
+    url: str
+    data: bytes | None
+    """The file as it is; None where it cannot be read at all."""
+    digest: Any
+    """Of all lines up to this step, as `state.json` tells it."""
+    fault: str = ""
+    """Why it is not what was published, or does not go on from the one before."""
+
+    @property
+    def record(self) -> FileRecord | None:
+        """The file as it is; None where there is none."""
+        if self.data is None:
+            return None
+        return FileRecord(FILE, len(self.data), digest_bytes(self.data))
+
+    def lines(self) -> tuple[list[str], int]:
+        """The lines that can be read, and how many cannot."""
+        lines = (self.data or b"").split(b"\n")
+        texts = [text for line in lines if line and (text := _text(line, self.url)) is not None]
+        return texts, sum(bool(line) for line in lines) - len(texts)
+
+
+def _text(line: bytes, url: str) -> str | None:
+    try:
+        text = line.decode("ascii")
+        parse_line(text, url)
+    except (UnicodeDecodeError, ArtifactError):
+        return None
+    return text if text.isprintable() else None  # a carriage return makes two lines of it
+
+
+def ledger_fault(step_url: str) -> str:
+    """Why the ledger of a step is not what its manifest says; nothing where it is. It is small, so
+    all of it is read."""
+    return _published(step_url)[1]
+
+
+def _published(step_url: str) -> tuple[bytes | None, str]:
+    """The file, and its fault."""
+    url = join(step_url, FILE)
+    try:
+        manifest = manifest_of(step_url)
+        check_inside(step_url, [FILE])
+        data = store.read_bytes(url)
+    except ArtifactError as error:
+        return None, str(error)
+    record = None if manifest is None else manifest.record(FILE)
+    if record is None:
+        return data, f"{url}: manifest.json does not list it"
+    if len(data) != record.size_bytes:
+        return data, f"{url}: {len(data)} bytes, manifest.json says {record.size_bytes} bytes"
+    found = digest_bytes(data)
+    if found != record.digest:
+        return data, f"{url}: digest {found}, manifest.json says {record.digest}"
+    return data, ""
+
+
+def read_ledgers(root_url: str, steps: Sequence[int]) -> Iterator[StepLedger]:
+    """The ledgers of a run's steps, ascending: all but the last of them steps that stay."""
+    threads = LOCAL_THREADS if is_local(root_url) else REMOTE_THREADS
+    before: StepLedger | None = None
+    for found in in_order(partial(_read, root_url), steps, threads):
+        yield found if found.fault else replace(found, fault=_break(found, before))
+        before = found
+
+
+def _read(root_url: str, step: int) -> StepLedger:
+    step_url = join(root_url, step_folder(step))
+    data, fault = _published(step_url)
+    state = store.read_json(join(step_url, STATE))
+    digest = state.get("ledger_digest") if isinstance(state, dict) else None
+    return StepLedger(step, join(step_url, FILE), data, digest, fault)
+
+
+def _break(ledger: StepLedger, before: StepLedger | None) -> str:
+    """Why a ledger that is as published does not go on from the one of the step before."""
+    assert ledger.data is not None
+    begins, first, last = 0, 0, -1 if before is None else before.step
+    try:
+        lines = ledger.data.decode("ascii").splitlines()
+        for line in lines:  # those of a step that passes may be in the one before, too
+            first = int(parse_line(line, ledger.url)["step"])
+            if first > last:
+                break
+            begins += 1
+    except (UnicodeDecodeError, ArtifactError) as error:
+        return f"{ledger.url}: {error}" if isinstance(error, UnicodeDecodeError) else str(error)
+    own = lines[begins:]
+    if before is None and own and first > 1:
+        return ""  # it goes on from another run, or steps were removed by hand
+    if before is not None and own and first > last + 1:
+        return f"{ledger.url}: it begins at step {first}, and the one before it ends at {last}"
+    if chain(own, "" if before is None else before.digest) == ledger.digest:
+        return ""
+    start = "the beginning" if before is None else f"that of step {before.step}"
+    return f"{ledger.url}: its lines do not lead from {start} to the ledger_digest of {STATE}"
+
+
+# --- told ---------------------------------------------------------------------------------------
+
+
+def tell_lost_proof(root_url: str, steps: Sequence[int]) -> None:
+    """At the start of a run that goes on: say which ledgers of its steps are not what they were."""
+    last = 0
+    for ledger in read_ledgers(root_url, steps):
+        if ledger.fault:
+            log.warning(
+                "%s. Weights, optimizer and position are sound and the run goes on, but that steps "
+                "%d to %d lost and repeated no sample CANNOT BE PROVEN any more: lines that cannot "
+                "be read will be missing in the ledger of the run, and stages.certify will say "
+                "that the run is broken there. Where there is a copy of %s, put it back before the "
+                "run ends",
+                *(ledger.fault, last + 1, ledger.step, ledger.url),
+            )
+        last = ledger.step
+
+
+def join_ledgers(ledgers: Sequence[StepLedger]) -> bytes:
+    """The whole ledger: lines that cannot be read are left out, and told of."""
+    joined: list[str] = []
+    last = 0
+    for ledger in ledgers:
+        lines, unread = ledger.lines()
+        if ledger.fault or unread:
+            log.warning(
+                "the ledger of the run has a gap at steps %d to %d, which cannot be proven: %d "
+                "lines kept, %d that cannot be read left out (%s)",
+                *(last + 1, ledger.step, len(lines), unread),
+                ledger.fault or f"{ledger.url}: not lines of steps",
+            )
+        joined += lines
+        last = ledger.step
+    return "".join(f"{line}\n" for line in joined).encode()
+
+
+def carried_lines(step_url: str, step: int, last_staying: int) -> list[str]:
+    """Lines of a step that only serves to continue from which no step that stays has: those behind
+    `last_staying`, or all where that is 0. Lines that cannot be read are left out, and told of."""
+    url = join(step_url, FILE)
+    data, fault = _published(step_url)
+    lines, unread = StepLedger(step, url, data, None, fault).lines()
+    if unread:
+        log.warning("%s: %d of its lines cannot be read and are left out", url, unread)
+    if last_staying == 0:
+        return lines
+    return [line for line in lines if parse_line(line, url)["step"] > last_staying]
