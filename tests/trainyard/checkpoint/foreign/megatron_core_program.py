@@ -13,11 +13,8 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
-
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its fused functions are compiled for what is no GPU
 
 import torch
 import torch.distributed as dist

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.checkpoint.foreign import megatron_core_program
 from tests.trainyard.checkpoint.foreign.megatron_files import Layout, arguments
 from tests.trainyard.checkpoint.foreign.test_megatron_read import GPT, LLAMA, QWEN
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
@@ -30,6 +29,9 @@ pytestmark = pytest.mark.full
 # Found, not imported: it takes seconds, and patches torch.
 if any(find_spec(name) is None for name in ("megatron", "psutil")):
     pytest.skip("megatron-core is not installed", allow_module_level=True)
+
+PROGRAM = Path(__file__).with_name("megatron_core_program.py")
+"""Not imported: it is for a process of its own."""
 
 TOKENS = 257
 """That the tokenizer of the sample knows; logits of padding are not ours."""
@@ -51,13 +53,15 @@ def some_tokens(folder: Path) -> Tensor:
 def megatron(folder: Path, *words: str) -> Tensor:
     """What the model of Megatron core computes of the tokens in a folder, [2, 12, vocabulary]."""
     out = folder / "logits.pt"
-    program = [sys.executable, "-W", "ignore", str(megatron_core_program.__file__)]
+    program = [sys.executable, "-W", "ignore", str(PROGRAM)]
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
             [*program, *words, str(folder / "tokens.pt"), str(out)],
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
+            # Its fused functions are compiled for what is no GPU.
+            env={**os.environ, "TORCHDYNAMO_DISABLE": "1"},
             start_new_session=True,  # its save waits forever for a child that died
         )
         try:
