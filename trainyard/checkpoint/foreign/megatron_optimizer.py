@@ -177,8 +177,9 @@ def num_updates(document: Any, read: Callable[[TensorRef], Tensor], iteration: i
     tables = [table for table in (*groups, *state.values()) if isinstance(table, Mapping)]
     for step in (state.get("common_step"), *(table.get("step") for table in tables)):
         if isinstance(step, TensorRef) and step.numel == 1:
-            told = float(read(step).item())
-            step = int(told) if told.is_integer() else None
+            step = float(read(step).item())
+        if isinstance(step, float) and step.is_integer():
+            step = int(step)
         if type(step) is int and step > 0:
             return step
     return iteration

@@ -19,11 +19,16 @@ CHUNK_BYTES = 2**20
 class RangedFile:
     """Opened for reading; close it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, part: tuple[int, int] | None = None) -> None:
+        """part: first byte and length of what is to be a file of its own; None: all of it."""
         self.url = url
+        self._begin = 0
         self._file: Any = store.open_input(url)
         try:
             self.size_bytes: int = self._file.seek(0, 2)
+            if part is not None:
+                self._check(*part)
+                self._begin, self.size_bytes = part
         except BaseException:
             self.close()
             raise
@@ -32,7 +37,7 @@ class RangedFile:
         """Bytes of the file. Raises ArtifactError for those that it does not have."""
         self._check(begin, length)
         data = bytearray(length)
-        self._file.seek(begin)
+        self._file.seek(self._begin + begin)
         self._fill(memoryview(data), begin)
         return data
 
@@ -41,7 +46,7 @@ class RangedFile:
         self._check(begin, length)
         data, crc = bytearray(length), 0
         view = memoryview(data)
-        self._file.seek(begin)
+        self._file.seek(self._begin + begin)
         for at in range(0, length, CHUNK_BYTES):
             part = view[at : at + CHUNK_BYTES]
             self._fill(part, begin + at)
@@ -52,7 +57,7 @@ class RangedFile:
         """The CRC-32 of bytes of the file, which are not kept."""
         self._check(begin, length)
         scratch, crc = memoryview(bytearray(min(length, CHUNK_BYTES))), 0
-        self._file.seek(begin)
+        self._file.seek(self._begin + begin)
         for at in range(0, length, CHUNK_BYTES):
             part = scratch[: length - at]
             self._fill(part, begin + at)

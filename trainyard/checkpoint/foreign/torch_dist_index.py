@@ -82,8 +82,8 @@ class StoredIndex:
     """What a folder holds."""
 
     tensors: Mapping[str, StoredTensor]
-    objects: tuple[str, ...]
-    """Names of pickled objects: FP8 scales, states of random generators and such."""
+    objects: Mapping[str, Place | None]
+    """Where pickled objects lie, by name: FP8 scales, states of random generators and such."""
     ends: Mapping[str, int]
     """Bytes that each file must have, by the last item in it, be it an object."""
     network: str
@@ -110,15 +110,16 @@ def read_index(url: str) -> StoredIndex:
         ends = _ends(items)
         shapes = _original_shapes(fields.get("mcore_data"))
         tensors: dict[str, StoredTensor] = {}
-        objects: list[str] = []
+        objects: dict[str, Place | None] = {}
+        pickled = {name: place for name, box, place in items if box is None}
         for name, told in _mapping(fields.get("state_dict_metadata")).items():
             if isinstance(told, Noted) and told.source.endswith(".BytesStorageMetadata"):
-                objects.append(str(name))
+                objects[str(name)] = pickled.get(str(name))
             else:
                 tensors[str(name)] = _tensor(str(name), told, places, shapes.get(str(name)))
     except ValueError as error:
         raise ArtifactError(f"{url}: is no index of a checkpoint: {error}") from error
-    return StoredIndex(tensors, tuple(objects), ends, found.network)
+    return StoredIndex(tensors, objects, ends, found.network)
 
 
 # --- fields, each checked -------------------------------------------------------------------------

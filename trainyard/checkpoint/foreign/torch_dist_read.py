@@ -1,5 +1,6 @@
 """Reading a `torch_dist` checkpoint of Megatron core: written by any number of ranks of any layout,
-with the optimizer where its states lie as the model does.
+with the optimizer where its states lie as the model does, or where the buffers of its ranks can be
+told apart (torch_dist_buckets.py).
 
     latest_checkpointed_iteration.txt     a number, or `release`
     iter_0000100/ or release/
@@ -13,7 +14,8 @@ What says where things are is all pickles: `pickles` reads them, and nothing els
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -36,9 +38,20 @@ from trainyard.checkpoint.foreign.megatron_progress import (
     schedule_in,
 )
 from trainyard.checkpoint.foreign.megatron_rank import ALLOWED
-from trainyard.checkpoint.foreign.megatron_scaler import scaler_in, warn_without
+from trainyard.checkpoint.foreign.megatron_scaler import Scaler, scaler_in, warn_without
 from trainyard.checkpoint.foreign.megatron_tokens import tokens_of
-from trainyard.checkpoint.foreign.torch_dist_index import METADATA, StoredTensor, read_index
+from trainyard.checkpoint.foreign.torch_dist_buckets import (
+    Joined,
+    check_places,
+    states_in_buckets,
+    updates_and_scaler,
+)
+from trainyard.checkpoint.foreign.torch_dist_index import (
+    METADATA,
+    StoredIndex,
+    StoredTensor,
+    read_index,
+)
 from trainyard.checkpoint.foreign.torch_dist_names import Named, Source, name_tensors
 from trainyard.checkpoint.foreign.torch_dist_tensors import StoredTensors
 from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES, TorchFile
@@ -50,13 +63,17 @@ log = logging.getLogger(__name__)
 
 COMMON = "common.pt"
 
+GATHERED = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+\.param_state/shard_\d+_\d+")
+"""An object with all states of a rank of the model, of the kind dp_zero_gather_scatter."""
+
 REMEDY = {
     "dp_reshardable": "there, save it with --dist-ckpt-optim-fully-reshardable",
     "fully_sharded_bucket_space": "there, save it with --dist-ckpt-optim-fully-reshardable",
     "dp_zero_gather_scatter": "there, save it with --dist-ckpt-optim-fully-reshardable, or with "
     "--ckpt-fully-parallel-save before Megatron core 0.14",
 }
-"""What to do about kinds of `distrib_optim_sharding_type` that lie as in the buffers of ranks."""
+"""What to do about kinds of `distrib_optim_sharding_type` that lie as in the buffers of ranks, and
+cannot be told apart there."""
 
 
 class TorchDistSource(Closing):
@@ -72,7 +89,7 @@ class TorchDistSource(Closing):
             check_iteration(self.step, iteration_in(tree, where), where)
             self.config: GPTConfig = config_of(self.args, where)
             self._updates = updates_of(_optimizer(tree), common.read, self.step)
-            scaler = scaler_in(_optimizer(tree), common.read, where)
+            self._scaler = scaler_in(_optimizer(tree), common.read, where)
         self.consumed_train_samples = samples_in(self.args, where)
         self.scheduler = schedule_in(tree, where)
         """State of the schedules as the file has it, or None."""
@@ -88,14 +105,16 @@ class TorchDistSource(Closing):
         self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
         self._check_model(named)
         self.num_updates = 0
-        self._add_optimizer(named, tree)
-        self.scaler = scaler if self.num_updates else {}
+        self._joined: dict[str, Joined] = {}
+        """States in buffers, by the name of the parameter."""
+        self._add_optimizer(named, tree, index)
+        self.scaler: Scaler = self._scaler if self.num_updates else {}
         """Of the scale of the loss, with the optimizer; empty where it is constant or unknown."""
         if self.num_updates:
             dtype = self.specs[f"model.{EMBEDDING}"].dtype
             warn_without(self.scaler, dtype, self.args, self.url)
-        used = {source.key for source in self._sources.values()}
-        self._tensors = StoredTensors(self.url, {key: self._stored[key] for key in sorted(used)})
+        if not self._joined:
+            self._tensors = self._opened()
         log.info(
             "opened torch_dist checkpoint step=%d tensors=%d objects=%d pickles read %s url=%s",
             *(self.step, len(self.specs), len(index.objects), index.network, self.url),
@@ -132,31 +151,31 @@ class TorchDistSource(Closing):
 
     # --- the optimizer --------------------------------------------------------------------
 
-    def _add_optimizer(self, named: Named, tree: Mapping[str, Any]) -> None:
-        """Its states, where they lie as the model does; one line says why not."""
+    def _add_optimizer(self, named: Named, tree: Mapping[str, Any], index: StoredIndex) -> None:
+        """Its states, where it can be told whose they are; one line says why not."""
         states = {n: s for n, s in named.sources.items() if n.startswith("optimizer.")}
-        if self.step == 0 or not (states or named.in_buffers):
+        gathered = [name for name in index.objects if GATHERED.fullmatch(name)]
+        keys = named.in_buffers or tuple(gathered)
+        if self.step == 0 or not (states or keys):
             return
         try:
-            specs = self._states(states, named, tree)
+            specs = self._states(states) if states else self._in_buckets(keys, tree, index)
         except Unknown as reason:
             log.warning("the optimizer of %s is left out: %s", self.url, reason)
             return
-        self._sources |= {name: states[name] for name in specs}
+        self._sources |= {name: states[name] for name in specs if states}
         self.specs |= specs
         self.num_updates = self._updates
 
-    def _states(
-        self, states: Mapping[str, Source], named: Named, tree: Mapping[str, Any]
-    ) -> dict[str, TensorSpec]:
-        names = [name.removeprefix("model.") for name in self._sources]
+    def _kinds(self) -> tuple[str, ...]:
+        """Of states; copies of weights that are fp32 themselves are not kept."""
         is_half = any(_is_half(self._stored[s.key]) for s in self._sources.values())
-        # Copies of weights that are fp32 themselves are not kept.
-        kinds = (*MOMENTS, MAIN) if is_half else MOMENTS
-        if not states:
-            raise Unknown(_why_in_buffers(named, tree))
+        return (*MOMENTS, MAIN) if is_half else MOMENTS
+
+    def _states(self, states: Mapping[str, Source]) -> dict[str, TensorSpec]:
+        names = [name.removeprefix("model.") for name in self._sources]
         specs = {}
-        for kind in kinds:
+        for kind in self._kinds():
             for name in names:
                 full = f"optimizer.{kind}.{name}"
                 if full not in states:
@@ -169,10 +188,40 @@ class TorchDistSource(Closing):
             raise Unknown(f"it has states of {min(strange)}, which is no weight")
         return specs
 
+    def _in_buckets(
+        self, keys: Sequence[str], tree: Mapping[str, Any], index: StoredIndex
+    ) -> dict[str, TensorSpec]:
+        shapes = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
+        try:
+            found = states_in_buckets(self._stored, keys, shapes, self.config, self.args)
+            told = updates_and_scaler(self.url, index.objects, keys, self.step)
+            self._updates, self._scaler = told
+            self._tensors = self._opened(keys)
+            try:
+                check_places(found, self._tensors, lambda name: self.read(f"model.{name}"))
+            except BaseException:
+                self._tensors.close()
+                raise
+        except Unknown as reason:
+            raise Unknown(_why_in_buffers(keys, tree, reason)) from reason
+        self._joined = found
+        return {
+            f"optimizer.{kind}.{name}": TensorSpec("F32", shape)
+            for kind in self._kinds()
+            for name, shape in shapes.items()
+        }
+
+    def _opened(self, more: Iterable[str] = ()) -> StoredTensors:
+        used = {source.key for source in self._sources.values()} | set(more)
+        return StoredTensors(self.url, {key: self._stored[key] for key in sorted(used)})
+
     # --- tensors --------------------------------------------------------------------------
 
     def read(self, name: str) -> Tensor:
         """A whole tensor, on the CPU, contiguous, in memory of its own."""
+        if name not in self._sources:
+            _, kind, parameter = name.split(".", 2)
+            return self._joined[parameter].read(self._tensors, kind)
         source = self._sources[name]
         shape = self._stored[source.key].logical_shape
         if source.layer is None:
@@ -231,13 +280,14 @@ def _optimizer(tree: Mapping[str, Any]) -> Any:
     return found[0] if isinstance(found, Mapping) and found.keys() == {0} else found
 
 
-def _why_in_buffers(named: Named, tree: Mapping[str, Any]) -> str:
+def _why_in_buffers(keys: Sequence[str], tree: Mapping[str, Any], reason: Unknown) -> str:
     content = tree.get("content_metadata")
     kind = content.get("distrib_optim_sharding_type") if isinstance(content, Mapping) else None
-    told = f"of the kind {kind}" if kind else f"as in {named.in_buffers[0]}"
+    told = f"of the kind {kind}" if kind else f"as in {keys[0]}"
     remedy = REMEDY.get(str(kind), REMEDY["dp_reshardable"])
     return (
-        f"its states, {told}, lie as in the buffers of its ranks, not as the model does; {remedy}"
+        f"its states, {told}, lie as in the buffers of its ranks, and which are whose cannot be "
+        f"told: {reason}; {remedy}"
     )
 
 

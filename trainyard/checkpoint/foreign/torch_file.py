@@ -58,11 +58,14 @@ class TorchFile(Closing):
     """Opened for reading; use as a context manager. Raises ArtifactError for a file that is torn,
     hostile, or not of torch.save.
 
-    allow: classes beyond those of tensors and containers that may be noted (`pickles.unpickle`)."""
+    allow: classes beyond those of tensors and containers that may be noted (`pickles.unpickle`).
+    part: first byte and length of the range of a file that it is; None: the whole file."""
 
-    def __init__(self, url: str, allow: Collection[str] = ()) -> None:
+    def __init__(
+        self, url: str, allow: Collection[str] = (), part: tuple[int, int] | None = None
+    ) -> None:
         self.url = url
-        self._file = RangedFile(url)
+        self._file = RangedFile(url, part)
         self._archive: Archive | None = None
         self._spans: dict[str, Span] = {}
         """Of the storages whose place was looked up."""

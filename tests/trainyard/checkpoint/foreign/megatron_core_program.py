@@ -15,6 +15,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,8 @@ def begin(folder: Path) -> None:
     without_gpu()
 
 
-def model_of(args: argparse.Namespace) -> torch.nn.Module:
+def model_of(args: argparse.Namespace, **parts: Any) -> torch.nn.Module:
+    """parts: pre_process, post_process and vp_stage, of a stage that is not the whole model."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
@@ -64,6 +66,7 @@ def model_of(args: argparse.Namespace) -> torch.nn.Module:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "params_dtype": torch.float32,
+        "pipeline_dtype": torch.float32,
     }
     spec = get_gpt_layer_local_spec(
         qk_layernorm=args.qk_layernorm, normalization=args.normalization
@@ -77,6 +80,7 @@ def model_of(args: argparse.Namespace) -> torch.nn.Module:
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
+        **parts,
     ).eval()
 
 
