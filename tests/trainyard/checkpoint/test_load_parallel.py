@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -284,36 +284,62 @@ def test_a_digest_that_one_rank_finds_wrong_keeps_values_from_all(
 # --- any layout to any layout -------------------------------------------------------------------
 
 
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offset and shape."""
+
+SHAPES = {
+    "model.a": (6, 8),
+    "model.b": (5,),
+    "optimizer.exp_avg.a": (6, 8),
+    "optimizer.param.b": (5,),
+}
+
+
 @st.composite
-def grids(draw: st.DrawFn) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Boxes, as (offset, shape), that 6 x 8 elements are cut into."""
-    rows, columns = (
-        sorted({0, size, *draw(st.lists(st.integers(1, size - 1), max_size=3))}) for size in (6, 8)
-    )
-    return [((a, c), (b - a, d - c)) for a, b in pairwise(rows) for c, d in pairwise(columns)]
+def ways_to_cut(draw: st.DrawFn) -> dict[str, list[Box]]:
+    """The boxes that each tensor is cut into, its states apart from it as with ZeRO."""
+    found = {}
+    for name, shape in SHAPES.items():
+        cuts = [sorted({0, n, *draw(st.lists(st.integers(1, n - 1), max_size=3))}) for n in shape]
+        boxes = product(*(pairwise(ends) for ends in cuts))
+        found[name] = [(tuple(a for a, _ in box), tuple(b - a for a, b in box)) for box in boxes]
+    return found
 
 
-@settings(max_examples=40)
-@given(grids(), grids())
+def cut(layout: dict[str, list[Box]], values: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What the ranks of a layout hold of these values, each in memory of its own."""
+    return {
+        name: [
+            ShardedTensor(name, box_of(values[name], *box).clone(), SHAPES[name], box[0])
+            for box in boxes
+        ]
+        for name, boxes in layout.items()
+    }
+
+
+def filled(root: str, layout: dict[str, list[Box]]) -> dict[str, Any]:
+    """What the ranks of a layout hold after loading."""
+    held = cut(layout, {name: torch.full(shape, 7.0) for name, shape in SHAPES.items()})
+    with open_checkpoint(root) as checkpoint:
+        for prefix in ("model.", "optimizer."):
+            own = {name: pieces for name, pieces in held.items() if name.startswith(prefix)}
+            restore(checkpoint, own, prefix)
+    return held
+
+
+@settings(max_examples=15)
+@given(ways_to_cut(), ways_to_cut())
 def test_what_any_layout_saved_any_layout_loads(
     tmp_path_factory: pytest.TempPathFactory,
-    ours: list[tuple[tuple[int, int], tuple[int, int]]],
-    theirs: list[tuple[tuple[int, int], tuple[int, int]]],
+    ours: dict[str, list[Box]],
+    theirs: dict[str, list[Box]],
 ) -> None:
-    whole, root = MATRIX[:6, :8].clone(), str(tmp_path_factory.mktemp("run"))
-    shards = [
-        ShardedTensor("model.a", box_of(whole, *box).contiguous(), (6, 8), box[0]) for box in ours
-    ]
-    save(root, {"model.a": shards}, shard_size_bytes=100)
-    loaded = torch.zeros(6, 8)
-    views = [ShardedTensor("model.a", box_of(loaded, *box), (6, 8), box[0]) for box in theirs]
-    restore(open_checkpoint(root), {"model.a": views}, "model.")
-    assert torch.equal(loaded, whole)
-    again = str(tmp_path_factory.mktemp("again"))
-    held = [ShardedTensor("model.a", v.tensor.contiguous(), (6, 8), v.offset) for v in views]
-    save(again, {"model.a": held}, shard_size_bytes=100)
-    for shard in shards:
-        shard.tensor.zero_()
-    restore(open_checkpoint(again), {"model.a": shards}, "model.")
-    for shard, box in zip(shards, ours, strict=True):
-        assert torch.equal(shard.tensor, box_of(whole, *box))
+    """Saved by ours, loaded by theirs, saved by theirs and loaded by ours, all is as it was."""
+    values = {n: torch.randn(shape) for n, shape in SHAPES.items()}
+    first, second = (str(tmp_path_factory.mktemp(name)) for name in ("ours", "theirs"))
+    save(first, cut(ours, values), shard_size_bytes=100)
+    save(second, filled(first, theirs), shard_size_bytes=100)
+    right = cut(ours, values)
+    for name, pieces in filled(second, ours).items():
+        for piece, expected in zip(pieces, right[name], strict=True):
+            assert torch.equal(piece.tensor, expected.tensor), name
