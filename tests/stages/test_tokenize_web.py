@@ -34,6 +34,7 @@ def run(root: str | Path, prefix: Path, *names: str) -> Done:
     return run_program("stages.tokenize", "--input", *inputs, *words)
 
 
+@pytest.mark.slow
 def test_a_corpus_on_a_web_server_makes_the_bytes_of_a_local_one(
     corpus: Path, tmp_path: Path
 ) -> None:

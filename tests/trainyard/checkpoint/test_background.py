@@ -160,6 +160,7 @@ def save_beside_training(folder: str) -> float:
     return float(total)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_train_on_while_their_threads_save(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(save_beside_training, 2, str(tmp_path)) == [2 * 1225.0] * 2

@@ -66,6 +66,7 @@ def refuse_to_publish(*_: object) -> None:
     raise OSError(errno.EDQUOT, "quota is used up")
 
 
+@pytest.mark.slow
 def test_round_trip_in_an_object_store(s3_url: str) -> None:
     tensors = some_tensors()
     save(s3_url, tensors, shard_size_bytes=700)

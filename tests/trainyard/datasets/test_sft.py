@@ -251,6 +251,7 @@ def test_long_lines_are_read_whole(tmp_path: Path) -> None:
         assert [file[0], file[1]] == lines
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

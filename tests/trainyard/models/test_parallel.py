@@ -191,6 +191,7 @@ def check_inference(tp: int) -> None:
     torch.testing.assert_close(model(tokens), reference(tokens), **FP32_SUM_ORDER)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_logits_of_a_cut_model_are_whole(ranks: RankPool) -> None:
     ranks.run(check_inference, 2, 2)

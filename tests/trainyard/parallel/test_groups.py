@@ -198,11 +198,13 @@ def join_as(port: int, degrees: list[int]) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_join_by_the_environment() -> None:
     assert run_distributed(join_as, 2, "gloo", free_port(), [2, 2]) == ["tp=2 cp=1 dp=1 pp=1"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_of_other_degrees_are_refused() -> None:
     for told in run_distributed(join_as, 2, "gloo", free_port(), [1, 2]):

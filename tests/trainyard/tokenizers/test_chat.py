@@ -360,6 +360,7 @@ def test_an_unknown_format_is_refused(folder: str) -> None:
         build(folder, "x")
 
 
+@pytest.mark.slow
 def test_real_conversations_run_through_every_format(
     built: dict[str, SFTTokenizer], theirs: Any, shared: Path
 ) -> None:

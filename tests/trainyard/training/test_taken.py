@@ -86,6 +86,7 @@ def test_the_first_sample_that_differs_is_named(monkeypatch: pytest.MonkeyPatch)
     refused_in(build_loop(build_trainee(training), training, [collector]), collector, 2, words)
 
 
+@pytest.mark.slow
 def test_samples_are_named_in_worker_processes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     training, data = without_evaluation(), DataConfig(data_path=("none",), num_workers=2)
     ledgers = []

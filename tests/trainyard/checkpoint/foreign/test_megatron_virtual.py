@@ -153,6 +153,7 @@ def test_the_optimizer_counts_its_parameters_over_the_virtual_stages(tmp_path: P
             assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

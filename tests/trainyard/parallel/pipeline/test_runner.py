@@ -109,11 +109,13 @@ def test_any_group_size_gives_the_same_step(ranks: RankPool, group_size: int) ->
     check_equal(ranks, even(2, 3), [8], group_size)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_uneven_and_empty_stages_give_the_same_step(ranks: RankPool) -> None:
     check_equal(ranks, arrange([0, 3, 1, 0, 2, 0], 3), [3, 6])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_order_of_microbatches_changes_no_loss_and_only_the_rounding_of_gradients(
     ranks: RankPool,
