@@ -28,6 +28,8 @@ from trainyard.datasets.form import SampleFormat
 from trainyard.errors import ConfigError, DataError
 from trainyard.testing.kill import Zygote
 
+pytestmark = pytest.mark.slow
+
 SHARED = [name for name, _, _ in leaves(IndexConfig) if name in PRETRAIN]
 OPTIONS = {name: PRETRAIN[name] for name in SHARED}
 

@@ -16,6 +16,8 @@ from tests.stages.tokenize_runs import command, files, numbered, write
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:

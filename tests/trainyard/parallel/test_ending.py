@@ -11,6 +11,8 @@ from blake3 import blake3
 
 from trainyard.parallel.ending import THREAD, wait_for_gloo
 
+pytestmark = pytest.mark.slow
+
 SET_NAME = 15  # prctl's PR_SET_NAME
 
 

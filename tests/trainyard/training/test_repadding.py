@@ -38,6 +38,8 @@ from trainyard.training.state import TrainState
 from trainyard.training.step import Trainee
 from trainyard.training.tensors import model_tensors, optimizer_tensors
 
+pytestmark = pytest.mark.slow
+
 MORE = VOCAB + 16
 """Rows of another padding; both can be cut over four ranks."""
 TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")

@@ -14,6 +14,8 @@ from tests.trainyard.training.legs import certificate, digest, go, ledger
 from trainyard.testing.kill import Zygote, check_kill_anywhere
 from trainyard.testing.pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 16,

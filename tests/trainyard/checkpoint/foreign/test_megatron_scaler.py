@@ -1,4 +1,6 @@
 """The scale of the loss of an fp16 run goes in from Megatron-LM's files with its optimizer, and out
+
+pytestmark = pytest.mark.slow
 again: a run that goes on takes its next step with it."""
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ from trainyard.checkpoint.foreign.megatron_read import open_megatron
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.models.config import GPTConfig
 
+pytestmark = pytest.mark.slow
+
 EIGHT = GPTConfig(**{**SIZES, "num_layers": 8})
 """Tied, with biases and positions."""
 UNTIED = GPTConfig(**{**LLAMA_OPTIONS, "num_layers": 8})

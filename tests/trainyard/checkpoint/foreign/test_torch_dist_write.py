@@ -34,6 +34,8 @@ from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ArtifactError, Stopped
 from trainyard.models.config import GPTConfig
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 257
 """Of `save_trained`; the rows beyond are padding."""
 
