@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.testing.kill import Zygote
 from trainyard.training.ledger import parse_ledger
 
 OPTIONS = {
@@ -34,6 +35,13 @@ def arguments(tokens: str, save: Path, **options: Any) -> list[str]:
         flag = "--" + name.replace("_", "-")
         flags += [flag] if value is True else [flag, str(value)]
     return flags
+
+
+def finished_run(zygote: Zygote, tokens: str, folder: Path) -> Path:
+    """A run without a stop, in a folder that is not there yet: checkpoints 3, 6 and 8."""
+    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder))
+    assert status == 0, log
+    return folder
 
 
 def manifest(folder: Path) -> Manifest:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.pretrain_runs import arguments
+from tests.stages.pretrain_runs import finished_run
 from tests.stages.test_certify import command, found_in, link_in
 from trainyard.errors import ArtifactError
 from trainyard.testing.kill import Zygote
@@ -19,10 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run: checkpoints 3, 6 and 8."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder))
-    assert status == 0, log
-    return folder
+    return finished_run(zygote, tokens, tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture

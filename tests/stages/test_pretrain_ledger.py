@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.pretrain_runs import arguments, ledger, manifest
+from tests.stages.pretrain_runs import arguments, finished_run, ledger, manifest
 from tests.stages.test_certify import STOPPED, command, link_in
 from tests.trainyard.training.test_ledgers import DAMAGES, other_byte
 from trainyard.testing.kill import Zygote
@@ -19,10 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints 3, 6 and 8."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder))
-    assert status == 0, log
-    return folder
+    return finished_run(zygote, tokens, tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture(scope="module")

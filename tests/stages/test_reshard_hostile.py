@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,14 @@ import pytest
 from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run
 from tests.stages.directly import run_directly
+from tests.stages.test_reshard import GPT
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
-GPT = GPTConfig(
-    num_layers=2,
-    hidden_size=16,
-    num_attention_heads=2,
-    seq_length=16,
-    position_embedding_type="rope",
-    normalization="RMSNorm",
-    swiglu=True,
-    disable_bias_linear=True,
-    untie_embeddings_and_output_weights=True,
-)
+UNTIED = replace(GPT, untie_embeddings_and_output_weights=True)
 
 
 def reshard(load_dir: Path, save_dir: Path, **options: Any) -> dict[str, Any]:
@@ -77,7 +68,7 @@ def tell_layers(folder: Path) -> None:
 def test_what_lies_is_not_converted(
     tmp_path: Path, saver: str, spoil: Callable[[Path], None], words: str
 ) -> None:
-    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    save_gpt(str(tmp_path / "run"), random_gpt(UNTIED))
     reshard(tmp_path / "run", tmp_path / "theirs", saver=saver)
     reshard(tmp_path / "theirs", tmp_path / "sound")
     spoil(tmp_path / "theirs")
