@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from stages.scratch import Scratch
-from trainyard.artifacts import store
+from trainyard.artifacts import patience, store
 from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input
@@ -118,6 +118,8 @@ class StageRun:
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what the work was done with, for the manifest."""
     records: dict[str, FileRecord] = field(default_factory=dict)
+    step_file: Path | None = None
+    """Where rank 0 of several notes its steps for the parent; None where nobody looks."""
     retired: bool = False
     _begun: set[str] = field(default_factory=set)
     _signal: int | None = None
@@ -228,6 +230,7 @@ class StageRun:
                 "%s: finishing this step, then saving%s", signal.Signals(signum).name, again
             )
         elif signum == signal.SIGINT and self._num_interrupts > 1:
+            patience.give_up()
             raise Stopped(signum)
 
     def _stop_at_once(self, signum: int) -> None:
@@ -238,6 +241,7 @@ class StageRun:
         if is_echo and signum != signal.SIGINT:
             return
         self._raised = now
+        patience.give_up()
         raise Stopped(signum)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from stages import ranks
 from stages.context import STOPPING, StageRun
 from stages.decide import Decision, MadeInShares, decide
 from stages.failure import clear_reports, report_outcome
-from trainyard.artifacts import store
+from trainyard.artifacts import patience, store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
 from trainyard.artifacts.manifest import Manifest, publish, read_manifest
@@ -59,6 +59,11 @@ class Job:
 
 def execute(job: Job) -> int:
     """Run a stage, if there is anything to do; returns 0 or raises."""
+    with patience.waiting():
+        return _execute(job)
+
+
+def _execute(job: Job) -> int:
     # OpenMP threads that wait for each other spin, and starve each other wherever anything else
     # wants a core: a training step on two cores, one of them busy, took 3.1 s, and 0.65 s so.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")

@@ -16,16 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch.outcome import Kind
 from flows.limits import LEASE_SECONDS
 from flows.local_api import LocalApi
-from flows.retry import FRUITLESS_ATTEMPTS
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
 from tests.yard.deployed import Api
 from tests.yard.faults import Server, in_training, logs, start_stage, steps, training, wait_for
 from tests.yard.limited import LIMIT, limit_training
 from tests.yard.wire import Wire
-from tests.yard.yard import HEADLINE, ROOT, Yard
+from tests.yard.yard import ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -82,15 +80,11 @@ def test_a_store_that_is_away_for_half_a_minute_is_waited_for(
     ended = flow.ends(300)
     assert ended.status == 0, ended.said
     assert refused, "nothing wanted the store while it was away"
-    *lost, begun, done = ended.states("pretrain")
-    assert (begun, done) == ("runs", "done")
-    # A stage that is refused for some seconds says so and leaves; the flow pauses and goes on.
-    assert lost == ["runs", "failed"] * (len(lost) // 2)
-    failed = [why for _, state, why in HEADLINE.findall(ended.said) if state == "failed"]
-    assert len(failed) < FRUITLESS_ATTEMPTS
-    assert all(why.endswith(f" {Kind.INFRASTRUCTURE}") for why in failed), failed
-    assert logs(tmp_path).count("error   pretrain: the store cannot be reached") == len(failed)
-    assert re.search(r"iteration +200", logs(tmp_path))
+    assert ended.states("pretrain") == ["runs", "done"]
+    said = logs(tmp_path)
+    assert said.count("does not answer; waiting up to 60 s for it") == 1
+    assert said.count("answers again after") == 1
+    assert re.search(r"iteration +200", said)
 
 
 # --- who runs it is killed ------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass
 
-from trainyard.artifacts import conditional, store
+from trainyard.artifacts import conditional, patience, store
 from trainyard.artifacts.process import machine_mark, started
 from trainyard.errors import ClaimHeldError, TrainyardError
 
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
+AWAY_SECONDS = 10.0
+"""A store that takes longer to say who holds a claim was away meanwhile."""
+
 TELL_SECONDS = 60.0
 """Between two words about a claim that cannot be renewed."""
 
@@ -78,9 +81,10 @@ class Claim:
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
             try:
-                version = conditional.replace_if_match(
-                    self.url, self.holder.encode(beat), self._version
-                )
+                with patience.none():  # the next beat asks again
+                    version = conditional.replace_if_match(
+                        self.url, self.holder.encode(beat), self._version
+                    )
             except TrainyardError as error:
                 trouble.met(error)
                 continue
@@ -99,9 +103,10 @@ class Claim:
         self._stop.set()
         self._thread.join()
         try:
-            current = _read(self.url)
-            if current is not None and current[0].run == self.holder.run:
-                store.delete(self.url)
+            with patience.none():
+                current = _read(self.url)
+                if current is not None and current[0].run == self.holder.run:
+                    store.delete(self.url)
         except TrainyardError as error:
             log.warning("could not remove the claim: %s", error)
 
@@ -167,6 +172,7 @@ def acquire(url: str, wait_seconds: float) -> Claim:
     deadline = time.monotonic() + wait_seconds
     seen: tuple[str, float] | None = None
     while True:
+        asked = time.monotonic()
         version = conditional.put_if_absent(url, holder.encode(0))
         if version is not None:
             return Claim(url, holder, version)
@@ -175,7 +181,9 @@ def acquire(url: str, wait_seconds: float) -> Claim:
             continue
         other, other_version = current
         now = time.monotonic()
-        if seen is None or seen[0] != other_version:
+        # Where the store was away, the holder could not renew it either.
+        was_away = now - asked > AWAY_SECONDS
+        if seen is None or seen[0] != other_version or was_away:
             if seen is None and not other.is_gone():
                 log.info("waiting for %s, held by %s", url, _name(other))
             seen = (other_version, now)

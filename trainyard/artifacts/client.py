@@ -10,6 +10,7 @@ import os
 from functools import lru_cache
 from typing import Any
 
+from trainyard.artifacts import patience
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 CONFIG = {
@@ -24,7 +25,8 @@ LOST_RACE = (412, 409)
 """Precondition failed; and the conflict that AWS answers while another conditional write is in
 flight."""
 
-ATTEMPTS = 3
+NEVER = 501
+"""Not implemented: what no second try changes."""
 
 
 @lru_cache(maxsize=8)
@@ -48,8 +50,7 @@ def _client(process: int, endpoint: str) -> Any:
 def call(method: str, **arguments: Any) -> Any:
     """One call of the client, with the whole of a body under "Data": None for a lost race,
     FileNotFoundError for an absent key."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    client = _client(os.getpid(), endpoint)
+    client = _own_client()
     from botocore.exceptions import (
         ClientError,
         ConnectionError,
@@ -57,28 +58,36 @@ def call(method: str, **arguments: Any) -> Any:
         IncompleteReadError,
     )
 
-    for attempt in range(ATTEMPTS):
-        last = attempt == ATTEMPTS - 1
+    address = str(client.meta.endpoint_url)
+    tries = patience.Tries(address)
+    while True:
         try:
             reply = getattr(client, method)(**arguments)
             if "Body" in reply:
                 with reply["Body"] as body:
                     reply["Data"] = body.read()
+            patience.answered(address)
             return reply
         except ClientError as error:
             status = int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
-            if last or not (status == 409 or status >= 500):
+            is_away = status >= 500 and status != NEVER
+            if not is_away:
+                patience.answered(address)
+            if not ((is_away or status == 409) and tries.again(error, is_away)):
                 return _refusal(method, arguments, status, error)
         except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
-            if last:
+            if not tries.again(error):
                 raise InfrastructureError(f"the store cannot be reached: {error}") from error
-    raise AssertionError("unreachable")
 
 
 def endpoint() -> str:
     """Where calls go to, as the environment and AWS's own files say."""
+    return str(_own_client().meta.endpoint_url)
+
+
+def _own_client() -> Any:
     given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    return str(_client(os.getpid(), given).meta.endpoint_url)
+    return _client(os.getpid(), given)
 
 
 def _refusal(method: str, arguments: dict[str, Any], status: int, error: Exception) -> None:

@@ -1,6 +1,6 @@
 """Objects of an S3 store, by direct calls of it.
 
-What is seldom done, and seeking in a file, is left to s3fs, which is loaded then."""
+What is seldom done is left to s3fs, which is loaded then."""
 
 # ruff: noqa: D102 (what the methods do is written in `backend`)
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainyard.artifacts import client
 from trainyard.artifacts.backend import Writer
+from trainyard.artifacts.ranged import open_ranged
 from trainyard.artifacts.remote import S3, RemoteBackend
 from trainyard.artifacts.upload import S3Writer
 from trainyard.artifacts.urls import join
@@ -65,6 +66,9 @@ class S3Backend(RemoteBackend):
             is_cut = bool(reply.get("IsTruncated"))
             if is_cut:
                 asked |= {name: reply[told] for name, told in NEXT_PAGE[method].items()}
+
+    def open_input(self, url: str) -> BinaryIO:
+        return open_ranged(self, url, *self.size_and_version(url))
 
     def open_output(self, url: str) -> Writer:
         return S3Writer(self, url)

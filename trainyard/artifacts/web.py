@@ -7,7 +7,6 @@ refused in words. The standard library does it: no package is needed."""
 
 from __future__ import annotations
 
-import io
 import time
 from email.message import Message
 from http.client import HTTPException
@@ -17,12 +16,11 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from trainyard.artifacts.backend import Writer
+from trainyard.artifacts.ranged import open_ranged
 from trainyard.artifacts.remote import RemoteBackend
-from trainyard.artifacts.urls import basename
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 from trainyard.version import VERSION
 
-BLOCK_BYTES = 8 << 20
 TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 3
 PAUSE_SECONDS = 0.5
@@ -44,7 +42,7 @@ class WebBackend(RemoteBackend):
 
     def open_input(self, url: str) -> BinaryIO:
         size, version = self.size_and_version(url)
-        return io.BufferedReader(_RangedFile(self, url, size, version), BLOCK_BYTES)
+        return open_ranged(self, url, size, version)
 
     def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
         asked = {"Range": f"bytes={start}-{end - 1}"}
@@ -178,38 +176,3 @@ def _refuse(url: str, error: HTTPError) -> NoReturn:
     if error.code >= 500 or error.code == 429:
         raise InfrastructureError(f"{url}: the server answers with {said}") from error
     raise ArtifactError(f"{url}: the server answers with {said}") from error
-
-
-class _RangedFile(io.RawIOBase):
-    """A file that can be sought in, of which every read is a request."""
-
-    def __init__(self, backend: WebBackend, url: str, size: int, version: str) -> None:
-        super().__init__()
-        self.name = basename(url)
-        self._backend, self._url, self._size, self._version = backend, url, size, version
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        end = min(self._size, self._at + len(view))
-        if end <= self._at:
-            return 0
-        data = self._backend.read_range(self._url, self._at, end, self._version)
-        if len(data) < end - self._at:
-            raise ArtifactError(
-                f"{self._url}: ends at byte {self._at + len(data)}; it was cut short"
-            )
-        view[: len(data)] = data
-        self._at = end
-        return len(data)

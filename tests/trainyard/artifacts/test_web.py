@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.web import web_server
-from trainyard.artifacts import ahead, store, web
+from trainyard.artifacts import ahead, ranged, store
 from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
@@ -17,7 +17,7 @@ DATA = bytes(range(256)) * 40
 @pytest.fixture(autouse=True)
 def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(web, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(ranged, "BLOCK_BYTES", 1000)
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir/a b.txt").write_bytes(DATA)
     (tmp_path / "dir/none.txt").write_bytes(b"")
