@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.web import web_server
-from trainyard.artifacts import ahead, ranged, store
+from trainyard.artifacts import ahead, ranged, store, web
 from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
