@@ -21,7 +21,7 @@ from prefect.exceptions import PrefectException
 
 from flows.launch.container import SCRIPT as DOCKER_RUN
 from flows.launch.kubernetes import MANIFESTS
-from flows.launch.outcome import Outcome
+from flows.launch.outcome import BRIEF_CHARS, Outcome, brief
 from flows.launch.slurm import SCRIPT as SBATCH
 from flows.launch.spec import LaunchSpec
 from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
@@ -52,8 +52,23 @@ async def shown(making: Awaitable[Any]) -> Any:
     try:
         return await making
     except (httpx.HTTPError, OSError, PrefectException, TrainyardError) as error:
-        log.warning("a page of this run could not be shown: %s: %s", type(error).__name__, error)
+        log.warning("a page of this run could not be shown: %s", why_not(error))
         return None
+
+
+def why_not(error: BaseException) -> str:
+    """One line. Of an answer of Prefect's server its words, without what Prefect says around them:
+    the address it was asked at, the whole answer, and where the web explains its number."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return f"{type(error).__name__}: {brief(str(error))}"
+    answer = error.response
+    try:
+        words = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        words = None
+    if isinstance(words, str) and words:
+        return brief(words, 2 * BRIEF_CHARS)  # with what to do
+    return f"Prefect's server answered {answer.status_code} {answer.reason_phrase}".rstrip()
 
 
 def page_key(*names: str) -> str:
@@ -121,14 +136,14 @@ async def show_failed(stage: str, outcome: Outcome, seconds: float, log: str) ->
 
 
 def failed_rows(stage: str, outcome: Outcome, seconds: float, log: str) -> list[Row]:
-    """The table: what kind of end it was, in whose words, at which step, where its log lies."""
+    """The table: what kind of end it was, in whose words, after which step, where its log lies."""
     rows = [_row(f"stage {stage}", f"failed after {seconds:.1f} s: {outcome.kind}")]
     if outcome.message:
         rows.append(_row("message", outcome.message))
     if outcome.error:
         rows.append(_row("error", outcome.error))
     if outcome.step is not None:
-        rows.append(_row("step", f"{outcome.step:,}"))
+        rows.append(_row("last finished step", f"{outcome.step:,}"))
     if outcome.failed_shares:
         rows.append(_row("shares that failed", ", ".join(map(str, outcome.failed_shares))))
     return [*rows, _row("log", log)]

@@ -83,8 +83,9 @@ def with_jitter(seconds: float) -> float:
 
 
 def reached_step(job: StageJob, outcome: Outcome) -> int | None:
-    """How far a job is: its last published step, or the one that a failed stage told."""
-    steps = [] if outcome.step is None else [outcome.step]
+    """How far a job is: its last published step. What a failed stage told of its steps counts where
+    nothing of its run folder can be seen from here: they are lost that were not published."""
+    told = outcome.step
     if job.output is not None and not job.output.is_prefix:
         try:
             names = store.list_files(job.output.url)
@@ -92,8 +93,9 @@ def reached_step(job: StageJob, outcome: Outcome) -> int | None:
             log.debug("steps of %s not seen: %s", job.output.url, error)
             names = {}
         found = (STEP_MANIFEST.fullmatch(name) for name in names)
-        steps += [int(match[1]) for match in found if match is not None]
-    return max(steps, default=None)
+        steps = [int(match[1]) for match in found if match is not None]
+        return max(steps, default=None) if names else told
+    return told
 
 
 def given_up(trying: Trying) -> str:

@@ -182,7 +182,7 @@ async def _failed(
 ) -> StageError:
     """spec: None where there is no run folder, and so no log, for want of room."""
     error = StageError(outcome, "" if spec is None else str(Path(spec.run_directory, LOG)))
-    headline(log, outcome.name, "failed", seconds, "", f"{outcome.kind}{why}", logging.ERROR)
+    headline(log, outcome.name, "failed", seconds, "", f"{outcome.how}{why}", logging.ERROR)
     await show_failed(job.stage, outcome, seconds, error.log)
     return error
 

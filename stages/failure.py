@@ -30,6 +30,11 @@ OF_COMMUNICATION = frozenset({"DistBackendError", "DistNetworkError", "DistStore
 """Error classes of torch that mean that ranks have lost each other, by name: torch need not be
 imported."""
 
+STEP = "trainyard_step"
+"""Attribute of an error: the last step that a training had finished when it met it."""
+STEP_DIGITS = 20
+"""Width of the number in the file in which a rank tells its parent how far it is."""
+
 
 def exit_status(error: BaseException) -> int:
     """The exit status that an error ends a stage with."""
@@ -53,6 +58,20 @@ def failure_class(error: BaseException) -> type[BaseException]:
     return lack_of_memory(error) or type(error)
 
 
+def add_step(error: BaseException, step: int | None) -> None:
+    """Have failure.json say how far a training was; None, or 0, of one that finished no step."""
+    if step:
+        setattr(error, STEP, step)
+
+
+def read_step(file: Path) -> int | None:
+    """What a rank told its parent; None when it has told nothing."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def report_failure(stage: str, error: BaseException, debug: bool) -> int:
     """Say what went wrong, write failure.json, and return the exit status."""
     status = exit_status(error)
@@ -71,16 +90,16 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
         log.error(
             "%s: %s: %s: %s (%s); --debug shows the traceback", stage, what, kind, message, place
         )
-    _write(
-        "failure.json",
-        {
-            "format_version": 1,
-            "stage": stage,
-            "class": failure_class(error).__name__,
-            "message": message,
-            "exit_status": status,
-        },
-    )
+    document = {
+        "format_version": 1,
+        "stage": stage,
+        "class": failure_class(error).__name__,
+        "message": message,
+        "exit_status": status,
+    }
+    if (step := getattr(error, STEP, None)) is not None:
+        document["step"] = step
+    _write("failure.json", document)
     return status
 
 

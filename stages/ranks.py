@@ -25,6 +25,7 @@ from typing import Any
 
 from stages import lifeline
 from stages.context import STOPPING, StageRun
+from stages.failure import add_step, read_step
 from stages.lifeline import LIFELINE
 from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Slot
@@ -46,6 +47,9 @@ log = logging.getLogger(__name__)
 
 HANDOVER = "TRAINYARD_RANKS"
 """Folder through which the parent and its ranks talk; set in the ranks' environment."""
+
+STEP_FILE = "step"
+"""In it: the last step that rank 0 has finished, of a stage that has steps."""
 
 SHAPING = ("numpy", "tokenizers", "torch")
 BY_STATUS: dict[int, type[TrainyardError]] = {
@@ -115,6 +119,9 @@ def _spawn(run: StageRun, arguments: list[str], count: int) -> dict[str, Any]:
                 ranks.append(_start(arguments, folder, rank, count, port, read_end))
             os.close(read_end)
             _supervise(run, ranks, kills)
+        except BaseException as error:
+            add_step(error, read_step(Path(folder, STEP_FILE)))
+            raise
         finally:
             _end(ranks)
             os.close(write_end)
@@ -272,6 +279,7 @@ def run_delegated(name: str, config: Any, run_module: str) -> int:
     folder = Path(os.environ[HANDOVER])
     is_main = os.environ["RANK"] == "0"
     run = _decode(name, config, json.loads((folder / "run.json").read_text()), is_main)
+    run.step_file = folder / STEP_FILE if is_main else None
     _work(config, run, run_module, folder / "result.json" if is_main else None)
     return 0
 

@@ -98,6 +98,9 @@ BY_CLASS = {
 """Narrower kinds of an infrastructure failure, by the class of the error that a stage reports
 (stages/failure.py)."""
 
+BRIEF_CHARS = 160
+"""Of a message, where a line is to be read at a glance."""
+
 TAIL_BYTES = 2**16
 """Of a log, as much as is looked through for a reason."""
 
@@ -114,7 +117,7 @@ class Outcome:
     error: str = ""
     """Class of the error, when the stage said it."""
     step: int | None = None
-    """Training step at which it happened, when the stage said it."""
+    """Last training step that was finished before it happened, when the stage said it."""
     failed_shares: tuple[int, ...] = ()
     """Of a job made in shares, those that have to be made again."""
 
@@ -122,6 +125,11 @@ class Outcome:
     def may_succeed_later(self) -> bool:
         """True when the same command is worth trying again."""
         return self.kind in RETRIED
+
+    @property
+    def how(self) -> str:
+        """Its kind, and how far a training was: `hang after step 1,200`."""
+        return f"{self.kind}" if self.step is None else f"{self.kind} after step {self.step:,}"
 
 
 def classify(name: str, returncode: int, failure: Mapping[str, Any] | None) -> Outcome:
@@ -214,6 +222,19 @@ class StageError(Exception):
         return self.outcome.exit_status
 
     def __str__(self) -> str:
-        step = "" if self.outcome.step is None else f" at step {self.outcome.step}"
-        text = f"{self.outcome.name}: {self.outcome.kind}{step}: {self.outcome.message}"
+        return self._with(self.outcome.message)
+
+    def __repr__(self) -> str:
+        """One short line: Prefect writes this into the logs and states of tasks, for people."""
+        return self._with(brief(self.outcome.message))
+
+    def _with(self, message: str) -> str:
+        text = f"{self.outcome.name}: {self.outcome.how}"
+        text += f": {message}" if message else ""
         return f"{text} ({self.given_up})" if self.given_up else text
+
+
+def brief(text: str, most: int = BRIEF_CHARS) -> str:
+    """On one line, and no longer than so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 4].rstrip() + " ..."

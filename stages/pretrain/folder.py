@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.context import StageRun
-from stages.failure import report_failure
+from stages.failure import add_step, report_failure
+from stages.pretrain.reached import Reached
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import SaveReport
@@ -39,9 +40,9 @@ SUPERSEDED = "superseded"
 class StageHost:
     """A stage as the training sees it; on every rank."""
 
-    def __init__(self, stage: StageRun, verify: Verify) -> None:
+    def __init__(self, stage: StageRun, verify: Verify, reached: Reached) -> None:
         """verify: how closely steps are looked at before one is continued."""
-        self._stage, self._verify = stage, verify
+        self._stage, self._verify, self._reached = stage, verify, reached
         self.name, self.lineage = stage.name, stage.lineage
         self.input_digests = {name: found.digest for name, found in stage.inputs.items()}
 
@@ -60,6 +61,7 @@ class StageHost:
 
     def end_process(self, error: InfrastructureError) -> None:
         """At once: destructors would wait for ranks that do not come."""
+        add_step(error, self._reached.step)
         os._exit(report_failure(self.name, error, debug=False))
 
 

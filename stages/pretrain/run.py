@@ -7,27 +7,38 @@ import signal
 from typing import Any
 
 from stages.context import StageRun
+from stages.failure import add_step
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.convert import convert
 from stages.pretrain.folder import StageHost
 from stages.pretrain.heartbeat import heartbeats
+from stages.pretrain.reached import Reached
 from trainyard.errors import Stopped
 from trainyard.training.parts import Parts
 from trainyard.training.prepare import prepared
-from trainyard.training.pretraining import Pretraining
+from trainyard.training.pretraining import Pretraining, Result
 
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     """Train this rank's share; returns metrics. Or convert a checkpoint, and train nothing."""
     if config.ckpt_convert_format is not None:
         return convert(config, stage)
-    with prepared(config) as (groups, device):
-        host = StageHost(stage, config.verify_checkpoint)
-        parts = Parts(callbacks=heartbeats(groups.rank))
-        result = Pretraining(config, host, groups, device, parts).run()
-        if result.outcome == "finished":
-            return result.metrics
-        if stage.stop_requested:
-            stage.stop()
-        by = "--exit-interval" if result.outcome == "paused" else "--exit-duration-in-mins"
-        raise Stopped(signal.SIGTERM, by)
+    reached = Reached(stage.step_file)
+    try:
+        with prepared(config) as (groups, device):
+            host = StageHost(stage, config.verify_checkpoint, reached)
+            parts = Parts(callbacks=(*heartbeats(groups.rank), reached))
+            return _metrics(Pretraining(config, host, groups, device, parts).run(), stage)
+    except BaseException as error:
+        add_step(error, reached.step)
+        raise
+
+
+def _metrics(result: Result, stage: StageRun) -> dict[str, Any]:
+    """Of a training that is finished; raises Stopped for another one."""
+    if result.outcome == "finished":
+        return result.metrics
+    if stage.stop_requested:
+        stage.stop()
+    by = "--exit-interval" if result.outcome == "paused" else "--exit-duration-in-mins"
+    raise Stopped(signal.SIGTERM, by)

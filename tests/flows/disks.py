@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -32,25 +33,27 @@ def small_disk(folder: Path, size: str = "64k", num_files: int = 1000) -> Iterat
 
 def give_room(folder: Path) -> None:
     """A larger disk, with what is on it."""
-    larger = ["mount", "-o", "remount,size=32m,nr_inodes=5000", str(folder)]
+    larger = ["mount", "-o", "remount,size=64m,nr_inodes=50000", str(folder)]
     subprocess.run(larger, check=True)
 
 
-def fill(folder: Path) -> None:
-    """Until nothing more goes onto a small disk: neither a byte nor a file."""
+def fill(folder: Path) -> Path:
+    """Until no byte more goes onto a small disk; the file that takes the room."""
     disk = os.statvfs(folder)
     assert disk.f_blocks * disk.f_frsize <= SMALL_BYTES, f"{folder} is on no small disk"
-    try:
-        with (folder / "filling").open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-    except OSError:
-        pass
-    try:
+    filling = folder / "filling"
+    with contextlib.suppress(OSError), filling.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return filling
+
+
+def fill_with_files(folder: Path) -> None:
+    """Until neither a byte nor a file goes onto a small disk."""
+    fill(folder)
+    with contextlib.suppress(OSError):
         for number in range(10**6):
             (folder / f"filling-{number}").touch()
-    except OSError:
-        pass
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shlex
@@ -10,7 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.board_progress import Heard, progress_shown, share_done
 from flows.board_stage import (
@@ -22,7 +25,9 @@ from flows.board_stage import (
     shown,
     stage_rows,
     submitted,
+    why_not,
 )
+from flows.full_disk import full
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.spec import LaunchSpec
 from flows.stage_task import Summary
@@ -82,7 +87,7 @@ def test_a_stage_that_failed_says_how_and_where_its_log_lies() -> None:
         "stage pretrain": "failed after 61.2 s: node failure",
         "message": "node n2 is down",
         "error": "DistNetworkError",
-        "step": "1,200",
+        "last finished step": "1,200",
         "shares that failed": "1, 3",
         "log": "/runs/pretrain/1/log.txt",
     }
@@ -140,6 +145,42 @@ def test_a_page_that_cannot_be_made_is_told_and_ends_nothing(
     assert "the store is away" in caplog.text
     with pytest.raises(KeyError):
         asyncio.run(shown(wrong()))
+
+
+def answered(status: int, body: bytes) -> PrefectHTTPStatusError:
+    """What Prefect's client raises of such an answer."""
+    asked = httpx.Request("POST", "http://127.0.0.1:4200/api/artifacts/")
+    answer = httpx.Response(status, content=body, request=asked)
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        answer.raise_for_status()
+    return PrefectHTTPStatusError.from_httpx_error(caught.value)
+
+
+@pytest.mark.parametrize("status", [503, 507])
+def test_a_page_that_the_server_has_no_room_for_is_told_in_its_words_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    words = full(tmp_path / "yard" / ".prefect")
+    error = answered(status, json.dumps({"detail": words}).encode())
+    assert len(str(error)) > 2 * len(words)
+
+    async def refused() -> None:
+        raise error
+
+    asyncio.run(shown(refused()))
+    assert caplog.messages == [f"a page of this run could not be shown: {words}"]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>away</html>", b"[]", b'{"detail": [{"loc": 1}]}'])
+def test_an_answer_without_words_is_told_by_its_number(body: bytes) -> None:
+    assert why_not(answered(502, body)) == "Prefect's server answered 502 Bad Gateway"
+
+
+def test_another_error_is_one_line_of_its_kind_and_words() -> None:
+    error = httpx.ConnectError("all attempts failed\n" + "and again " * 100)
+    line = why_not(error)
+    assert line.startswith("ConnectError: all attempts failed and again")
+    assert len(line) < 200
 
 
 def test_without_a_flow_there_are_no_pages(tmp_path: Path) -> None:

@@ -7,8 +7,18 @@ import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flows.launch.outcome import Kind, StageError, classify, read_failure, read_outcome
+from flows.launch.outcome import (
+    Kind,
+    Outcome,
+    StageError,
+    brief,
+    classify,
+    read_failure,
+    read_outcome,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +79,34 @@ def test_documents_of_a_run_folder(tmp_path: Path) -> None:
 
 def test_the_error_says_what_and_where_and_can_be_stored() -> None:
     error = StageError(classify("pretrain", 3, {"message": "store is away", "step": 12}), "log.txt")
-    assert str(error) == "pretrain: infrastructure at step 12: store is away"
+    assert str(error) == "pretrain: infrastructure after step 12: store is away"
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.exit_status, copy.log) == (3, "log.txt")
+
+
+def test_the_error_in_the_lines_of_prefect_is_one_that_a_person_reads() -> None:
+    words = "no room for activations;\n  the plan was 12.1 GB, " + "try this, or that, " * 60
+    failed = classify("pretrain", 3, {"message": words, "step": 1200, "class": "HostMemoryError"})
+    error = StageError(failed, "/runs/pretrain/log.txt", "not tried again")
+    shown = repr(error)
+    assert shown.startswith(
+        "pretrain: out of memory after step 1,200: no room for activations; the plan was 12.1 GB, "
+    )
+    assert shown.endswith(" ... (not tried again)")
+    assert len(shown) < 250
+    assert words in str(error)  # which is what a flow ends with
+
+
+def test_an_error_with_nothing_to_say_ends_with_its_kind() -> None:
+    error = StageError(Outcome(name="merge", kind=Kind.UNKNOWN, exit_status=3))
+    assert str(error) == repr(error) == "merge: unknown"
+
+
+@given(st.text(), st.integers(20, 200))
+def test_what_is_brief_is_one_line_and_short_and_short_words_stay(text: str, most: int) -> None:
+    line = brief(text, most)
+    assert len(line) <= most
+    assert len(line.splitlines()) <= 1
+    assert brief(line, most) == line
+    if len(words := " ".join(text.split())) <= most:
+        assert line == words

@@ -21,7 +21,7 @@ from flows.blocks.live import stop_untold
 from flows.blocks.process import ProcessJob, ProcessJobRun
 from flows.launch.outcome import Kind, Outcome
 from flows.launch.spec import LaunchSpec
-from tests.flows.disks import fill, small_disk
+from tests.flows.disks import fill_with_files, small_disk
 from tests.flows.processes import ROOT, is_running, python, read_pid, wait_until
 from trainyard.errors import InfrastructureError
 
@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_keeps_no_job_from_its_end(tmp_path: Path) -> None:
 
 def test_on_a_full_disk_no_job_is_begun(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", num_files=3) as disk:
-        fill(disk)
+        fill_with_files(disk)
         begun = disk / "filling"
         with pytest.raises(InfrastructureError, match=r"No space left.*no job was begun"):
             run(disk / "run", f"open({str(begun)!r}, 'a').write('begun')")

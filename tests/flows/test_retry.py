@@ -76,7 +76,12 @@ def test_only_published_steps_count_as_reached(tmp_path: Path) -> None:
     job = training(tmp_path / "run", 50, 100, unfinished=[150])
     assert reached_step(job, failed()) == 100
     assert reached_step(job, failed(step=70)) == 100
-    assert reached_step(job, failed(step=120)) == 120  # saved where this program cannot look
+    assert reached_step(job, failed(step=120)) == 100  # what came behind it is lost
+    unsaved = training(tmp_path / "new", unfinished=[50])
+    (tmp_path / "new" / "iter_0000050" / "state.json").write_text("{}")
+    assert reached_step(unsaved, failed(step=57)) is None
+    elsewhere = training(tmp_path / "local")  # on a disk that this program cannot see
+    assert reached_step(elsewhere, failed(step=120)) == 120
 
 
 def test_a_job_without_steps_reaches_none(tmp_path: Path) -> None:

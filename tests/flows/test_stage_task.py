@@ -20,7 +20,7 @@ from flows import stage_task
 from flows.job import StageJob, stage_job
 from flows.launch.outcome import Kind, StageError, classify
 from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
-from tests.flows.disks import fill, give_room, nothing_written, small_disk
+from tests.flows.disks import fill_with_files, give_room, nothing_written, small_disk
 from tests.flows.processes import ROOT
 from trainyard.artifacts.output import Output
 
@@ -105,7 +105,7 @@ def test_a_full_run_folder_is_infrastructure_and_tried_again(
     tmp_path: Path, place: Place, size: str, num_files: int
 ) -> None:
     with small_disk(tmp_path / "disk", size, num_files) as disk:
-        fill(disk)
+        fill_with_files(disk)
         full = replace(place, run_folder=str(disk / "runs"))
         with pytest.raises(StageError, match="No space left on device") as caught:
             run(plan(tmp_path / "plan"), full)

@@ -75,6 +75,11 @@ def wait_for(save: Path, words: str, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def last_step(save: Path) -> int:
+    """That the first rank has told of."""
+    return int(re.findall(r"iteration +(\d+)/", save.with_suffix(".log").read_text())[-1])
+
+
 def judged(save: Path, code: int) -> Outcome:
     """What a job makes of the run folder; torchrun and srun say 1 whatever happened."""
     failure = read_failure(str(save.with_suffix(".run")))
@@ -107,6 +112,8 @@ def test_a_killed_rank_ends_all_within_a_minute(tokens: Path, tmp_path: Path, ax
     outcome = judged(save, 3)
     assert (outcome.kind, outcome.error) == (Kind.INFRASTRUCTURE, "InfrastructureError")
     assert outcome.message.startswith("rank 1 was killed by SIGKILL")
+    assert outcome.step is not None
+    assert last_step(save) <= outcome.step <= last_step(save) + 1
     text = save.with_suffix(".log").read_text()
     assert "rank 1 was killed by SIGKILL" in text
     assert "Traceback" not in text
@@ -128,6 +135,7 @@ def test_under_torchrun_a_killed_rank_is_told_by_those_that_lost_it(
     assert (outcome.kind, outcome.error) == (Kind.COMMUNICATION, "CommunicationError")
     assert outcome.may_succeed_later
     assert (outcome.exit_status, "rank 0 of 2 lost its connection" in outcome.message) == (3, True)
+    assert outcome.step == last_step(save)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -142,6 +150,8 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, ra
     assert (outcome.kind, outcome.error) == (Kind.HANG, "HangError")
     assert (outcome.may_succeed_later, outcome.exit_status) == (True, 3)
     assert outcome.message.startswith("no rank has made progress for")
+    assert outcome.step is not None
+    assert last_step(save) <= outcome.step <= last_step(save) + 1
     text = save.with_suffix(".log").read_text()
     assert "no rank has made progress" in text
     assert re.search(rf"rank {rank}(, which keeps the ranks' notes,)? does not answer", text)
@@ -159,6 +169,7 @@ def test_ranks_without_memory_say_what_they_held(tokens: Path, tmp_path: Path) -
     assert (outcome.kind, outcome.error) == (Kind.OUT_OF_MEMORY, "HostMemoryError")
     assert (outcome.may_succeed_later, outcome.exit_status) == (True, 3)
     assert re.match(r"rank [01] ran out of memory on the host: .* GB resident", outcome.message)
+    assert outcome.step is None  # none was finished
 
 
 def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from flows.local_api import LocalApi
 from tests.yard.yard import HEADLINE, ROOT, Yard
@@ -143,26 +142,19 @@ def start_stage(yard: Yard, stage: str, document: str) -> Flow:
     return Flow(process, time.monotonic())
 
 
+def in_one_attempt(yard: Yard, folder: Path, document: str) -> Flow:
+    """Start a training that is not tried again after an attempt without a step."""
+    profile = folder / "hasty.toml"
+    profile.write_text('block = "process"\nfruitless_attempts = 1\n')
+    given = ("pretrain", "--config", document, "--profile", str(profile))
+    return Flow(yard.start("-m", "flows.run_stage", *given), time.monotonic())
+
+
 def in_training(yard: Yard, save: Path, iters: int) -> Flow:
     """Start a training of so many steps, and wait until the first of them are saved."""
     flow = start_stage(yard, "pretrain", training(yard.folder, str(save), iters))
     wait_for(lambda: steps(save))
     return flow
-
-
-@contextmanager
-def disk(folder: Path, size: str) -> Iterator[Path]:
-    """A disk of so much room, at a new folder; skips where this machine cannot have one."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk takes root")
-    folder.mkdir()
-    small = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.run(small, check=False, stderr=subprocess.DEVNULL).returncode != 0:
-        pytest.skip("this machine lets nobody mount")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager

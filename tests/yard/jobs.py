@@ -8,10 +8,33 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from flows.blocks.run import BlockRun
 from flows.launch.outcome import Outcome
+from tests.yard import faults
+
+FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
+"""Of a flow that is started twice."""
+
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 32}
+TRAINING = {
+    **MODEL,
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 255,
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "train_iters": 400,
+    "save_interval": 50,
+    "eval_interval": 1000,
+    "eval_iters": 1,
+    "log_interval": 10,
+    "lr": 0.01,
+    "split": "90,10,0",
+    "num_threads": 1,
+}
+"""Options of stages `plan` and `pretrain`."""
 
 SECONDS = 120
 """So long a test waits for what takes a second or two on a machine with nothing else to do."""
@@ -34,7 +57,7 @@ def say(text):
 """
 """A line in one piece: those of ranks, printed, would mix."""
 
-TRAINING = f"""{SAY}
+COUNTING = f"""{SAY}
 import json, os, signal, time
 run = os.environ["TRAINYARD_RUN_DIR"]
 def save(number, frame):
@@ -51,9 +74,14 @@ for step in range(STEPS):
 """
 
 
+def write_tokens(folder: Path) -> str:
+    """Token files for TRAINING; their prefix."""
+    return str(faults.write_tokens(folder / "tokens"))
+
+
 def training(steps: int = 10_000, step_seconds: float = 0.25) -> str:
     """Counts steps; saves when it is told to stop."""
-    return TRAINING.replace("STEPS", str(steps)).replace("SECONDS", str(step_seconds))
+    return COUNTING.replace("STEPS", str(steps)).replace("SECONDS", str(step_seconds))
 
 
 SAVES_SLOWLY = """

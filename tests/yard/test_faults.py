@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from flows.slots import LOST_SECONDS
+from tests.flows import disks
 from tests.yard.containers import running_engine
 from tests.yard.deployed import Api
 from tests.yard.faults import (
     Server,
     closed_store,
-    disk,
     in_training,
     logs,
     plan,
@@ -174,7 +173,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 256 KiB."""
-    with disk(tmp_path / "disk", "256k") as folder:
+    with disks.small_disk(tmp_path / "disk", "256k") as folder:
         yield folder
 
 
@@ -184,8 +183,7 @@ def test_a_full_disk_is_told_and_when_there_is_room_again_training_goes_on(
     yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
     flow = start_stage(yard, "pretrain", training(tmp_path, str(small_disk / "save"), 60))
     wait_for(lambda: "No space left on device" in logs(tmp_path))
-    room = ["mount", "-o", "remount,size=64m", str(small_disk)]
-    subprocess.run(room, check=True)
+    disks.give_room(small_disk)
     ended = flow.ends()
     assert ended.status == 0, ended.said
     assert ended.states("pretrain") == ["runs", "failed", "runs", "done"]

@@ -21,8 +21,8 @@ from tests.yard import faults as trainings
 from tests.yard.deployed import Api, register, working
 from tests.yard.deployed import comes as holds
 from tests.yard.fake_kube import FakeKube
+from tests.yard.jobs import FLOW_RUN, MODEL
 from tests.yard.kube import job, profile_on_pods, site, training
-from tests.yard.test_slurm_stages import FLOW_RUN, MODEL
 from tests.yard.yard import ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(120)]

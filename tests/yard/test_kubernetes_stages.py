@@ -22,8 +22,8 @@ from flows.launch.spec import Resources
 from flows.place import Place
 from flows.stage_task import Summary, run_stage_task
 from tests.yard.fake_kube import FakeKube
+from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, write_tokens
 from tests.yard.kube import NETWORK, site
-from tests.yard.test_slurm_stages import FLOW_RUN, MODEL, TRAINING, write_tokens
 from tests.yard.yard import ROOT
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(240)]

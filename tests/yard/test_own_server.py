@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sqlite3
 import time
@@ -13,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from flows.full_disk import FULL_SECONDS
+from tests.flows import disks
+from tests.flows.disks import fill
 from tests.yard.deployed import Api, WholeServer
 from tests.yard.faults import (
     Flow,
     Server,
-    disk,
+    in_one_attempt,
     in_training,
     logs,
     plan,
@@ -114,30 +115,13 @@ def test_a_signal_ends_a_flow_whose_server_answers_with_errors(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk that a yard's Prefect alone fills by half."""
-    with disk(tmp_path / "disk", "10m") as folder:
+    with disks.small_disk(tmp_path / "disk", "10m", 10_000) as folder:
         yield folder
-
-
-def fill(folder: Path) -> Path:
-    """Take all the room that is left on a disk; the file that has it."""
-    file = folder / "filler"
-    with file.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
-    return file
 
 
 def on(small: Path, folder: Path) -> Yard:
     """A yard with everything of it on a disk."""
     return Yard(small, {"TRAINYARD_CACHE": str(folder / "cache")})
-
-
-def in_one_attempt(yard: Yard, folder: Path, document: str) -> Flow:
-    """Start a training that is not tried again after an attempt without a step."""
-    profile = folder / "hasty.toml"
-    profile.write_text('block = "process"\nfruitless_attempts = 1\n')
-    given = ("pretrain", "--config", document, "--profile", str(profile))
-    return Flow(yard.start("-m", "flows.run_stage", *given), time.monotonic())
 
 
 @pytest.mark.full

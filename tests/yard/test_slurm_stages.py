@@ -27,14 +27,11 @@ from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec
 from flows.stage_task import SETTLED, Place, Summary, run_stage_task
 from tests.yard.cluster import Cluster, ask
-from tests.yard.jobs import killed, wait_until
+from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, killed, wait_until, write_tokens
 from tests.yard.yard import ROOT
 from trainyard.artifacts.manifest import read_manifest
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300), pytest.mark.usefixtures("cluster")]
-
-FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
-MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 32}
 
 
 @pytest.fixture(autouse=True)
@@ -154,22 +151,6 @@ def test_a_flow_that_is_killed_while_it_cancels_starts_another_job_at_once(
 
 # --- training on two nodes ------------------------------------------------------------------------
 
-TRAINING = {
-    **MODEL,
-    "tokenizer_type": "NullTokenizer",
-    "vocab_size": 255,
-    "micro_batch_size": 2,
-    "global_batch_size": 8,
-    "train_iters": 400,
-    "save_interval": 50,
-    "eval_interval": 1000,
-    "eval_iters": 1,
-    "log_interval": 10,
-    "lr": 0.01,
-    "split": "90,10,0",
-    "num_threads": 1,
-}
-
 FLOW = """
 import asyncio, json, sys
 from prefect.logging import disable_run_logger
@@ -187,22 +168,6 @@ with disable_run_logger():
     job = stage_job("pretrain", given["document"], "test")
     print(asyncio.run(run_stage_task.fn(job, place)).output_digest)
 """
-
-
-def write_tokens(folder: Path) -> str:
-    """A corpus that counts."""
-    import numpy as np
-
-    from trainyard.corpus.indexed import IndexedWriter
-
-    prefix = folder / "tokens"
-    draw = np.random.default_rng(0)
-    with Path(f"{prefix}.bin").open("wb") as tokens, Path(f"{prefix}.idx").open("wb") as index:
-        writer = IndexedWriter(tokens, np.uint16)
-        for start in draw.integers(0, 200, 200):
-            writer.add_document([((int(start) + np.arange(300)) % 250).astype(np.uint16)])
-        writer.write_index(index)
-    return str(prefix)
 
 
 def begin(folder: Path, document: dict[str, Any]) -> subprocess.Popen[str]:

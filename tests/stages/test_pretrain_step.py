@@ -1,0 +1,99 @@
+"""A training that does not come to its end says after which step that was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.launch.outcome import Kind, StageError, classify, read_failure
+from stages.failure import RUN_DIR, STEP_DIGITS, add_step, read_step
+from stages.pretrain.reached import Reached
+from tests.stages.directly import Done, run_program
+from tests.stages.pretrain_runs import arguments
+from trainyard.testing.kill import Zygote
+from trainyard.training.state import TrainState
+
+DIVERGES = {"rerun_mode": "disabled", "eval_iters": 0, "clip_grad": 0}
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(RUN_DIR, str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def train(tokens: str, save: Path, **options: Any) -> Done:
+    return run_program("stages.pretrain", *arguments(tokens, save, **options))
+
+
+@pytest.mark.parametrize("rate", [1e20, 1e30])
+def test_a_diverged_training_tells_the_step_before_the_one_that_failed(
+    tokens: str, tmp_path: Path, run_folder: Path, rate: float
+) -> None:
+    done = train(tokens, tmp_path / "save", lr=rate, **DIVERGES)
+    assert done.status == 1, done.err
+    failure = read_failure(str(run_folder))
+    assert failure is not None
+    failed = re.match(r"step (\d+): ", failure["message"])
+    assert failed is not None
+    assert failure["step"] == int(failed[1]) - 1
+    outcome = classify("pretrain", done.status, failure)
+    assert (outcome.kind, outcome.step) == (Kind.DATA, failure["step"])
+    words = f"pretrain: fault in the data after step {failure['step']}: step {failed[1]}: "
+    assert str(StageError(outcome)).startswith(words)
+
+
+def test_one_that_finished_no_step_tells_none(
+    tokens: str, tmp_path: Path, run_folder: Path
+) -> None:
+    done = train(tokens, tmp_path / "save", init_method_std=1e30, **DIVERGES)
+    assert done.status == 1, done.err
+    failure = json.loads((run_folder / "failure.json").read_text())
+    assert failure["message"].startswith("step 1: ")
+    assert "step" not in failure
+
+
+def test_one_that_goes_on_tells_the_steps_of_all_attempts(
+    zygote: Zygote, tokens: str, tmp_path: Path, run_folder: Path
+) -> None:
+    given = arguments(tokens, tmp_path / "save", exit_interval=3)
+    for step in (3, 6):
+        status, _, log = zygote.run("stages.pretrain", given)
+        assert status == 143, log
+        failure = read_failure(str(run_folder))
+        assert failure is not None
+        assert (failure["class"], failure["step"]) == ("Stopped", step)
+    status, _, log = zygote.run("stages.pretrain", given)
+    assert status == 0, log
+    assert read_failure(str(run_folder)) is None
+
+
+def test_a_step_counts_as_soon_as_it_is_taken_and_not_when_it_is_saved() -> None:
+    state, reached = TrainState(step=4), Reached()
+    assert reached.step is None
+    reached.begin(state)
+    assert reached.step == 4
+    state.step = 5  # a callback that saves it may fail
+    assert reached.step == 5
+
+
+def test_a_parent_reads_what_its_first_rank_has_noted(tmp_path: Path) -> None:
+    file = tmp_path / "step"
+    assert read_step(file) is None
+    reached = Reached(file)
+    assert read_step(file) is None
+    reached.begin(TrainState(step=123_456))
+    reached._note(99)
+    assert read_step(file) == 99
+    assert file.stat().st_size == STEP_DIGITS
+
+
+def test_an_error_without_steps_is_left_as_it_is() -> None:
+    for step in (None, 0):
+        error = ValueError("x")
+        add_step(error, step)
+        assert vars(error) == {}
