@@ -23,6 +23,10 @@ LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
 ALL_IMAGES = $(filter-out cuda/%,$(patsubst images/locks/%.txt,%,$(filter-out \
   %/build.txt %/faiss.txt %/sbom.txt %/torch.txt,$(wildcard images/locks/*.txt))))
 
+# Whatever the environment says: tests start hundreds of programs, each of which would compile all
+# that it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Tests run side by side, so one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 

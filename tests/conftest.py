@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +33,46 @@ settings.register_profile("yard", deadline=None)
 settings.load_profile("yard")
 
 
+# --- what running so many tests costs ----------------------------------------------------------
+
+# Each worker collects all tests; none of what is made there is garbage.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage walks over the tests and modules that stay until the end."""
+    gc.enable()
+    gc.freeze()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file whose `pytestmark` has a marker that is left out need not be imported."""
+    left_out = _left_out(config.option.markexpr)
+    if not left_out or collection_path.suffix != ".py" or _is_named(collection_path, config):
+        return None
+    marks = re.search(r"^pytestmark = (\[[^\]]*\]|.*)", collection_path.read_text(), re.MULTILINE)
+    if marks and left_out.intersection(re.findall(r"\bpytest\.mark\.(\w+)", marks[1])):
+        return True
+    return None
+
+
+def _left_out(expression: str) -> set[str]:
+    """The markers that no test has which `expression` chooses, where it is one of plain `and`s."""
+    terms = expression.split(" and ")
+    if not all(re.fullmatch(r"(not )?\w+", term.strip()) for term in terms):
+        return set()
+    return {term.split()[1] for term in terms if term.strip().startswith("not ")}
+
+
+def _is_named(path: Path, config: pytest.Config) -> bool:
+    """A file that was asked for by its name is collected, and what is left out of it counted."""
+    folder = config.invocation_params.dir
+    return any((folder / given.split("::")[0]).resolve() == path for given in config.args)
+
+
+# --- what tests share --------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of golden vectors and real corpora; tests that need it skip where it is absent."""
@@ -52,12 +95,17 @@ def ranks() -> Iterator[RankPool]:
         yield pool
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders, each of its own name, that are made by who writes there."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def private_cache(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def private_cache(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests remembered by one test are not seen by another, nor by the user."""
-    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("TRAINYARD_CACHE", str(next(caches)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,7 +121,9 @@ def no_waiting_for_disks() -> Iterator[None]:
 def levels_of_loggers() -> None:
     """A stage that ran in this process set them; what a test reads of the log is of that test."""
     for name in ("trainyard", "stages", "flows"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
+        logger = logging.getLogger(name)
+        if logger.level != logging.NOTSET:  # setting it makes every logger forget what it knows
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -100,6 +100,7 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
     assert told == {"kind": "time limit", "message": "too long", "shares": [1, 3]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "num_files"), [("64k", 1000), ("8m", 4)])
 def test_a_full_run_folder_is_infrastructure_and_tried_again(
     tmp_path: Path, place: Place, size: str, num_files: int

@@ -145,6 +145,7 @@ def test_equal_checkpoints_of_other_layouts_end_with_status_0(gpt: Path, tmp_pat
     assert (found["equal"], found["tensors"], found["documents"]) == (True, [], [])
 
 
+@pytest.mark.slow
 def test_what_differs_is_told_and_ends_with_status_4(gpt: Path, tmp_path: Path) -> None:
     changed(tmp_path, step=60)
     done = inspect(gpt, "--diff", tmp_path)

@@ -195,6 +195,7 @@ def test_an_output_among_the_inputs_is_refused(
     MergeConfig(input=("d/part-*", "d/x"), output_prefix="d/whole")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     put(str(tmp_path / "parts/a"), FIRST)
     base = [sys.executable, "-m", "stages.merge", "--input", str(tmp_path / "parts")]

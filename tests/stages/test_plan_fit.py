@@ -73,6 +73,7 @@ def test_where_nothing_fits_the_fewest_devices_that_would_do_are_named() -> None
     assert (other.num_devices, other.global_batch) == (32, 64)
 
 
+@pytest.mark.slow
 def test_where_nothing_would_do_that_is_said() -> None:
     with pytest.raises(ConfigError, match=r"none fits, nor on any number up to 512 devices"):
         check_fit(config(CUT_8B, gpu_memory_gib=0.1))

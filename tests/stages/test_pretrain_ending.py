@@ -94,6 +94,7 @@ def losing(step: int, error: BaseException | None = None) -> Callable[..., Tenso
 # --- stopped by an option -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "by", "steps"),
     [

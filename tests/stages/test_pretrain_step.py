@@ -30,6 +30,7 @@ def train(tokens: str, save: Path, **options: Any) -> Done:
     return run_program("stages.pretrain", *arguments(tokens, save, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e20, 1e30])
 def test_a_diverged_training_tells_the_step_before_the_one_that_failed(
     tokens: str, tmp_path: Path, run_folder: Path, rate: float

@@ -189,6 +189,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_from_hugging_face_to_ours_and_back_is_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("qwen3", tmp_path / "in")

@@ -69,6 +69,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str)
 SIX = GPTConfig(num_layers=6, hidden_size=16, num_attention_heads=2, seq_length=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "pp", "layers"),
     [

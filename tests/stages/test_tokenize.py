@@ -107,6 +107,7 @@ def test_sentences_are_split_in_the_same_run(
 # --- laws -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_cores")
 def test_any_workers_partitions_and_units_give_the_same_bytes(
     numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

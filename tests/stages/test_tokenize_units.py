@@ -178,6 +178,7 @@ def test_large_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert files(tmp_path / "turns") == files(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_a_document_longer_than_many_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"text": " ".join(["7"] * 5000)}
     path = write(tmp_path / "a.jsonl", {"text": "1"}, long, {"text": "2"})

@@ -55,6 +55,7 @@ def test_the_vocabulary_has_the_size_asked_for_and_every_byte(corpus: Path, tmp_
     assert len(tokenizer.encode(" the yard shunts")) < 8
 
 
+@pytest.mark.slow
 def test_the_same_corpus_gives_the_same_bytes_in_another_process(
     corpus: Path, tmp_path: Path
 ) -> None:

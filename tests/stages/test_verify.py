@@ -44,6 +44,7 @@ def test_one_flipped_bit_is_named(yard: Path) -> None:
     assert "corpus" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_file_and_a_missing_artifact_are_named(yard: Path) -> None:
     (yard / "corpus" / "a.bin").unlink()
     done = verify(yard)

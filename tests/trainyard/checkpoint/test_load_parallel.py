@@ -327,6 +327,7 @@ def filled(root: str, layout: dict[str, list[Box]]) -> dict[str, Any]:
     return held
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(ways_to_cut(), ways_to_cut())
 def test_what_any_layout_saved_any_layout_loads(

@@ -55,6 +55,7 @@ def rewritten(url: str, target: str, num_shards: int) -> dict[str, bytes]:
     return {name: store.read_bytes(store.join(target, name)) for name in store.list_files(target)}
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=3),

@@ -50,6 +50,7 @@ def write(path: Path, data: bytes) -> Path:
 # --- laws -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, len(CONTENTS)), max_size=4),
@@ -68,6 +69,7 @@ def test_compression_in_any_members_does_not_change_documents(
     assert read(packed) == (list(reader), [], reader.lines)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(ending=st.sampled_from(sorted(COMPRESS)), data=st.data())
 def test_a_compressed_file_cut_anywhere_is_broken(
@@ -127,6 +129,7 @@ def test_padding_of_zeros_is_nothing(tmp_path: Path) -> None:
         assert len(read(write(tmp_path / f"a.jsonl{ending}", packed))[0]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", sorted(COMPRESS))
 def test_pieces_are_bounded(tmp_path: Path, ending: str) -> None:
     path = write(tmp_path / f"a{ending}", COMPRESS[ending](bytes(20 << 20)))

@@ -72,6 +72,7 @@ def test_merging_the_parts_gives_the_whole(
     assert merged(prefixes, folder) == pair(docs, multimodal=modes)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(pieces=st.lists(DOCUMENTS, min_size=3, max_size=3))
 def test_merging_is_associative(

@@ -64,6 +64,7 @@ class Poison:
         return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crew", CREWS)
 def test_every_job_is_done_by_any_crew(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAINYARD_TEST_JOB", raising=False)
@@ -83,11 +84,13 @@ def test_the_first_fault_in_order_is_told_and_nobody_is_left(crew: Crew) -> None
     assert not [t for t in threading.enumerate() if t.name.startswith("worker-")]
 
 
+@pytest.mark.slow
 def test_any_error_comes_through() -> None:
     with pytest.raises(RuntimeError, match=r"StrangeError: 1 and 2 \(test_workers.py:"):
         dict(run_jobs(job, [1, 11], Crew(2, 1), {}))
 
 
+@pytest.mark.slow
 def test_who_stops_early_leaves_nobody() -> None:
     for crew in (Crew(0, 2), Crew(2, 1)):
         began = time.monotonic()
@@ -98,6 +101,7 @@ def test_who_stops_early_leaves_nobody() -> None:
         assert workers_left() == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_run_in_words() -> None:
     began = time.monotonic()
     with pytest.raises(InfrastructureError, match="a worker process died of SIGKILL"):

@@ -93,6 +93,7 @@ def test_a_text_cut_within_a_character_keeps_its_bytes() -> None:
     assert sorted(rearranged(broken, FimConfig(fim_rate=0.0))) == broken
 
 
+@pytest.mark.slow
 def test_shares_of_texts_and_of_forms_are_those_asked_for() -> None:
     tokens = ByteTokenizer().encode("some words in a row")
     found = [rearranged(tokens, FimConfig(fim_spm_rate=0.25), seed) for seed in range(2000)]

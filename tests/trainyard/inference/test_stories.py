@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from trainyard.inference.static import generate
@@ -82,6 +83,7 @@ def read_pieces(path: Path) -> list[bytes]:
     return pieces
 
 
+@pytest.mark.slow
 def test_the_known_story_is_told(shared: Path) -> None:
     folder = shared / "data" / "checkpoints" / "stories260K"
     model, pieces = read_model(folder / "stories260K.bin"), read_pieces(folder / "tok512.bin")

@@ -14,6 +14,7 @@ from trainyard.parallel.buffers import Member, build_buckets
 from trainyard.parallel.data_config import DataParallelConfig
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 500), min_size=1, max_size=30),
     st.none() | st.integers(1, 2000),

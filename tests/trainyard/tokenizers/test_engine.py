@@ -202,6 +202,7 @@ def test_pythons_tables_are_no_newer_than_those_of_the_libraries() -> None:
 # --- threads and memory -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_threads_share_an_engine() -> None:
     reference = library()
     engine = gigatoken_for(reference)

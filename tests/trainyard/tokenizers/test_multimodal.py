@@ -371,6 +371,7 @@ def test_options_that_do_not_go(folder: Callable[[str], str], tmp_path: Path) ->
         build(folder("mistral"), "llama3")
 
 
+@pytest.mark.slow
 def test_real_conversations_run_through_every_format(
     built: dict[str, MultimodalTokenizer], theirs: Any, shared: Path
 ) -> None:

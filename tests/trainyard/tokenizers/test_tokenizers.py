@@ -125,6 +125,7 @@ def test_gpt2_comes_back_from_the_files_it_carries(shared: Path, tmp_path: Path)
     assert again.encode(HOSTILE[3]) == tokenizer.encode(HOSTILE[3])
 
 
+@pytest.mark.slow
 def test_what_is_encoded_is_decoded(folder: Path, shared: Path) -> None:
     for tokenizer in (huggingface(folder), gpt2(shared)):
         if tokenizer.config.tokenizer_type == "GPT2BPETokenizer":

@@ -323,6 +323,7 @@ def test_a_description_of_version_one_is_read(tmp_path: Path) -> None:
     assert load_tokenizer(str(tmp_path)).vocab_size == 9
 
 
+@pytest.mark.slow
 def test_no_type_asks_the_network(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> NoReturn:
         raise AssertionError("a tokenizer asked the network")

@@ -115,6 +115,7 @@ def begin(run: Path, verify: Verify = "sizes") -> FoundSteps:
     return found
 
 
+@pytest.mark.slow
 def test_of_a_sound_run_nothing_is_said(
     whole: Path, stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -84,6 +84,7 @@ def resumes(
 # --- one rank -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_newer_step_of_its_node(
     tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_run_goes_on_from_a_newer_step_of_its_node(
     assert kinds == ["local"] * 3 + ["durable"] + ["local"] * 3 + ["durable"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_save", [False, True])
 def test_a_full_disk_of_a_node_is_warned_of_and_costs_the_run_nothing(
     async_save: bool, tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -141,6 +141,7 @@ def spoil(trainee: Trainee, should: Callable[[int], bool]) -> None:
     model.forward_stage = spoiled  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_a_step_run_twice_is_the_same_step() -> None:
     plain, twice = Collector([]), Collector([])
     build_loop(build_trainee(dropout=0.1), callbacks=[plain]).run()

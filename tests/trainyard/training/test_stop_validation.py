@@ -97,6 +97,7 @@ def at_look(place: int) -> Callable[[], bool]:
     return lambda: next(calls) == place
 
 
+@pytest.mark.slow
 def test_few_steps_are_kept_and_every_line_of_the_ledger(tmp_path: Path) -> None:
     few = replace(TRAINING, save_interval=1, save_retain_interval=4, save_keep_last=2)
     there: dict[int, list[int]] = {}

@@ -111,6 +111,7 @@ def test_pairs_become_halves_and_back() -> None:
     assert torch.equal(pairs_of_halves(halves_of_pairs(rows, 8), 8), rows)
 
 
+@pytest.mark.slow
 def test_the_known_story_is_told(shared: Path, tmp_path: Path) -> None:
     folder = shared / "data" / "checkpoints" / "stories260K"
     tensors, params = read_llama2c(folder / "stories260K.bin")

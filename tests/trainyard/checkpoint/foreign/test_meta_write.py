@@ -189,6 +189,7 @@ def models(draw: st.DrawFn) -> tuple[GPTConfig, int, torch.dtype]:
     return GPTConfig(**{**LLAMA, **changes}), num_files, dtype
 
 
+@pytest.mark.slow
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

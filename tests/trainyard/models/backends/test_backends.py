@@ -308,6 +308,7 @@ def test_a_gradient_comes_back_laid_out_like_the_output(order: tuple[int, ...]) 
     assert Seen.strides[-1] == given.stride()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("follows", "copies"), [((2, 0, 1, 3), 0), ((0, 1, 2, 3), 1)])
 def test_compiled_a_gradient_is_copied_only_where_its_layout_is_another(
     follows: tuple[int, ...], copies: int
