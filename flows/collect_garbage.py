@@ -29,6 +29,8 @@ async def collect_garbage(
     dry_run: bool = False,
     keep_corpus_versions: int = STANDARD.keep_corpus_versions,
     corpus_days: float = STANDARD.corpus_days,
+    claim_hours: float = STANDARD.claim_hours,
+    upload_hours: float = STANDARD.upload_hours,
     attempt_days: float = STANDARD.attempt_days,
     keep_runs: int = STANDARD.keep_runs,
     run_days: float = STANDARD.run_days,
@@ -44,12 +46,16 @@ async def collect_garbage(
         dry_run: Tell what would go, and remove nothing.
         keep_corpus_versions: The newest versions of each corpus that stay in any case.
         corpus_days: Days that a version stays after it was superseded.
+        claim_hours: Hours after which a claim that nobody renews has no holder.
+        upload_hours: Hours that parts of an upload, and temporary files, wait to be completed.
         attempt_days: Days that unfinished work waits to be gone on with.
         keep_runs: The newest run folders of each job that stay in any case.
         run_days: Days that the others stay."""
     policy = Policy(
         keep_corpus_versions=keep_corpus_versions,
         corpus_days=corpus_days,
+        claim_hours=claim_hours,
+        upload_hours=upload_hours,
         attempt_days=attempt_days,
         keep_runs=keep_runs,
         run_days=run_days,

@@ -13,7 +13,7 @@ if __name__ == "__main__":  # before prefect is imported: it reads its environme
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from flows.blocks.yard import yard_profile
 from flows.form import (
@@ -34,6 +34,7 @@ from flows.line import Line
 from flows.pretrain_jobs import pretrain_jobs
 from flows.profile import DEFAULT
 from flows.recipe import read_recipe
+from flows.stage_plan import unmeasured
 from trainyard.version import VERSION
 
 
@@ -83,6 +84,8 @@ async def pretrain_gpt(
     }
     written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
     jobs = pretrain_jobs(written, place.means())
+    if remark := unmeasured(place, jobs.plan):
+        get_run_logger().warning("%s", remark)
     card = written.at("card.html")
     async with Line("pretrain-gpt", written.root, jobs.all(), card, profile=place) as line:
         await line.run(jobs.plan, jobs.collect)  # a layout that fits nowhere ends here

@@ -18,7 +18,7 @@ from flows.in_words import in_words
 from flows.job import read_job, stage_job
 from flows.line import Line
 from flows.profile import DEFAULT
-from flows.stage_plan import UNKNOWN, is_unknown, plan_before
+from flows.stage_plan import UNKNOWN, is_unknown, plan_before, unmeasured_alone
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
@@ -53,6 +53,8 @@ async def run_stage(
     plan = plan_before(job, place.means(), where)
     if is_unknown(job, place.means()):
         get_run_logger().warning("%s: %s", where, UNKNOWN)
+    if remark := unmeasured_alone(job, place):
+        get_run_logger().warning("%s", remark)
     jobs, root = [one for one in (plan, job) if one is not None], place.yard_root(yard)
     async with Line("run-stage", root, jobs, profile=place, alone=False) as line:
         await line.run(plan)

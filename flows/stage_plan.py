@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flows.job import StageJob, stage_job
 from flows.pretrain_jobs import Means, to_be_planned
+from flows.profile import Profile
 
 UNKNOWN = (
     "the layout is not compared with the memory of a GPU, as vocab_size is not among the options: "
@@ -28,6 +29,27 @@ def is_unknown(job: StageJob, means: Means) -> bool:
     """True for a training that would be planned, if it said how many tokens there are."""
     asked = _trains(job) and means.gpu_memory_gib is not None
     return asked and job.document.get("vocab_size") is None
+
+
+def unmeasured(profile: Profile, plan: StageJob | None = None) -> str | None:
+    """What a person is told of a yard that gives trainings GPUs and does not say how large these
+    are: there no layout is refused before it is trained. None where nothing is amiss.
+
+    plan: that of a recipe, which may say the memory itself."""
+    gpus = profile.resources_of("pretrain").gpus_per_node
+    is_told = plan is not None and plan.document.get("gpu_memory_gib") is not None
+    if not gpus or profile.gpu_memory_gib is not None or is_told:
+        return None
+    return (
+        f"yard {profile.name}: a training gets GPUs, and nobody says what memory one has: a layout "
+        f"that does not fit is not refused beforehand. Write gpu_memory_gib, such as 80, above all "
+        f"tables of the profile, and register it again"
+    )
+
+
+def unmeasured_alone(job: StageJob, profile: Profile) -> str | None:
+    """The same, of a stage that somebody runs alone: None for all but a training."""
+    return unmeasured(profile) if _trains(job) else None
 
 
 def _trains(job: StageJob) -> bool:

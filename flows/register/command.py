@@ -19,6 +19,7 @@ from flows.profile import naming_file, parse_profile, profile_name, read_documen
 from flows.program import ENVIRONMENT, fail, of_server
 from flows.register.report import Report
 from flows.register.wanted import Wanted, wanted
+from flows.stage_plan import unmeasured
 from trainyard.errors import ConfigError, TrainyardError
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"no notification of failures: {profile.automations.notify_variable} is not set",
             file=sys.stderr,
         )
+    if remark := unmeasured(profile):
+        print(f"warning: {remark}", file=sys.stderr)
     said = "would be written" if report.is_dry else "written"
     print(f"yard {profile.name}: {report.num_changes} {said}", file=sys.stderr)
     return 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from flows.register import command
 from flows.register.command import main
+from flows.register.report import Report
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +26,22 @@ def test_a_yard_that_is_none_is_refused_before_any_server(
 ) -> None:
     assert main(["--yard", "lokal"]) == 2
     assert "did you mean 'local'" in capsys.readouterr().err
+
+
+GPU = "[resources.pretrain]\ngpus_per_node = 1\n"
+
+
+@pytest.mark.parametrize(("text", "is_told"), [(GPU, True), ("gpu_memory_gib = 24\n" + GPU, False)])
+def test_gpus_whose_memory_nobody_says_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(command, "_register", lambda plan, given: Report(is_dry=True))
+    file = tmp_path / "mysite.toml"
+    file.write_text('block = "container"\nimage = "r.io/{stage}:{version}"\n' + text)
+    assert main(["--yard", str(file)]) == 0
+    said = capsys.readouterr().err
+    assert ("warning: yard mysite: a training gets GPUs" in said) == is_told
