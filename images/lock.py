@@ -83,11 +83,13 @@ def pinned(name: str) -> str:
 def written(lock: Lock) -> str:
     """The text of a lock; asks the package index."""
     with tempfile.TemporaryDirectory() as scratch:
-        # What a lock says already is kept where nothing else pins it.
+        # Versions of a lock are kept where nothing else pins them; its hashes are not shown to uv,
+        # which would take them over unseen.
         output = Path(scratch, "lock.txt")
         before = LOCKS / f"{lock.name}.txt"
         if before.exists():
-            output.write_bytes(before.read_bytes())
+            pins = [line.partition(" ")[0] for line in before.read_text().splitlines()]
+            output.write_text("\n".join(pin for pin in pins if "==" in pin) + "\n")
         wanted = ROOT / "pyproject.toml"
         if lock.packages:
             wanted = Path(scratch, "wanted.in")

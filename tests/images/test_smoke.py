@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -98,3 +99,88 @@ def test_this_environment_is_no_image() -> None:
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.returncode == 1
     assert "not in the lock" in told.stderr
+
+
+# --- a CUDA image, as far as it can be had without one ------------------------------------------
+
+STAGE = "reshard"
+Main = Callable[..., int]
+
+
+@pytest.fixture
+def on_nvidias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
+    """`smoke.main` on what NVIDIA's image brings: a torch for CUDA, and modules that are empty
+    here. The lock and all else are real."""
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    brought = tmp_path / "brought"
+    for module in smoke.ACCELERATED:
+        (brought / module).mkdir(parents=True)
+        (brought / module / "__init__.py").touch()
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(str(brought))
+    monkeypatch.setitem(sys.modules, "prefect", None)  # the tests have it, an image has not
+    real = Path(smoke.LOCKS, "cuda", f"{STAGE}.txt").read_text()
+    pins = {name: metadata.version(name) for name, _ in smoke.PINNED.findall(real)}
+
+    def main(missing: str = "", stage: str = STAGE, **other_pins: str) -> int:
+        if missing:
+            (brought / missing / "__init__.py").unlink()
+            (brought / missing).rmdir()
+        folder = tmp_path / "locks" / "cuda"
+        folder.mkdir(parents=True)
+        lines = [f"{name}=={version} \\" for name, version in (pins | other_pins).items()]
+        (folder / f"{stage}.txt").write_text("\n".join([real.splitlines()[0], *lines]) + "\n")
+        given = ["smoke.py", stage, "--device", "cuda", "--version", VERSION]
+        monkeypatch.setattr(sys, "argv", [*given, "--locks", str(folder.parent)])
+        return smoke.main()
+
+    return main
+
+
+def test_a_cuda_image_is_tried_with_all_that_nvidia_brings(
+    on_nvidias: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may hold more than its lock: here it does."""
+    assert on_nvidias() == 0
+    assert "packages as locked" in capsys.readouterr().out
+    assert set(smoke.ACCELERATED) <= sys.modules.keys()
+
+
+@pytest.mark.parametrize("module", smoke.ACCELERATED)
+def test_a_cuda_image_without_what_nvidia_brings_is_refused(on_nvidias: Main, module: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=module):
+        on_nvidias(missing=module)
+
+
+def test_a_cuda_image_with_torch_for_cpus_is_refused(
+    on_nvidias: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(smoke.Smoke, match="built for CUDA: False, wanted: cuda"):
+        on_nvidias()
+
+
+def test_a_cuda_image_with_prefect_is_refused(
+    on_nvidias: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "prefect")
+    with pytest.raises(smoke.Smoke, match=r"must not be in this image.*prefect"):
+        on_nvidias()
+
+
+def test_a_cuda_image_with_another_version_than_locked_is_refused(on_nvidias: Main) -> None:
+    with pytest.raises(smoke.Smoke, match=r"not as the lock has them.*safetensors"):
+        on_nvidias(safetensors="0.0.1")
+
+
+def test_an_image_with_faiss_for_gpus_is_held_to_its_lock(on_nvidias: Main, tmp_path: Path) -> None:
+    """It stands on none of NVIDIA's, so there is nothing in it but what the lock has."""
+    folder = tmp_path / "brought" / "faiss_gpu-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: faiss-gpu\nVersion: 1.0\n")
+    with pytest.raises(smoke.Smoke, match=r"in the image and not in the lock.*pytest"):
+        on_nvidias(stage="faiss", **{"faiss-gpu": "1.0"})

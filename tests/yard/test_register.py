@@ -181,6 +181,31 @@ def test_without_a_server_it_says_which(server: Server) -> None:
     assert "http://127.0.0.1:9/api" in nowhere.stderr
 
 
+def test_prefect_takes_the_file_and_a_registration_puts_back_what_it_lacks(server: Server) -> None:
+    """`prefect deploy`, as the head of prefect.yaml has it."""
+    only = ("--yard", "local")
+    assert verbs(server.register(*only)) <= {"created", "unchanged"}
+    variables = {**server.environment, "PREFECT_API_AUTH_STRING": PASSWORD}
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        env={k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")} | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for flow in (*FLOWS, "collect-garbage"):
+        one = server.ask(f"deployments/name/{flow}/local")
+        assert (one["work_pool_name"], one["tags"]) == ("local", ["trainyard"])
+        (step,) = one["pull_steps"]
+        assert step == {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    assert "changed" in verbs(server.register(*only))
+    assert "yard:local" in server.ask("deployments/name/pretrain-gpt/local")["tags"]
+    assert verbs(server.register(*only)) == {"unchanged"}
+
+
 @contextmanager
 def chat() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A chat's URL, and what was posted to it."""
