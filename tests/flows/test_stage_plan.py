@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flows.job import StageJob, stage_job
 from flows.pretrain_jobs import Means
-from flows.stage_plan import is_unknown, plan_before
+from flows.profile import YARDS, Profile, parse_profile
+from flows.stage_plan import is_unknown, plan_before, unmeasured, unmeasured_alone
 from trainyard.errors import ConfigError
 
 TRAINING: dict[str, Any] = {
@@ -74,3 +78,55 @@ def test_degrees_that_the_ranks_cannot_have_are_refused_at_once(means: Means) ->
     wrong = training(num_layers=3, pipeline_model_parallel_size=3)
     with pytest.raises(ConfigError, match=r"a.toml, on what the yard gives.*--world-size \(8\)"):
         plan_before(wrong, means, "a.toml")
+
+
+# --- a yard with GPUs that does not say how large they are ----------------------------------------
+
+GPU = {"resources": {"pretrain": {"gpus_per_node": 1}}}
+MEMORY = {"gpu_memory_gib": 80}
+CONTAINER = {"block": "container", "image": "r.io/{stage}:{version}"}
+
+
+def yard(**document: Any) -> Profile:
+    return parse_profile(document, "site")
+
+
+@pytest.mark.parametrize("profile", [yard(), yard(**GPU, **MEMORY, **CONTAINER)])
+def test_nothing_is_said_of_a_yard_without_gpus_or_with_their_memory(profile: Profile) -> None:
+    assert unmeasured(profile) is None
+    assert unmeasured_alone(training(), profile) is None
+
+
+def test_a_person_is_told_of_gpus_whose_memory_nobody_says() -> None:
+    profile = yard(**GPU, **CONTAINER)
+    told = unmeasured(profile)
+    assert told is not None
+    assert told.startswith("yard site: a training gets GPUs")
+    assert "Write gpu_memory_gib" in told
+    assert unmeasured_alone(training(), profile) == told
+    assert unmeasured_alone(StageJob(stage="merge", document={}, output=None), profile) is None
+
+
+def test_a_plan_that_says_the_memory_itself_is_enough() -> None:
+    profile, job = yard(**GPU, **CONTAINER), training()
+    plan = plan_before(job, GPUS, "a.toml")
+    assert plan is not None
+    assert unmeasured(profile, plan) is None
+    assert unmeasured(profile, replace(plan, document={"world_size": 8})) is not None
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
+def test_every_yard_of_ours_compares_also_with_its_lines_for_gpus(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody has it who takes away the `#` before all that it offers for GPUs."""
+    monkeypatch.setenv("YARD_HOME", "/srv/yard")
+    text = (YARDS / f"{name}.toml").read_text()
+    offered = re.search(r"^# With GPUs.*\n((?:# .*\n)+)", text, re.MULTILINE)
+    if offered is not None:
+        text = text.replace(offered[1], re.sub("^# ", "", offered[1], flags=re.MULTILINE))
+    profile = parse_profile(tomllib.loads(text), name)
+    assert unmeasured(profile) is None
+    has_gpus = profile.resources_of("pretrain").gpus_per_node > 0
+    assert has_gpus == (name != "local")
+    assert (profile.means().gpu_memory_gib is not None) == has_gpus
