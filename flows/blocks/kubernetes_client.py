@@ -93,10 +93,12 @@ class KubernetesClient:
             raise self.told(error, "list", kind) from error
         return found.get("items") or [], (found.get("metadata") or {}).get("resourceVersion", "")
 
-    async def create(self, document: Document) -> Document:
-        """Make an object, or give back the one of its name, which then is ours."""
+    async def create(self, document: Document, is_trial: bool = False) -> Document:
+        """Make an object, or give back the one of its name, which then is ours. is_trial: the
+        cluster judges it as if it were made, and keeps nothing."""
         kind, name = document["kind"], document["metadata"]["name"]
         query = {"fieldManager": "trainyard", "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if is_trial else {}
         try:
             return await self._api.ask("POST", self._path(kind), query, document)
         except RefusedError as error:

@@ -3,37 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.doctor.check import Answer, fail, ok, skipped
+from flows.doctor.ranks import probe_job
 from flows.doctor.yard import Yard
+from flows.launch.kubernetes import render_kubernetes
+from flows.launch.kubernetes_options import Variant
 from trainyard.errors import ConfigError, InfrastructureError
 
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 2.0
 SECONDS = 12.0
-NEEDED = ("Job", "Pod", "Service", "Event")
-"""What a job block lists all the time."""
+"""The cluster has so long to answer, from when the client is loaded."""
+CLIENT = ("kubernetes.aio.client", "kubernetes.aio.config")
+LISTED = ("Job", "Pod", "Event")
+"""What a job block lists all the time; the role in deploy/kubernetes lets it list no Service."""
 
 
 def cluster_jobs(yard: Yard) -> Answer:
-    """The API server answers, knows us, and lets us look at what a job is made of."""
+    """The API server answers, knows us, and would take a job of ours."""
     options = yard.place.options_of("pretrain")
-    has_jobsets = asyncio.run(_bounded(yard, _look_at_all))
-    told = f"the API server answers; namespace {options.namespace}"
-    if options.variant == "jobset" and not has_jobsets:
+    has_jobsets, kind = asyncio.run(_bounded(yard, lambda client: _try_all(client, yard)))
+    if not kind:
+        told = f"the API server answers; namespace {options.namespace}; JobSet is not installed"
         todo = 'install the JobSet controller, or set variant = "job" in the yard\'s [kubernetes]'
-        return fail(ConfigError, f"{told}; JobSet is not installed", todo)
+        return fail(ConfigError, told, todo)
+    told = f"the API server answers; namespace {options.namespace} would take a {kind}"
     return ok(f"{told}{', JobSet is installed' if has_jobsets else ''}")
 
 
-async def _look_at_all(client: KubernetesClient) -> bool:
-    for kind in NEEDED:
+async def _try_all(client: KubernetesClient, yard: Yard) -> tuple[bool, str]:
+    """Whether JobSet is installed, and the kind of the job that would be taken; empty: none, as
+    the yard insists on JobSets. Lists of a namespace that is not there are empty and no error, so
+    the job is shown to the cluster, which keeps nothing of it."""
+    options, job = yard.place.options_of("pretrain"), probe_job(yard)
+    has_jobsets = await client.serves_jobsets()
+    is_spread = job.resources.nodes > 1
+    if options.variant == "jobset" and not has_jobsets:
+        return has_jobsets, ""
+    variant: Variant = "job"
+    if has_jobsets and is_spread and options.variant != "job":
+        variant = "jobset"
+    for kind in (*LISTED, "JobSet") if variant == "jobset" else LISTED:
         await client.find(kind, "doctor")
-    return await client.serves_jobsets()
+    # That the yard names no image is for the check of the image to say.
+    job = replace(job, image=job.image or "none")
+    documents = render_kubernetes(job, replace(options, variant=variant))
+    for document in documents:
+        await client.create(document, is_trial=True)
+    return has_jobsets, str(documents[-1]["kind"])
 
 
 def cluster_image(yard: Yard) -> Answer:
@@ -46,6 +70,8 @@ def cluster_image(yard: Yard) -> Answer:
 
 async def _bounded(yard: Yard, question: Callable[[KubernetesClient], Awaitable[T]]) -> T:
     """Put questions to the cluster, within seconds."""
+    for name in CLIENT:  # a busy machine takes longer for it than a cluster may for an answer
+        importlib.import_module(name)
     client = _client(yard)
     try:
         async with asyncio.timeout(SECONDS):

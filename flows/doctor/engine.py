@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
 from typing import Any
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from requests.exceptions import RequestException
+from requests.exceptions import ReadTimeout, RequestException
 
 from flows.blocks.container_client import SOCKET
 from flows.doctor.check import Answer, fail, ok, warn
@@ -20,6 +22,12 @@ from trainyard.version import VERSION
 
 SECONDS = 8
 SMOKE_SECONDS = 60
+AT_ONCE = 4
+"""Images that are tried beside each other."""
+BUSY_SECONDS = 30
+"""An engine that starts several containers may take so long for a request."""
+IMAGES_SECONDS = BUSY_SECONDS + ceil(len(CONFIGS) / AT_ONCE) * (SMOKE_SECONDS + BUSY_SECONDS)
+"""For a yard in which every stage has an image of its own, on a busy machine."""
 
 VERSION_LABEL = "org.opencontainers.image.version"
 
@@ -65,14 +73,26 @@ def engine_image(yard: Yard) -> Answer:
         if version != VERSION:
             told = f"image {name} is of version {version}, the flows are of {VERSION}"
             return fail(ConfigError, told, "make images, or take the image of this version")
-    python = yard.place.python
-    for name, stage in stages.items():
-        options = yard.place.options_of(stage)
-        fault = _ask(yard, partial(_smoke, name=name, stage=stage, python=python, options=options))
+    for name, stage, fault in _smokes(yard, stages):
         if fault:
             told = f"image {name}: stage {stage} does not start in it: {fault}"
             return fail(ConfigError, told, f"docker run --rm {name} --help shows it; make images")
     return ok(f"{len(stages)} images of version {VERSION}, each starts its stage")
+
+
+def _smokes(yard: Yard, stages: dict[str, str]) -> Iterable[tuple[str, str, str]]:
+    """Image, stage, and why that does not start in it; a few at a time."""
+    python = yard.place.python
+
+    def smoke(name: str, stage: str) -> tuple[str, str, str]:
+        options = yard.place.options_of(stage)
+        fault = _ask(
+            yard, lambda client: _smoke(client, name, stage, python, options), BUSY_SECONDS
+        )
+        return name, stage, str(fault)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(smoke, stages.keys(), stages.values()))
 
 
 def _missing(yard: Yard, names: list[str]) -> Answer:
@@ -110,6 +130,11 @@ def _smoke(
         lines = container.logs(tail=5).decode(errors="replace").strip().splitlines()
     except APIError as error:
         return str(error.explanation or error)
+    except ReadTimeout as error:
+        raise InfrastructureError(
+            f"image {name}: stage {stage} did not start within {SMOKE_SECONDS} s; is the machine "
+            "of the engine too busy? Look again when it is less so"
+        ) from error
     finally:
         container.remove(force=True)
     return "" if status == 0 else f"status {status}: {lines[-1] if lines else 'no word'}"
@@ -119,12 +144,12 @@ def _address(yard: Yard) -> str:
     return yard.place.container.engine or os.environ.get("DOCKER_HOST") or SOCKET
 
 
-def _ask(yard: Yard, question: Any) -> Any:
+def _ask(yard: Yard, question: Any, seconds: int = SECONDS) -> Any:
     """Put a question to the engine; ConfigError and InfrastructureError for one that is away."""
     address = _address(yard)
     try:
         environment = {**os.environ, "DOCKER_HOST": address}
-        client = docker.DockerClient.from_env(environment=environment, timeout=SECONDS)
+        client = docker.DockerClient.from_env(environment=environment, timeout=seconds)
         try:
             return question(client)
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.cluster import cluster_image, cluster_jobs
-from flows.doctor.engine import engine_image, engine_jobs
+from flows.doctor.engine import IMAGES_SECONDS, engine_image, engine_jobs
 from flows.doctor.programs import SECONDS, SMOKE_SECONDS, run
 from flows.doctor.yard import Yard
 from flows.job import CONFIGS
@@ -149,6 +149,7 @@ IMAGES: dict[str, Look] = {
 """By the yard's block."""
 
 CHECKS = (
-    Check("jobs", jobs, "where-jobs-run", limit_seconds=30.0),
-    Check("image", image, "images-and-versions", ("jobs",), limit_seconds=120.0),
+    # On a busy machine the client of Kubernetes alone takes 20 s to load.
+    Check("jobs", jobs, "where-jobs-run", limit_seconds=90.0),
+    Check("image", image, "images-and-versions", ("jobs",), limit_seconds=IMAGES_SECONDS),
 )

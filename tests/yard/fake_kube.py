@@ -4,14 +4,13 @@ that are processes of this machine.
 Not Kubernetes: nothing of admission, room, images, service names in a DNS, or users but one. What
 it keeps honest: every object posted is looked at by Kubernetes' and JobSet's schemas; lists have
 versions, watches go on from one, send bookmarks, and answer 410 where history was forgotten; Jobs
-end by their failure policy. Also by hand: `python -m tests.yard.fake_kube FOLDER`, then kubectl."""
+end by their failure policy; what is posted with dryRun=All is judged, and not kept."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-import sys
 import threading
 import time
 from collections.abc import Coroutine
@@ -218,6 +217,8 @@ class FakeKube:
             return refuse(404, "NotFound", f'namespaces "{namespace}" not found')
         if self.store.get(plural, namespace, name) is not None:
             return refuse(409, "AlreadyExists", f'{plural} "{name}" already exists')
+        if request.query.get("dryRun") == "All":
+            return web.json_response(document, status=201)
         self.store.add(plural, namespace, document)
         self.cluster.begin(plural, document)
         return web.json_response(document, status=201)
@@ -359,13 +360,3 @@ def kubeconfig(port: int, token: str) -> Document:
         "contexts": [{"name": "fake", "context": context}],
         "users": [{"name": "fake", "user": {"token": token}}],
     }
-
-
-if __name__ == "__main__":
-    fake = FakeKube(Path(sys.argv[1]))
-    fake.up()
-    print(f"export KUBECONFIG={fake.kubeconfig}", flush=True)
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        fake.down()

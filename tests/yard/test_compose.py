@@ -158,6 +158,14 @@ def registered(yard: Compose) -> Compose:
     return yard
 
 
+def test_doctor_finds_the_yard_sound_from_within(registered: Compose) -> None:
+    # Not "store closed": the store of the tests is open to all.
+    checks = ("store", "clock", "Prefect", "versions", "auth", "work pool", "jobs")
+    only = [word for name in checks for word in ("--only", name)]
+    said = in_flow_image(registered, "python", "-m", "flows.doctor", "--yard", "compose", *only)
+    assert said.splitlines()[-1] == f"{len(checks)} ok", said
+
+
 def run_deployment(yard: Compose, name: str, **parameters: str) -> None:
     given = [part for key, value in parameters.items() for part in ("--param", f"{key}={value}")]
     in_flow_image(yard, "prefect", "deployment", "run", f"{name}/compose", *given, "--watch")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,72 +18,13 @@ from flows.local_api import LocalApi
 from tests.faulty_s3 import Faults, gateway
 from tests.yard.cluster import Cluster
 from tests.yard.containers import docker, running_engine
-from tests.yard.yard import ROOT
+from tests.yard.practice import MAY_PASS, PROCESSES, WRONG_SETTING, Practice
 from trainyard.version import VERSION
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
-WRONG_SETTING, MAY_PASS = 2, 3
-
-PROCESSES = 'block = "process"\n'
-
 NAMESPACE = ("unshare", "--mount", "sh", "-c")
 """A private view of what is mounted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """What doctor said."""
-
-    status: int
-    findings: dict[str, dict[str, Any]]
-
-    def ill(self) -> set[str]:
-        return {name for name, found in self.findings.items() if found["state"] == "fail"}
-
-    def told(self, name: str) -> str:
-        found = self.findings[name]
-        assert found["see"].startswith("docs/troubleshooting.md#")
-        return f"{found['told']} -> {found['todo']}"
-
-
-@dataclass(frozen=True, slots=True)
-class Practice:
-    """A folder for a yard to be looked at."""
-
-    folder: Path
-
-    def visit(
-        self,
-        profile: str = PROCESSES,
-        *only: str,
-        root: str = "",
-        environment: Mapping[str, str] | None = None,
-        more: Sequence[str] = (),
-        within: Sequence[str] = (),
-    ) -> Visit:
-        """Run doctor; `within`: a shell command that runs "$@" at its end."""
-        path = self.folder / "profile.toml"
-        path.write_text(profile)
-        command = [sys.executable, "-m", "flows.doctor", "--yard", str(path), "--json", *more]
-        command += ["--root", root or str(self.folder / "yard")]
-        command += [word for name in only for word in ("--only", name)]
-        taken_out = ("PREFECT_", "YARD")
-        given = {k: v for k, v in os.environ.items() if not k.startswith(taken_out)}
-        done = subprocess.run(
-            [*within, *(["sh"] if within else []), *command],
-            cwd=ROOT,
-            env={**given, "OMP_NUM_THREADS": "1", "PREFECT_HOME": str(self.folder / "prefect")}
-            | dict(environment or {}),
-            capture_output=True,
-            text=True,
-            timeout=250,
-        )
-        assert done.stdout.startswith("{"), done.stdout + done.stderr
-        found = json.loads(done.stdout)
-        assert found["exit_status"] == done.returncode
-        findings = {finding["name"]: finding for finding in found["checks"]}
-        return Visit(done.returncode, findings)
 
 
 @pytest.fixture
