@@ -86,11 +86,21 @@ def stage_main(
     `positional` names the option that arguments without a flag in front belong to; `megatron` says
     that the command line is one of Megatron-LM's programs."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        _end_at_sigterm()
     status = _main(name, config_class, run_module, arguments, positional, megatron)
     was_stopped = status > 128
     if argv is None and (is_one_of_several() or was_stopped):
         leave(status)
     return status
+
+
+def _end_at_sigterm() -> None:
+    """Until a run has its own handler, SIGTERM ends the process, also where whoever started it
+    ignores SIGTERM and so handed that on: torchrun as a job of Slurm (flows/launch/slurm.py). What
+    comes before the handler takes a while: torch is imported, and ranks wait for each other."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _main(

@@ -75,7 +75,7 @@ class HangError(InfrastructureError):
 
 
 class Stopped(BaseException):
-    """SIGTERM, SIGINT or an option asked the run to stop; nothing is wrong. Status 128 + signal.
+    """SIGTERM or SIGINT asked the run to stop; nothing is wrong. Status 128 + signal.
 
     A BaseException, so that no `except Exception` on the way mistakes it for a failure."""
 
@@ -87,6 +87,13 @@ class Stopped(BaseException):
     def exit_status(self) -> int:
         """143 for SIGTERM, 130 for SIGINT, as shells and schedulers expect."""
         return 128 + self.signum
+
+
+class StoppedByOption(Stopped):
+    """The run was to stop here by what it was told beforehand. Status 143."""
+
+    def __init__(self, option: str) -> None:
+        super().__init__(signals.SIGTERM, option)
 
 
 OF_HOST = ("defaultcpuallocator", "can't allocate memory", "cannot allocate memory", "bad_alloc")

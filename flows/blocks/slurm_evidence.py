@@ -45,6 +45,7 @@ def gather(
         exit_code=code,
         is_of_launcher=spec.has_ranks,
         ended_by_us=ended_by_us,
+        was_requeued=record is not None and record.restarts > 0,
         log_tail=log_tail,
     )
 

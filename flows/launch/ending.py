@@ -21,6 +21,7 @@ from flows.launch.outcome import (
     classify,
     reported,
 )
+from trainyard.errors import Stopped
 
 TOLD = {
     Kind.PREEMPTED: "preempted: others took its nodes",
@@ -56,6 +57,10 @@ HINTS = (
 )
 """What the log of a job says that ended without any better witness."""
 
+STRAY = "told to stop by nobody, after it had been requeued"
+"""To a node that does not answer Slurm repeats, a minute later, to end a job; when the node and the
+job of that id are back by then, it ends the wrong run (seen with Slurm 22.05)."""
+
 SILENT = "ended without a word about why; the end of its log may tell"
 
 
@@ -75,6 +80,8 @@ class Evidence:
     """The exit code passed through a launcher of ranks, which says 1 whatever a rank said."""
     ended_by_us: Kind | None = None
     """STOPPED or HANG when we told it to stop."""
+    was_requeued: bool = False
+    """The scheduler had ended it before, for a node or for other jobs, and started it again."""
     log_tail: str = ""
 
 
@@ -90,6 +97,8 @@ def judge(name: str, seen: Evidence) -> Outcome:
     if told in TOLD:
         words = f"{TOLD[told]} ({seen.words})".removesuffix(" ()")
         return _of_kind(name, told, words, None if report is None else report.step)
+    if report is not None and report.error == Stopped.__name__ and seen.was_requeued:
+        return _of_kind(name, Kind.NODE_FAILURE, f"{STRAY} ({seen.words})", report.step)
     return report or _without_report(name, seen)
 
 

@@ -32,22 +32,45 @@ INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
 HEED = 'trap "" USR1; exec "$@"'
 """Python dies of SIGUSR1; ignored, it is so until a stage installs its own handler."""
 
-HEED_RANKS = 'trap "" USR1 TERM; exec "$@"'
+LEAVE_SECONDS = 10
+HEED_RANKS = """
+trap "" USR1 TERM
+"$@" &
+launcher=$! leave={leave} status=127 again=yes
+told() {{
+  again=yes
+  for one in /proc/"$launcher"/task/*/children; do
+    ranks=unknown
+    read -r ranks 2>/dev/null <"$one"
+    [ -z "$ranks" ] || return
+  done
+  leave=0
+  kill -KILL "$launcher"
+}}
+trap told TERM
+while [ "$again" ]; do
+  again=
+  wait "$launcher"
+  said=$?
+  [ "$said" = 127 ] || status=$said
+done
+trap "" TERM
+[ "$status" = 0 ] || sleep "$leave"
+exit "$status"
+"""
 """Slurm sends a signal to every process of a step. torchrun is to stay out of it: it dies of
 SIGUSR1, though the ranks have saved and left, and of SIGTERM it makes a second one for its ranks,
-and SIGKILL 30 s later, however long Slurm would let them save."""
+and SIGKILL 30 s later, however long Slurm would let them save. But as long as it has started no
+rank nobody else heeds SIGTERM, and ranks that come up after it know nothing of it: then the shell
+ends it, by builtins alone, as a program would be sent the next SIGTERM. (127: it was waited for
+already.)
+
+srun ends the tasks of all nodes as soon as one has failed, and a training that was told to save
+and stop fails: of several nodes one that is ready leaves the others their time."""
 
 LAUNCHER_HEEDS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
 """What torchrun installs handlers for: not for SIGTERM, which stays ignored. Versions of torch that
 do not know the variable pass SIGTERM on."""
-
-LEAVE_SECONDS = 10
-HEED_OTHERS = f"""
-trap "" USR1 TERM
-"$@" || {{ status=$?; sleep {LEAVE_SECONDS}; exit "$status"; }}
-"""
-"""srun ends the tasks of all nodes as soon as one has failed, and a training that was told to save
-and stop fails: a node that is ready leaves the others their time."""
 
 ENDING = f"""[ "$status" != 0 ] || status=$stopped
 
@@ -223,7 +246,8 @@ def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     yield "# Cancelled or out of time, bash waits for the step and says how it ended."
     yield "status=0 stopped=0"
     yield "trap 'stopped=143' TERM"
-    heed = HEED if not spec.has_ranks else HEED_RANKS if wanted.nodes == 1 else HEED_OTHERS
+    leave = LEAVE_SECONDS if wanted.nodes > 1 else 0
+    heed = HEED_RANKS.format(leave=leave) if spec.has_ranks else HEED
     yield f'"${{step[@]}}" sh -c {shlex.quote(heed)} trainyard \\'
     yield f'  {ranks}"${{command[@]}}" || status=$?'
 

@@ -13,7 +13,7 @@ from stages.pretrain.convert import convert
 from stages.pretrain.folder import StageHost
 from stages.pretrain.heartbeat import heartbeats
 from stages.pretrain.reached import Reached
-from trainyard.errors import Stopped
+from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.parts import Parts
 from trainyard.training.prepare import prepared
 from trainyard.training.pretraining import Pretraining, Result
@@ -40,5 +40,6 @@ def _metrics(result: Result, stage: StageRun) -> dict[str, Any]:
         return result.metrics
     if stage.stop_requested:
         stage.stop()
-    by = "--exit-interval" if result.outcome == "paused" else "--exit-duration-in-mins"
-    raise Stopped(signal.SIGTERM, by)
+    if result.stopped_by.startswith("--"):
+        raise StoppedByOption(result.stopped_by)
+    raise Stopped(signal.SIGTERM, result.stopped_by)

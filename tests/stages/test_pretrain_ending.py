@@ -21,7 +21,7 @@ from tests.stages.directly import run_directly
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.config import from_dict
-from trainyard.errors import DataError, HostMemoryError, Stopped
+from trainyard.errors import DataError, HostMemoryError, StoppedByOption
 from trainyard.models.gpt import GPTModel
 from trainyard.training.ledger import parse_ledger
 from trainyard.training.pretrain import pretrain
@@ -113,7 +113,7 @@ def test_a_run_that_an_option_stops_is_saved_and_goes_on_to_the_same_end(
     train(tmp_path / "whole")
     save = tmp_path / "run"
     for step in steps:  # each time one step further, or to the next that the interval divides
-        with pytest.raises(Stopped, match=f"stopped by {by}") as stopped:
+        with pytest.raises(StoppedByOption, match=f"stopped by {by}") as stopped:
             train(save, **option)
         assert stopped.value.exit_status == 143
         assert (save / f"iter_{step:07d}" / "manifest.json").exists()

@@ -67,7 +67,7 @@ def test_one_that_goes_on_tells_the_steps_of_all_attempts(
         assert status == 143, log
         failure = read_failure(str(run_folder))
         assert failure is not None
-        assert (failure["class"], failure["step"]) == ("Stopped", step)
+        assert (failure["class"], failure["step"]) == ("StoppedByOption", step)
     status, _, log = zygote.run("stages.pretrain", given)
     assert status == 0, log
     assert read_failure(str(run_folder)) is None

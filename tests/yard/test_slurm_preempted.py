@@ -36,6 +36,7 @@ time_limit_seconds = 3600
 [slurm]
 partition = "{partition}"
 warning_seconds = 10
+{options}
 
 [environment]
 OMP_NUM_THREADS = "1"
@@ -71,16 +72,21 @@ class Went:
 
 
 def goes_on(
-    folder: Path, partition: str, disturb: Callable[[], object], iterations: int = ITERATIONS
+    folder: Path,
+    partition: str,
+    disturb: Callable[[], object],
+    iterations: int = ITERATIONS,
+    options: str = "",
 ) -> Went:
     """Train, disturb it once the first step is saved, and see that it is all made once, each step
-    after the one that was saved last."""
+    after the one that was saved last.
+
+    options: more of the profile's [slurm]."""
     environment = {"TRAINYARD_CACHE": str(folder / "cache")}
     yard = Yard(folder, {**environment, "SLURM_CONF": os.environ["SLURM_CONF"]})
     profile, save = folder / "site.toml", folder / "save"
-    profile.write_text(
-        PROFILE.format(python=sys.executable, folder=folder, root=ROOT, partition=partition)
-    )
+    where = {"python": sys.executable, "folder": folder, "root": ROOT}
+    profile.write_text(PROFILE.format(**where, partition=partition, options=options))
     document = training(folder, str(save), iterations, save_interval=100)
     arguments = ("pretrain", "--config", document, "--profile", str(profile))
     said = folder / "said.txt"

@@ -73,6 +73,8 @@ class Result:
     """The trained parts of the model that this rank holds."""
     ledger: list[dict[str, Any]]
     """Every step of a finished run, on rank 0."""
+    stopped_by: str = ""
+    """What made it stop, in words; empty for a finished run."""
 
 
 class Pretraining:
@@ -161,7 +163,7 @@ class Pretraining:
             why = self._log_stop(outcome, loop.state)
             self.companions.ending.stopped(timings.timings, why)
             self._attempt.ended(outcome)
-            return Result(outcome, loop.state, {}, trainee.chunks, [])
+            return Result(outcome, loop.state, {}, trainee.chunks, [], why)
         if self.between is not None:
             self.between.remove()
         self.companions.ending.finished(timings.timings)
@@ -371,7 +373,9 @@ class Pretraining:
         """Say what made the run stop, which is returned."""
         why = "--exit-interval"
         if outcome == "stopped":
-            why = "asked to stop" if self.host.stop_requested else "--exit-duration-in-mins"
+            is_timed = self.config.training.exit_duration_in_mins is not None
+            elsewhere = "--exit-duration-in-mins" if is_timed else "a signal to another rank"
+            why = "asked to stop" if self.host.stop_requested else elsewhere
         if self.groups.rank == 0 and state.step == 0:
             log.warning("stopped before the first step (%s); there is nothing to save", why)
         elif self.groups.rank == 0:

@@ -24,6 +24,7 @@ from trainyard.errors import (
     InfrastructureError,
     RerunElsewhere,
     Stopped,
+    StoppedByOption,
 )
 
 
@@ -55,6 +56,7 @@ NCCL = told(CommunicationError("rank 0 of 2 lost its connection to another rank"
 HUNG = told(HangError("no rank has made progress for 600 s"))
 SAVED = told(Stopped(10))
 STOPPED = told(Stopped(15))
+BY_OPTION = told(StoppedByOption("--exit-interval"))
 OTHER_HARDWARE = told(RerunElsewhere("a step differs"))
 
 TORCHRUN_LOST = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection"
@@ -122,6 +124,11 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"failure": DATA, "verdict": Kind.NODE_FAILURE}, Kind.DATA),
         ({"failure": OPTION, "verdict": Kind.STOPPED}, Kind.CONFIG),
         ({"failure": DEFECT, "verdict": Kind.STOPPED}, Kind.DEFECT),
+        # --- SIGTERM for an earlier run of a job that was requeued, and of others
+        ({"failure": STOPPED, "was_requeued": True}, Kind.NODE_FAILURE),
+        ({"failure": STOPPED, "was_requeued": True, "verdict": Kind.STOPPED}, Kind.STOPPED),
+        ({"failure": STOPPED, "was_requeued": True, "ended_by_us": Kind.STOPPED}, Kind.STOPPED),
+        ({"failure": BY_OPTION, "was_requeued": True}, Kind.STOPPED),
         # --- ended by ourselves
         ({"ended_by_us": Kind.STOPPED, "verdict": Kind.STOPPED}, Kind.STOPPED),
         ({"ended_by_us": Kind.STOPPED, "failure": SAVED, "exit_code": 138}, Kind.STOPPED),
