@@ -2,9 +2,9 @@
 
     python -m flows.worker --pool compose --type process    the options of `prefect worker start`
 
-Prefect's own ends at once when it is told to, and leaves its flow runs to go on. In a container
-they are killed with it, without a word to their stages or to the server. So they are told first and
-waited for: stages save, and the server hears that the runs have crashed and may begin again."""
+Prefect's own does not wait for its flow runs for long. In a container what still runs then is
+killed, without a word to its stages or to the server. So they are told first and waited for: stages
+save, and the server hears that the runs have crashed and may begin again."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def gather(
 
     record: Slurm's last word; None when it knows the job no more."""
     folder = Path(spec.run_directory, share_folder(index))
-    code = read_exit_code(folder / EXIT)
+    code = read_exit_code(folder / EXIT, None if spec.shares else job_id)
     if record is not None and record.state == "COMPLETED":
         code = 0
     if record is not None and record.state == "FAILED" and not code:
@@ -63,10 +63,14 @@ def never_started(name: str, job_id: str, why: str) -> Outcome:
     return Outcome(name=name, kind=kind, exit_status=EXIT_STATUS[kind], message=message)
 
 
-def read_exit_code(path: Path) -> int | None:
-    """What the script left when it came to its end; None when it did not."""
+def read_exit_code(path: Path, job_id: str | None = None) -> int | None:
+    """What the script left when it came to its end; None when it did not.
+
+    job_id: of no other job, such as one of the same script that a person submitted."""
     try:
         document: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
+        return None
+    if job_id is not None and document.get("job_id", job_id) != job_id:
         return None
     return int(document["exit_status"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from requests.exceptions import ConnectionError as RequestsConnectionError
 from requests.exceptions import ReadTimeout, RequestException
 
 from flows.blocks.container_client import SOCKET
@@ -126,18 +127,25 @@ def _smoke(
     )
     try:
         container.start()
-        status = container.wait(timeout=SMOKE_SECONDS)["StatusCode"]
+        status = _end_of(container, f"image {name}: stage {stage}")
         lines = container.logs(tail=5).decode(errors="replace").strip().splitlines()
     except APIError as error:
         return str(error.explanation or error)
-    except ReadTimeout as error:
-        raise InfrastructureError(
-            f"image {name}: stage {stage} did not start within {SMOKE_SECONDS} s; is the machine "
-            "of the engine too busy? Look again when it is less so"
-        ) from error
     finally:
         container.remove(force=True)
     return "" if status == 0 else f"status {status}: {lines[-1] if lines else 'no word'}"
+
+
+def _end_of(container: Any, what: str) -> int:
+    """The exit status."""
+    try:
+        return int(container.wait(timeout=SMOKE_SECONDS)["StatusCode"])
+    except (ReadTimeout, RequestsConnectionError) as error:
+        # The second is what requests makes of a time-out after the engine has begun to answer.
+        raise InfrastructureError(
+            f"{what} did not start within {SMOKE_SECONDS} s; is the machine of the engine too "
+            "busy? Look again when it is less so"
+        ) from error
 
 
 def _address(yard: Yard) -> str:

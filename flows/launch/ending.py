@@ -8,6 +8,7 @@ are handed in."""
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,8 @@ STRAY = "told to stop by nobody, after it had been requeued"
 """To a node that does not answer Slurm repeats, a minute later, to end a job; when the node and the
 job of that id are back by then, it ends the wrong run (seen with Slurm 22.05)."""
 
+TERMINATED, KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
+
 SILENT = "ended without a word about why; the end of its log may tell"
 
 
@@ -97,9 +100,11 @@ def judge(name: str, seen: Evidence) -> Outcome:
     if told in TOLD:
         words = f"{TOLD[told]} ({seen.words})".removesuffix(" ()")
         return _of_kind(name, told, words, None if report is None else report.step)
-    if report is not None and report.error == Stopped.__name__ and seen.was_requeued:
-        return _of_kind(name, Kind.NODE_FAILURE, f"{STRAY} ({seen.words})", report.step)
-    return report or _without_report(name, seen)
+    if report is None:
+        return _without_report(name, seen)
+    if seen.was_requeued and report.error == Stopped.__name__ and report.exit_status == TERMINATED:
+        return _stray(name, seen, report.step)
+    return report
 
 
 def _outweighs(report: Outcome, seen: Evidence) -> bool:
@@ -112,8 +117,16 @@ def _outweighs(report: Outcome, seen: Evidence) -> bool:
     return report.kind is Kind.DEFECT and seen.verdict not in lost
 
 
+def _stray(name: str, seen: Evidence, step: int | None = None) -> Outcome:
+    return _of_kind(name, Kind.NODE_FAILURE, f"{STRAY} ({seen.words})", step)
+
+
 def _without_report(name: str, seen: Evidence) -> Outcome:
     hint = next((kind for kind, words in HINTS if words.search(seen.log_tail)), None)
+    # A launcher says 1 of ranks that had only begun, and is killed where it had none.
+    may_be_stray = {TERMINATED, 1, KILLED} if seen.is_of_launcher else {TERMINATED}
+    if seen.was_requeued and hint is None and seen.exit_code in may_be_stray:
+        return _stray(name, seen)
     if seen.exit_code is None:
         return _of_kind(name, hint or Kind.UNKNOWN, seen.words or SILENT)
     outcome = classify(name, seen.exit_code, None)

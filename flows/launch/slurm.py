@@ -44,7 +44,6 @@ told() {{
     read -r ranks 2>/dev/null <"$one"
     [ -z "$ranks" ] || return
   done
-  leave=0
   kill -KILL "$launcher"
 }}
 trap told TERM

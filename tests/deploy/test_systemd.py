@@ -28,7 +28,7 @@ def test_it_comes_back_and_its_stop_is_not_told_to_the_flows(
     service: configparser.SectionProxy,
 ) -> None:
     assert service["Restart"] == "always"
-    assert service["KillMode"] == "process"
+    assert (service["KillMode"], service["KillSignal"]) == ("process", "SIGKILL")
     assert int(service["LimitNOFILE"]) >= FILES_WARNED
 
 

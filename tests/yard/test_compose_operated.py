@@ -38,7 +38,7 @@ HEALTHY = dict.fromkeys(("browse", "postgres", "server", "store", "worker"), "he
 CHECKED_OUT = (
     *("LICENSE", "README.md", "Makefile", "pyproject.toml", "constraints.txt", "prefect.yaml"),
     *("docker-compose.yml", ".dockerignore", ".gitignore"),
-    *("deploy", "flows", "images", "recipes", "stages", "trainyard"),
+    *("deploy", "docs", "flows", "images", "recipes", "stages", "trainyard"),
 )
 
 

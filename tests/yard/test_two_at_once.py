@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ DIGEST = re.compile(r"^[\d.]+ s +([0-9a-f]{12})\b")
 def run_twice(yard: Yard, recipe: str) -> list[Ended]:
     """Start the flow twice, and wait for both."""
     flows = [yard.start("-m", "flows.pretrain_gpt", recipe) for _ in range(2)]
-    said = [flow.communicate(timeout=FLOW_SECONDS) for flow in flows]
+    with ThreadPoolExecutor() as pool:  # a pipe that nobody reads would stop its flow
+        said = list(pool.map(lambda flow: flow.communicate(timeout=FLOW_SECONDS), flows))
     return [
         Ended(flow.returncode, out, err, 0.0) for flow, (out, err) in zip(flows, said, strict=True)
     ]

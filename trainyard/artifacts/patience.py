@@ -10,6 +10,7 @@ gives the answer that it has."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -27,27 +28,54 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 5.0
 """Pauses double up to here: a store that is back is noticed soon, and not hammered before."""
 
+NAP_SECONDS = 0.1
+"""So late who waits notices that it is to give up."""
+
 _lock = threading.Lock()
 _answered: set[str] = set()
 _away_since: dict[str, float] = {}
-_hurry = threading.Event()
-_hurry.set()
+_waits = False
+"""No lock and no event: it is set by handlers of signals, which may interrupt who holds one."""
 _thread = threading.local()
+
+
+def _renew_lock() -> None:
+    """A process may be forked off while another thread holds it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
     """From here on calls wait, in all threads and in processes that are forked off."""
-    _hurry.clear()
+    global _waits
+    _waits = True
     try:
         yield
     finally:
-        _hurry.set()
+        _waits = False
 
 
 def give_up() -> None:
     """Who waits now stops, and nobody waits any more: this process was told to end."""
-    _hurry.set()
+    global _waits
+    _waits = False
+
+
+def handed_over() -> tuple[bool, frozenset[str]]:
+    """What a process that is spawned has to be told: whether calls wait, and for which stores."""
+    with _lock:
+        return _waits, frozenset(_answered)
+
+
+def take_over(state: tuple[bool, frozenset[str]]) -> None:
+    """Be as patient as the process is from which this one was spawned."""
+    global _waits
+    _waits, known = state
+    _answered.update(known)
 
 
 @contextmanager
@@ -96,12 +124,14 @@ class Tries:
                 _away_since.pop(self._endpoint, None)
             return False
         self._tell(error)
-        _hurry.wait(self._pause)
+        until = time.monotonic() + self._pause
+        while _waits and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, NAP_SECONDS))
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
-        return not _hurry.is_set()
+        return _waits
 
     def _may_wait(self) -> bool:
-        is_meant = not _hurry.is_set() and not getattr(_thread, "none", False)
+        is_meant = _waits and not getattr(_thread, "none", False)
         return is_meant and self._endpoint in _answered
 
     def _tell(self, error: Exception) -> None:

@@ -40,6 +40,10 @@ class _RangedFile(io.RawIOBase):
         self._at = max(0, base + offset)
         return self._at
 
+    def readall(self) -> bytes:
+        # As inherited it asks for 8 KiB at a time.
+        return b"".join(iter(lambda: self.read(BLOCK_BYTES) or b"", b""))
+
     def readinto(self, buffer: Any) -> int:
         # What is asked for at once may be a whole checkpoint, which would be in memory twice.
         view = memoryview(buffer).cast("B")[:BLOCK_BYTES]

@@ -371,11 +371,10 @@ class Pretraining:
 
     def _log_stop(self, outcome: Outcome, state: TrainState) -> str:
         """Say what made the run stop, which is returned."""
-        why = "--exit-interval"
-        if outcome == "stopped":
-            is_timed = self.config.training.exit_duration_in_mins is not None
-            elsewhere = "--exit-duration-in-mins" if is_timed else "a signal to another rank"
-            why = "asked to stop" if self.host.stop_requested else elsewhere
+        is_timed = self.config.training.exit_duration_in_mins is not None
+        other = "--exit-duration-in-mins" if is_timed else "a signal to another rank"
+        why = "asked to stop" if self.host.stop_requested else other
+        why = why if outcome == "stopped" else "--exit-interval"
         if self.groups.rank == 0 and state.step == 0:
             log.warning("stopped before the first step (%s); there is nothing to save", why)
         elif self.groups.rank == 0:

@@ -129,6 +129,20 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"failure": STOPPED, "was_requeued": True, "verdict": Kind.STOPPED}, Kind.STOPPED),
         ({"failure": STOPPED, "was_requeued": True, "ended_by_us": Kind.STOPPED}, Kind.STOPPED),
         ({"failure": BY_OPTION, "was_requeued": True}, Kind.STOPPED),
+        ({"failure": SAVED, "exit_code": 138, "was_requeued": True}, Kind.TIME_LIMIT),
+        ({"exit_code": 143, "was_requeued": True}, Kind.NODE_FAILURE),
+        ({"exit_code": 1, "was_requeued": True}, Kind.DATA),
+        ({"exit_code": 1, "was_requeued": True, "is_of_launcher": True}, Kind.NODE_FAILURE),
+        ({"exit_code": 137, "was_requeued": True, "is_of_launcher": True}, Kind.NODE_FAILURE),
+        (
+            {
+                "exit_code": 137,
+                "was_requeued": True,
+                "is_of_launcher": True,
+                "log_tail": OOM_KILLED,
+            },
+            Kind.OUT_OF_MEMORY,
+        ),
         # --- ended by ourselves
         ({"ended_by_us": Kind.STOPPED, "verdict": Kind.STOPPED}, Kind.STOPPED),
         ({"ended_by_us": Kind.STOPPED, "failure": SAVED, "exit_code": 138}, Kind.STOPPED),

@@ -312,9 +312,7 @@ def test_more_nodes_than_wrote_it_read_it(tokens: str, ranks: RankPool, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_folder_for_all_in_the_place_of_nodes(
-    tokens: str, ranks: RankPool, tmp_path: Path
-) -> None:
+def test_a_folder_for_all_in_place_of_nodes(tokens: str, ranks: RankPool, tmp_path: Path) -> None:
     options = {**SMALL, "use_distributed_optimizer": True}
     assert go(tokens, tmp_path / "whole", ranks, 2, **options) == "finished"
     options |= {"non_persistent_save_interval": 1, "non_persistent_ckpt_type": "global"}
