@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from requests.exceptions import ConnectionError as RequestsConnectionError
+from requests.exceptions import ReadTimeout
 
 from flows.doctor import engine
 from flows.doctor.check import Answer, State
@@ -15,6 +17,7 @@ from flows.doctor.places import CHECKS
 from flows.doctor.yard import Yard
 from flows.job import CONFIGS
 from flows.profile import parse_profile
+from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION
 
 
@@ -65,3 +68,15 @@ def test_a_yard_whose_images_are_all_slow_is_not_cut_off() -> None:
     (check,) = [check for check in CHECKS if check.name == "image"]
     rounds = -(-len(CONFIGS) // engine.AT_ONCE)
     assert check.limit_seconds > rounds * engine.SMOKE_SECONDS
+
+
+@pytest.mark.parametrize("error", [ReadTimeout, RequestsConnectionError])
+def test_a_stage_that_does_not_start_in_time_is_told_as_that(error: type[Exception]) -> None:
+    """requests says either, by whether the engine had begun to answer."""
+
+    class Silent:
+        def wait(self, timeout: int) -> None:
+            raise error(f"read timed out after {timeout} s")
+
+    with pytest.raises(InfrastructureError, match="image a: stage b did not start within 60 s"):
+        engine._end_of(Silent(), "image a: stage b")
