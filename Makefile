@@ -72,7 +72,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -qq --no-compile --no-build-isolation --constraint constraints.txt \
 	  --editable '.[all,dev]'
 	@# pip compiles on one core; this takes all of them.
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib trainyard stages flows >/dev/null || true
 	@touch $@
 
 # Where `make ui` shows what the pages of these runs link to.

@@ -183,6 +183,6 @@ def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path
     saved = re.search(r"saved step (\d+) \(asked to stop\)", save.with_suffix(".log").read_text())
     assert saved is not None
     with training(tokens, save, *options) as process:
-        assert process.wait(120) == 0
+        assert process.wait(240) == 0
     assert f"continuing from step {saved[1]}" in save.with_suffix(".log").read_text()
     assert read_manifest(str(save / "manifest.json")) is not None
