@@ -33,6 +33,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Each of these starts up to eight processes, so one at a time.
 LAYOUTS := tests/trainyard/training/layouts
 
+# These want the one cluster that this machine can be.
+CLUSTERED := $(wildcard tests/yard/test_slurm*.py) tests/yard/test_profile_on_slurm.py \
+  tests/yard/test_everywhere.py
+
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard \
   test-in-yard test-full fuzz bench check lint format ui env images locks pins up down clean \
@@ -134,7 +138,8 @@ test-yard: install ## Images, compose, Slurm and an object store, brought up and
 # The quick start's own recipe, too, by `docker compose run --rm` on the store of the yard.
 test-in-yard:
 	@$(BIN)/python -m tests.yard.engine $(ALL_IMAGES) postgres store
-	@$(PYTEST) -q -m 'yard and not full' tests/yard
+	@$(PYTEST) -q -n $(JOBS) --dist loadfile -m 'yard and not full' $(CLUSTERED:%=--ignore=%) tests/yard
+	@$(PYTEST) -q -m 'yard and not full' $(CLUSTERED)
 	@$(PYTEST) -q -m yard -k 'quick_start and compose' tests/yard/test_everywhere.py
 
 test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
