@@ -103,6 +103,7 @@ def check_told_in_words(server: Api, worker: Worker, run: str, words: str) -> No
     assert "Traceback" not in log()
 
 
+@pytest.mark.full
 def test_a_wrong_recipe_fails_in_words_whichever_deployment_it_is_given_to(
     yard: Yard, server: Api, worker: Worker, tmp_path: Path
 ) -> None:

@@ -171,8 +171,9 @@ HEEDS = {"saves": "echo asked to stop; exit 143", "pays no heed": ""}
 """What it does when it is told to stop; nothing, as where a rank hangs in a collective."""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("heeds", ["saves", pytest.param("pays no heed", marks=pytest.mark.full)])
+@pytest.mark.parametrize("heeds", ["saves", "pays no heed"])
 def test_a_run_of_a_worker_that_is_cancelled_is_over_in_30_seconds(
     fake: FakeKube, tmp_path: Path, prefect_api: dict[str, str], heeds: str
 ) -> None:

@@ -58,6 +58,7 @@ def test_files_of_ones_own_take_the_place_of_collect(first: Ended) -> None:
     assert first.states() == dict.fromkeys(expected, "done")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("first")
 def test_one_document_more_runs_what_depends_on_it_and_says_why(yard: Yard) -> None:
     with (yard.folder / "docs" / "b.jsonl").open("a") as file:

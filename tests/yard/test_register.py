@@ -127,6 +127,7 @@ def refresh_of(server: Server) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_what_a_person_paused_stays_paused(server: Server, site: str) -> None:
     """The schedule's switch and the deployment's, as Prefect's pages send them."""
     before = refresh_of(server)
@@ -181,6 +182,7 @@ def test_without_a_server_it_says_which(server: Server) -> None:
     assert "http://127.0.0.1:9/api" in nowhere.stderr
 
 
+@pytest.mark.full
 def test_prefect_takes_the_file_and_a_registration_puts_back_what_it_lacks(server: Server) -> None:
     """`prefect deploy`, as the head of prefect.yaml has it."""
     only = ("--yard", "local")
@@ -227,6 +229,7 @@ def chat() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         listening.shutdown()
 
 
+@pytest.mark.full
 def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
     """Of a run that a worker took up; its words hold what templates and JSON stumble over."""
     profile = tmp_path / "told.toml"

@@ -14,7 +14,7 @@ from tests.yard.deployed import Api
 from tests.yard.faults import Server, in_one_attempt, training
 from tests.yard.yard import Yard
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)
