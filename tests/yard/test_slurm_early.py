@@ -71,7 +71,7 @@ def test_a_launcher_that_has_started_no_rank_ends_at_once(
 ) -> None:
     wanted = Resources(nodes=nodes, processes_per_node=2)
     launcher = (*slowly, *TORCHRUN)
-    key = f"launcher-{nodes}"
+    key = f"early-launcher-{nodes}"
     block = job(tmp_path, key, "pass", rank_launcher=launcher, resources=wanted)
     assert scancel_when(counts(block, "importing torch\n", nodes), block) < GONE_SECONDS
 
@@ -85,5 +85,5 @@ def test_ranks_that_have_only_begun_end_at_once(
     wanted = Resources(nodes=nodes, processes_per_node=2 // nodes)
     network = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
     given = {"rank_launcher": TORCHRUN, "resources": wanted, "environment": network}
-    block = job(tmp_path, f"ranks-{nodes}", "", command=stage, **given)
+    block = job(tmp_path, f"early-ranks-{nodes}", "", command=stage, **given)
     assert scancel_when(counts(block, "importing torch\n", 2), block) < GONE_SECONDS
