@@ -126,7 +126,7 @@ class KubernetesJob(JobBlock[Outcome]):
 
     async def _look(self, client: KubernetesClient) -> tuple[Variant, Document | None]:
         """The variant that is there already, and what is there; else the one to make, and None."""
-        wanted = await self._decided(client)
+        wanted = await variant_to_make(client, self.options, self.spec.resources.nodes)
         # JobSet may have been installed since a program before this one made a Job.
         variants: tuple[Variant, ...] = ("jobset", "job") if wanted == "jobset" else ("job",)
         for variant in variants:
@@ -136,15 +136,18 @@ class KubernetesJob(JobBlock[Outcome]):
                     return variant, one
         return wanted, None
 
-    async def _decided(self, client: KubernetesClient) -> Variant:
-        """The variant to make: one that the cluster has."""
-        variant = self.options.variant
-        if variant == "job" or self.spec.resources.nodes == 1:
-            return "job"
-        is_there = await client.serves_jobsets()
-        if variant == "jobset" and not is_there:
-            raise ConfigError(
-                "Kubernetes option variant: the cluster has no JobSet (its controller is not "
-                "installed); use 'auto' or 'job'"
-            )
-        return "jobset" if is_there else "job"
+
+async def variant_to_make(
+    client: KubernetesClient, options: KubernetesOptions, nodes: int
+) -> Variant:
+    """What a job of so many nodes becomes: a variant that the cluster has. ConfigError where it has
+    none that was asked for."""
+    if options.variant == "job" or nodes == 1:
+        return "job"
+    is_there = await client.serves_jobsets()
+    if options.variant == "jobset" and not is_there:
+        raise ConfigError(
+            "Kubernetes option variant: the cluster has no JobSet (its controller is not "
+            "installed); use 'auto' or 'job'"
+        )
+    return "jobset" if is_there else "job"

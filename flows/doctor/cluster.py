@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from flows.blocks.kubernetes import variant_to_make
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.doctor.check import Answer, fail, ok, skipped
 from flows.doctor.ranks import probe_job
 from flows.doctor.yard import Yard
 from flows.launch.kubernetes import render_kubernetes
-from flows.launch.kubernetes_options import Variant
 from trainyard.errors import ConfigError, InfrastructureError
 
 T = TypeVar("T")
@@ -44,12 +44,9 @@ async def _try_all(client: KubernetesClient, yard: Yard) -> tuple[bool, str]:
     the job is shown to the cluster, which keeps nothing of it."""
     options, job = yard.place.options_of("pretrain"), probe_job(yard)
     has_jobsets = await client.serves_jobsets()
-    is_spread = job.resources.nodes > 1
     if options.variant == "jobset" and not has_jobsets:
         return has_jobsets, ""
-    variant: Variant = "job"
-    if has_jobsets and is_spread and options.variant != "job":
-        variant = "jobset"
+    variant = await variant_to_make(client, options, job.resources.nodes)
     for kind in (*LISTED, "JobSet") if variant == "jobset" else LISTED:
         await client.find(kind, "doctor")
     # That the yard names no image is for the check of the image to say.

@@ -22,6 +22,43 @@ WAIT_SECONDS = 100
 TAKEN = 75
 """What slurm-up.sh ends with while there is one."""
 
+ON_TWO_NODES = """
+block = "slurm"
+python = "{python}"
+run_folder = "{folder}/runs"
+{more}
+
+[resources.pretrain]
+nodes = 2
+processes_per_node = 1
+cpus_per_node = 1
+{resources}
+
+[environment]
+OMP_NUM_THREADS = "1"
+GLOO_SOCKET_IFNAME = "{interface}"
+PYTHONPATH = "{root}"
+
+{tables}
+"""
+
+
+def profile_on_two_nodes(
+    folder: Path,
+    more: str = "",
+    tables: str = "",
+    resources: str = "",
+    python: str = sys.executable,
+    interface: str = "eth0",
+) -> str:
+    """The profile of a yard that trains on both nodes, one rank on each.
+
+    more: lines above its tables; tables: further ones; resources: lines of those of the training.
+    interface: over which the ranks talk."""
+    given = {"folder": folder, "more": more, "tables": tables, "python": python}
+    given |= {"resources": resources}
+    return ON_TWO_NODES.format(root=ROOT, interface=interface, **given)
+
 
 def why_not() -> str:
     """Why no cluster can be brought up here; empty when one can."""

@@ -52,8 +52,13 @@ PYTHONPATH = "{root}"
 
 def profile_on_pods(fake: FakeKube, folder: Path, python: str = sys.executable) -> str:
     """The profile of a yard on the stand-in, all of whose files lie in a folder."""
+    return profile_through(fake.kubeconfig, folder, python)
+
+
+def profile_through(kubeconfig: Path, folder: Path, python: str = sys.executable) -> str:
+    """The same, on whatever server a kubeconfig leads to."""
     given = {"folder": folder, "python": python, "root": ROOT}
-    return ON_PODS.format(kubeconfig=fake.kubeconfig, **given)
+    return ON_PODS.format(kubeconfig=kubeconfig, **given)
 
 
 def job(fake: FakeKube, folder: Path, key: str, code: str, **values: Any) -> KubernetesJob:

@@ -10,7 +10,7 @@ import yaml
 
 from flows.doctor import cluster, command
 from tests.yard.fake_kube import FakeKube, kubeconfig
-from tests.yard.kube import profile_on_pods
+from tests.yard.kube import profile_on_pods, profile_through
 from tests.yard.practice import MAY_PASS, WRONG_SETTING, Practice, Visit, seen
 from tests.yard.yard import ROOT
 
@@ -81,14 +81,7 @@ def profile_of(silent: socket.socket, folder: Path) -> str:
     """Of a yard on a server that is not the stand-in."""
     there = folder / "kubeconfig"
     there.write_text(yaml.safe_dump(kubeconfig(silent.getsockname()[1], "any")))
-    return f"""block = "kubernetes"
-image = "yard/{{stage}}:{{version}}"
-run_folder = "{folder}"
-[kubernetes]
-namespace = "yard"
-kubeconfig = "{there}"
-claims = [{{ name = "yard", target = "{folder}" }}]
-"""
+    return profile_through(there, folder)
 
 
 @pytest.mark.parametrize("has_jobsets", [False, True])
@@ -148,8 +141,7 @@ def test_a_wrong_token_is_named(
 ) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text(fake.kubeconfig.read_text().replace(fake.token, "another"))
-    profile = profile_on_pods(fake, tmp_path).replace(str(fake.kubeconfig), str(wrong))
-    found = visit(profile, tmp_path, capsys)
+    found = visit(profile_through(wrong, tmp_path), tmp_path, capsys)
     assert (found.status, found.ill()) == (WRONG_SETTING, {"jobs"})
     assert "the cluster does not know these credentials" in found.told("jobs")
 

@@ -10,32 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.yard.cluster import Cluster, ask
+from tests.yard.cluster import Cluster, ask, profile_on_two_nodes
 from tests.yard.deployed import WholeServer, comes, register, working
 from tests.yard.faults import training
-from tests.yard.yard import ROOT, Yard
+from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
 STOP_SECONDS = 30
 """From the button to the end of all: so long a worker waits before it kills a flow."""
-
-PROFILE = """
-block = "slurm"
-python = "{python}"
-run_folder = "{folder}/runs"
-deployments = ["run-stage"]
-
-[resources.pretrain]
-nodes = 2
-processes_per_node = 1
-cpus_per_node = 1
-
-[environment]
-OMP_NUM_THREADS = "1"
-GLOO_SOCKET_IFNAME = "eth0"
-PYTHONPATH = "{root}"
-"""
 
 HEEDLESS = """#!/bin/bash
 # Signals do not reach it: as where a rank hangs in the kernel, or in a collective.
@@ -67,7 +50,8 @@ def test_a_run_cancelled_in_the_pages_is_over_in_30_seconds(
         path.chmod(0o755)
         python = str(path)
     profile = tmp_path / "site.toml"
-    profile.write_text(PROFILE.format(python=python, folder=tmp_path, root=ROOT))
+    offered = 'deployments = ["run-stage"]'
+    profile.write_text(profile_on_two_nodes(tmp_path, offered, python=python))
     environment = {"TRAINYARD_CACHE": str(tmp_path / "cache"), **server.environment}
     yard = Yard(tmp_path, {**environment, "SLURM_CONF": os.environ["SLURM_CONF"]})
     register(yard, str(profile))

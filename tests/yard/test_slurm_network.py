@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,27 +14,11 @@ from pathlib import Path
 import pytest
 
 from flows.launch.outcome import Kind
+from tests.yard.cluster import profile_on_two_nodes
 from tests.yard.faults import Ended, Flow, steps, training, wait_for
-from tests.yard.yard import ROOT, Yard
+from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(400)]
-
-PROFILE = """
-block = "slurm"
-python = "{python}"
-run_folder = "{folder}/runs"
-fruitless_attempts = 2
-
-[resources.pretrain]
-nodes = 2
-processes_per_node = 1
-cpus_per_node = 1
-
-[environment]
-OMP_NUM_THREADS = "1"
-GLOO_SOCKET_IFNAME = "{interface}"
-PYTHONPATH = "{root}"
-"""
 
 WAITS_SECONDS = 15
 """So long a rank waits for another one."""
@@ -51,8 +34,8 @@ def start(yard: Yard, interface: str, iters: int) -> Flow:
     """Start a training on both nodes, whose ranks talk over a network of theirs."""
     folder = yard.folder
     profile = folder / "site.toml"
-    given = {"python": sys.executable, "folder": folder, "root": ROOT, "interface": interface}
-    profile.write_text(PROFILE.format(**given))
+    twice = "fruitless_attempts = 2"
+    profile.write_text(profile_on_two_nodes(folder, twice, interface=interface))
     document = Path(training(folder, str(folder / "save"), iters))
     wait = f"distributed_timeout_minutes = {WAITS_SECONDS / 60}\n"
     document.write_text(document.read_text() + wait)

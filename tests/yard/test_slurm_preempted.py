@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,34 +14,12 @@ from pathlib import Path
 import pytest
 
 from flows.blocks.notes import SUBMITTED
-from tests.yard.cluster import ask
+from tests.yard.cluster import ask, profile_on_two_nodes
 from tests.yard.deployed import comes
 from tests.yard.faults import steps, training
-from tests.yard.yard import ROOT, Yard
+from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(600)]
-
-PROFILE = """
-block = "slurm"
-python = "{python}"
-run_folder = "{folder}/runs"
-
-[resources.pretrain]
-nodes = 2
-processes_per_node = 1
-cpus_per_node = 1
-time_limit_seconds = 3600
-
-[slurm]
-partition = "{partition}"
-warning_seconds = 10
-{options}
-
-[environment]
-OMP_NUM_THREADS = "1"
-GLOO_SOCKET_IFNAME = "eth0"
-PYTHONPATH = "{root}"
-"""
 
 ITERATIONS = 1500
 MANY = 6000
@@ -85,8 +62,9 @@ def goes_on(
     environment = {"TRAINYARD_CACHE": str(folder / "cache")}
     yard = Yard(folder, {**environment, "SLURM_CONF": os.environ["SLURM_CONF"]})
     profile, save = folder / "site.toml", folder / "save"
-    where = {"python": sys.executable, "folder": folder, "root": ROOT}
-    profile.write_text(PROFILE.format(**where, partition=partition, options=options))
+    slurm = f'[slurm]\npartition = "{partition}"\nwarning_seconds = 10\n{options}'
+    limit = "time_limit_seconds = 3600"
+    profile.write_text(profile_on_two_nodes(folder, tables=slurm, resources=limit))
     document = training(folder, str(save), iterations, save_interval=100)
     arguments = ("pretrain", "--config", document, "--profile", str(profile))
     said = folder / "said.txt"
