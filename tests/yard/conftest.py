@@ -91,7 +91,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKube]:
 
 @pytest.fixture
 def fake(stand_in: FakeKube, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
-    """The stand-in, as it was when it was new but for what lies in it."""
+    """The stand-in, as it was when it was new."""
     monkeypatch.setattr(kubernetes_signs, "EVENTS_SECONDS", 0.2)
     stand_in.asked.clear()
     yield stand_in

@@ -76,11 +76,12 @@ class FakeKube:
         self._thread.join(10)
 
     def renew(self) -> None:
-        """No trouble any more."""
+        """No trouble any more, and nothing in it."""
         self.is_away = self.has_jobsets = False
         self.denied.clear()
         self.cluster.lost.clear()
         self.cluster.quota = ""
+        self.call(self._empty())
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run something in the server's thread."""
@@ -171,10 +172,15 @@ class FakeKube:
         self.kubeconfig.write_text(yaml.safe_dump(kubeconfig(port, self.token)))
 
     async def _down(self) -> None:
+        await self._empty()
+        await self._runner.cleanup()
+
+    async def _empty(self) -> None:
         for task in (*self._streams, *self._deletions):
             task.cancel()
         await self.cluster.close()
-        await self._runner.cleanup()
+        for (plural, _, _), one in list(self.store.objects.items()):
+            self.store.remove(plural, one)
 
     @web.middleware
     async def _gate(self, request: web.Request, handler: Any) -> web.StreamResponse:

@@ -350,15 +350,17 @@ class Cluster:
         self.store.add("events", about["namespace"], event)
 
     async def close(self) -> None:
-        """End all processes."""
-        for container in self.containers.values():
-            if container.process.returncode is None:
-                container.send(9)
-                await container.process.wait()
-            container.clean()
+        """End what would make pods, then all processes."""
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        for container in self.containers.values():
+            if container.process.returncode is None:
+                container.process.kill()  # and its child with it
+                await container.process.wait()
+            container.clean()
+        self.tasks.clear()
+        self.containers.clear()
 
 
 def _owns(owner: Document, document: Document) -> bool:
