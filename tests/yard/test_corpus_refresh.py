@@ -113,6 +113,7 @@ def test_news_found_without_a_server_are_announced_by_the_next_run_that_has_one(
     assert events(prefect_api).count(alone["version"]) == 1
 
 
+@pytest.mark.full
 def test_an_event_that_the_server_does_not_take_is_not_marked_as_sent(yard: Yard) -> None:
     write(yard.folder, "refused", "13 14")
     yard.environment["PYTHONPATH"] = "."

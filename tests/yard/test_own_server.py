@@ -32,7 +32,8 @@ from tests.yard.yard import Yard
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3))])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_of_two_flows_at_once_in_a_fresh_yard_one_works_and_the_other_reuses(
     tmp_path: Path, number: int
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.yard.yard import COLLECTED, Ended, Yard
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(900)]
 
 STAGES = {
     *("plan", "collect", "train_tokenizer", "tokenize-train-00000", "tokenize-train-00001"),

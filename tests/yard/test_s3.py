@@ -11,7 +11,7 @@ from tests.yard.yard import COLLECTED, ROOT, Yard
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 
-pytestmark = [pytest.mark.yard, pytest.mark.s3, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.s3, pytest.mark.timeout(600)]
 
 
 def test_a_yard_in_an_object_store(

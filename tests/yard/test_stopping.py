@@ -51,7 +51,11 @@ def stop_in_training(yard: Yard, console: Path, number: signal.Signals) -> int:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGTERM, 143, id="SIGTERM"),
+        pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.full),
+    ],
 )
 def test_a_flow_that_is_stopped_saves_and_leaves_nothing(
     yard: Yard, console: Path, number: signal.Signals, status: int
