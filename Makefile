@@ -144,7 +144,7 @@ test-in-yard:
 
 test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
 	@$(PYTEST) -q -n $(JOBS) -m 'full and not yard' --ignore=$(LAYOUTS)
-	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m 'full and yard' tests/yard
+	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m yard tests/yard
 	@$(PYTEST) -q -m full $(LAYOUTS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
 

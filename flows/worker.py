@@ -1,10 +1,15 @@
 """A worker in a container, where its end is the end of all that runs beside it.
 
-    python -m flows.worker --pool compose --type process    the options of `prefect worker start`
+    python -m flows.worker [--leave-jobs] --pool NAME ...    the options of `prefect worker start`
 
-Prefect's own does not wait for its flow runs for long. In a container what still runs then is
-killed, without a word to its stages or to the server. So they are told first and waited for: stages
-save, and the server hears that the runs have crashed and may begin again."""
+Prefect's own, told to stop, tells its flow runs, and does not wait for them for long. In a
+container what still runs then is killed, without a word to its stages or to the server. So they are
+told first and waited for: stages save, and the server hears that the runs have crashed and may
+begin again.
+
+--leave-jobs is for a yard whose stages are jobs of a cluster: there a flow that is told to stop
+would end its training, for the sake of a worker that is replaced. So nobody is told anything. The
+jobs go on, the server misses the runs and starts them again, and they find their jobs."""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+LEAVE = "--leave-jobs"
 TICK_SECONDS = 0.2
 PROCESSES = Path("/proc")
 
@@ -32,11 +38,15 @@ def main() -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, tell)
-    command = [sys.executable, "-m", "prefect", "worker", "start", *sys.argv[1:]]
+    options = [word for word in sys.argv[1:] if word != LEAVE]
+    command = [sys.executable, "-m", "prefect", "worker", "start", *options]
     # A session of its own: what is sent to our process group is not for it.
     with subprocess.Popen(command, start_new_session=True) as worker:
         while worker.poll() is None and not told.wait(TICK_SECONDS):
             pass
+        if told.is_set() and LEAVE in sys.argv:
+            kill_all(worker.pid)
+            return 0
         if told.is_set():
             stop_all(worker.pid)
             worker.terminate()
@@ -54,6 +64,13 @@ def stop_all(worker: int) -> None:
                 os.kill(pid, signal.SIGTERM)
         told |= running
         time.sleep(TICK_SECONDS)
+
+
+def kill_all(worker: int) -> None:
+    """End a worker and what it has started, as a loss of power would."""
+    for pid in (worker, *below(worker)):  # it first: it would tell the server of flows that ended
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def below(root: int) -> set[int]:

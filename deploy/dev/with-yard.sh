@@ -3,21 +3,25 @@
 #
 #     deploy/dev/with-yard.sh COMMAND...
 #
-# What is there already is used and left; what had to be started ends with the command. As root, on
-# Debian or Ubuntu, it also installs what is missing. What cannot be had is told, and the tests that
-# need it skip. Its exit status is the command's.
+# What is there already is used and left; what had to be started ends with the command, and images go
+# with it unless their folder was there before. As root, on Debian or Ubuntu, it also installs what
+# is missing. What cannot be had is told, and the tests that need it skip. Its exit status is the
+# command's.
 #
-#   YARD_WITH="engine store slurm"     the parts that are wanted
+#   YARD_WITH="engine store slurm"            the parts that are wanted
+#   YARD_ENGINE_DATA=/var/lib/yard-engine     images and volumes; make it before, and they are kept
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 WITH=${YARD_WITH:-engine store slurm}
 STORE=/tmp/yard-store
+purge=()
+if [ ! -e "${YARD_ENGINE_DATA:-/var/lib/yard-engine}" ]; then purge=(--purge); fi
 
 wanted() { [[ " $WITH " == *" $1 "* ]]; }
 
 finish() {
   local status=$?
-  if [ "${YARD_ENGINE:-}" = started ]; then deploy/dev/engine-down.sh || status=1; fi
+  if [ "${YARD_ENGINE:-}" = started ]; then deploy/dev/engine-down.sh "${purge[@]}" || status=1; fi
   if [ "${started_store:-}" = yes ]; then deploy/dev/store-down.sh "$STORE" || status=1; fi
   exit "$status"
 }

@@ -14,6 +14,7 @@ import yaml
 from flows.launch.kubernetes import render_kubernetes
 from flows.launch.kubernetes_options import Claim, KubernetesOptions
 from flows.launch.spec import LaunchSpec
+from flows.worker import LEAVE
 from tests.flows.launch.kubernetes_schemas import check
 from trainyard.version import VERSION as VERSION_OF_TRAINYARD
 
@@ -99,6 +100,12 @@ def test_all_that_the_worker_refers_to_is_there() -> None:
     for secret in (one["secretRef"]["name"] for one in sources if "secretRef" in one):
         assert f"create secret generic {secret} " in told
     assert container["livenessProbe"]["httpGet"]["port"] in {p["name"] for p in container["ports"]}
+
+
+def test_a_worker_that_is_replaced_leaves_the_jobs_of_its_flows() -> None:
+    (worker,) = of_kind("Deployment")
+    (container,) = worker["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["tini", "--", "python", "-m", "flows.worker", LEAVE]
 
 
 def test_the_policies_of_the_network_mean_pods_that_are_made() -> None:

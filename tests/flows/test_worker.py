@@ -1,13 +1,17 @@
-"""A worker that is told to stop: what it has started is told first."""
+"""A worker that is told to stop: what it has started is told first, or nothing is told."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from flows.worker import below, is_alive, stop_all
+import pytest
+
+from flows.worker import below, is_alive, kill_all, stop_all
 
 STAGE = """
 import signal, sys, time
@@ -27,18 +31,42 @@ signal.pause()
 """
 
 
-def test_what_it_started_has_saved_when_it_ends(tmp_path: Path) -> None:
-    said = tmp_path / "said"
+@pytest.fixture
+def said(tmp_path: Path) -> Path:
+    return tmp_path / "said"
+
+
+@pytest.fixture
+def worker(said: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", WORKER, STAGE, str(said)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
         try:
             while not said.exists() or not said.read_text():
                 time.sleep(0.02)
-            (flow,) = below(worker.pid)
-            assert is_alive(flow)
-            stop_all(worker.pid)
-            assert said.read_text() == "up saved "
-            assert not is_alive(flow)
-            assert is_alive(worker.pid)  # it is told last
+            yield worker
         finally:
             worker.kill()
+
+
+def test_what_it_started_has_saved_when_it_ends(
+    said: Path, worker: subprocess.Popen[bytes]
+) -> None:
+    (flow,) = below(worker.pid)
+    assert is_alive(flow)
+    stop_all(worker.pid)
+    assert said.read_text() == "up saved "
+    assert not is_alive(flow)
+    assert is_alive(worker.pid)  # it is told last
+
+
+def test_where_jobs_are_left_nothing_hears_of_its_end(
+    said: Path, worker: subprocess.Popen[bytes]
+) -> None:
+    (flow,) = below(worker.pid)
+    kill_all(worker.pid)
+    assert worker.wait(10) == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while is_alive(flow):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert said.read_text() == "up "

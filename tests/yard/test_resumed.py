@@ -124,9 +124,16 @@ STEPS = 4000
 """So many that pods still train when the run has been missed for a minute and taken up again."""
 
 
+REPLACED = ("flows.worker", "--leave-jobs")
+"""The worker of deploy/kubernetes/worker.yaml, which is told that its pod is replaced."""
+
+
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "program", [("prefect", "worker", "start"), REPLACED], ids=["power lost", "pod replaced"]
+)
 def test_a_run_whose_machine_died_is_taken_up_by_another_worker_by_itself(
-    tmp_path: Path, server: WholeServer, fake: FakeKube
+    tmp_path: Path, server: WholeServer, fake: FakeKube, program: tuple[str, ...]
 ) -> None:
     """Worker and flow are killed for good in the middle of a training in pods, and another worker
     of the pool is there: nobody presses anything, there is one job, and no step is made twice."""
@@ -134,10 +141,14 @@ def test_a_run_whose_machine_died_is_taken_up_by_another_worker_by_itself(
     yard = yard_of(tmp_path, server, profile)
     save = tmp_path / "save"
     document = training(tmp_path, str(save), STEPS, save_interval=200)
-    with working(yard, "site", "first") as first:
+    with working(yard, "site", "first", program=program) as first:
         run = server.begin("run-stage/site", stage="pretrain", config=document)
         assert comes(90, lambda: steps(save)), first.said
-        first.power_off()
+        if program is REPLACED:
+            first.process.terminate()
+            assert first.process.wait(10) == 0
+        else:
+            first.power_off()
     killed = time.monotonic()
     with working(yard, "site", "second") as second:
         assert comes(180, lambda: "AwaitingRetry" in history(server, run)), second.said

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from flows.blocks.notes import SUBMITTED
+from flows.goodput import Account
+from flows.goodput_record import account_of
 from tests.yard.cluster import ask, profile_on_two_nodes
 from tests.yard.deployed import comes
 from tests.yard.faults import steps, training
@@ -36,6 +38,8 @@ class Went:
 
     folders: list[Path]
     """Of these, in order."""
+    spent: Account
+    """Where the time of all of it went."""
 
     @property
     def log(self) -> str:
@@ -73,7 +77,8 @@ def goes_on(
         assert comes(120, lambda: steps(save)), said.read_text()
         disturb()
         flow.communicate(timeout=450)
-    went = Went(sorted(folder.glob("runs/*/pretrain/*")))
+    (attempts,) = folder.glob("runs/*/pretrain")
+    went = Went(sorted(attempts.iterdir()), account_of(attempts, str(save)))
     assert flow.returncode == 0, said.read_text() + went.log
     assert "continuing from step " in went.log, went.log
     before, _, after = went.log.partition("continuing from step ")
@@ -83,6 +88,10 @@ def goes_on(
     trained = [step for step in made if step]
     assert trained == sorted(set(trained))
     assert steps(save)[-1] == iterations
+    assert sum(went.spent.spent.values()) == went.spent.end - went.spent.begin
+    assert went.spent.rows[-1].last_step == iterations
+    assert went.spent.spent["restore"] > 0
+    assert 0 < (went.spent.goodput or 0) < 1
     return went
 
 
@@ -115,6 +124,7 @@ def test_a_training_whose_time_is_over_is_warned_by_slurm_saves_and_goes_on_by_i
 
     went = goes_on(tmp_path, "debug", time_is_soon_over, MANY)
     assert went.kinds == ["time limit", "done"]
+    assert [row.ended for row in went.spent.rows] == ["time limit", "done"]
     told = json.loads((went.folders[0] / "failure.json").read_text())
     assert told["exit_status"] == 128 + signal.SIGUSR1
     (saved,) = re.findall(r"saved step (\d+) \(asked to stop\)", went.log)
