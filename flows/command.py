@@ -15,7 +15,7 @@ from flows.profile import Profile, read_profile
 from flows.program import Flow, fail, run_program
 from flows.recipe import Recipe, read_recipe, yard_root
 from flows.refresh import check_refresh
-from flows.release_jobs import release_jobs
+from flows.release_jobs import check_release
 from flows.stage_plan import plan_before
 from trainyard.artifacts.urls import is_local
 from trainyard.errors import TrainyardError
@@ -65,7 +65,7 @@ def release_main(argv: Sequence[str] | None = None) -> int:
     return _recipe_main(
         parser,
         argv,
-        lambda recipe, profile, given: release_jobs(recipe, given.checkpoint),
+        lambda recipe, profile, given: check_release(recipe, given.checkpoint),
         _load_release,
         "export",
         "checkpoint",

@@ -22,7 +22,7 @@ from flows.in_words import in_words
 from flows.line import Line
 from flows.profile import DEFAULT
 from flows.recipe import read_recipe
-from flows.release_jobs import release_jobs
+from flows.release_jobs import check_release
 from trainyard.version import VERSION
 
 
@@ -51,7 +51,7 @@ async def release(
     place = await yard_profile(profile)
     tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
     written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
-    jobs = release_jobs(written, checkpoint)
+    jobs = check_release(written, checkpoint)
     async with Line("release", written.root, jobs.all(), profile=place) as line:
         await line.run(jobs.reshard, jobs.export)
         await line.run(jobs.evaluate)

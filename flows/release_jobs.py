@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from flows.corpus_jobs import heldout_of
 from flows.job import StageJob, stage_job
 from flows.recipe import Recipe
+from flows.retry import STEP_MANIFEST
+from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.output import MANIFEST, is_housekeeping
 from trainyard.artifacts.urls import basename, join, parent
+from trainyard.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,32 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
         evaluate=recipe.job("evaluate", {**measured, "valid_data": heldout_of(recipe)}),
         benchmark=recipe.job("benchmark", {**reads, "output_dir": join(root, "benchmark")}),
     )
+
+
+def check_release(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
+    """The same for what is there to be read; ConfigError where nothing is, which a stage would say
+    after others have begun, and as of a fault in the data."""
+    jobs = release_jobs(recipe, checkpoint)
+    load = jobs.export.document["load_dir"]
+    if not all(map(is_housekeeping, store.list_files(load))):
+        return jobs
+    if not checkpoint:
+        raise ConfigError(
+            f"{recipe.where}: its training has left no checkpoint in {load}; run flow pretrain-gpt "
+            f"on it first, or name another checkpoint by --checkpoint"
+        )
+    raise ConfigError(
+        f"--checkpoint {load}: no checkpoint there; give the folder of a run, or of a step in it"
+        f"{_steps_beside(load)}"
+    )
+
+
+def _steps_beside(load: str) -> str:
+    """What may have been meant by a step that is not there, in words."""
+    if not STEP_MANIFEST.fullmatch(join(basename(load), MANIFEST)):
+        return ""
+    found = [name for name in store.list_files(parent(load)) if STEP_MANIFEST.fullmatch(name)]
+    return f": {', '.join(parent(name) for name in found[-5:])}" if found else ""
 
 
 def _name(checkpoint: str) -> str:
