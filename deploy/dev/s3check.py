@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trainyard.artifacts import client
+from trainyard.artifacts import client, store
 from trainyard.artifacts.examine import check_reachable, examine, is_open_to_all
 from trainyard.artifacts.s3 import S3Backend
 from trainyard.errors import TrainyardError
@@ -24,11 +24,12 @@ SECONDS = 10.0
 def make_bucket(url: str) -> None:
     """Make the bucket unless it is there."""
     bucket = S3Backend("s3").place(url)["Bucket"]
-    try:
-        client.call("head_bucket", Bucket=bucket)
-    except FileNotFoundError:
-        client.call("create_bucket", Bucket=bucket)
-        print(f"made bucket {bucket}")
+    with store.operation("make", url):  # which has words for who is not let in
+        try:
+            client.call("head_bucket", Bucket=bucket)
+        except FileNotFoundError:
+            client.call("create_bucket", Bucket=bucket)
+            print(f"made bucket {bucket}")
 
 
 def check(url: str) -> bool:

@@ -32,6 +32,9 @@ FILES_WARNED, FILES_REFUSED = 4096, 1024
 LOCKED_REFUSED = 1 * GIB
 INFINIBAND = Path("/sys/class/infiniband")
 
+CONTAINED = ("container", "kubernetes")
+"""Blocks whose stages have a /dev/shm and a /tmp of their own, in memory; so may who looks."""
+
 
 def disk(yard: Yard) -> Answer:
     """Room for what is made, for run folders, for scratch, for remembered digests."""
@@ -55,12 +58,9 @@ def disk(yard: Yard) -> Answer:
 def folders(yard: Yard) -> list[tuple[str, Path]]:
     """The folders of this machine that a run writes to, one for each file system."""
     root = local_path(yard.root) if yard.has_local_store else None
-    wanted = {
-        "yard": root,
-        "runs": Path(yard.place.run_folder),
-        "scratch": Path(tempfile.gettempdir()),
-        "cache": cache_folder(),
-    }
+    wanted = {"yard": root, "runs": Path(yard.place.run_folder)}
+    if yard.place.block not in CONTAINED:
+        wanted |= {"scratch": Path(tempfile.gettempdir()), "cache": cache_folder()}
     found: dict[int, tuple[str, Path]] = {}
     for what, path in wanted.items():
         if path is not None:
@@ -86,10 +86,11 @@ def room(folder: Path) -> tuple[int, int, str]:
 
 def shared_memory(yard: Yard) -> Answer:
     """/dev/shm as a stage sees it."""
+    if yard.place.block in CONTAINED and yard.there is None:
+        size_told = yard.place.options_of("pretrain").shared_memory
+        return skipped(f"{size_told} in a container of training; {who_tells(yard)}")
     machine, where = seen(yard)
     free = machine.shared_memory_bytes
-    if yard.place.block == "kubernetes" and yard.there is None:
-        return skipped(f"of a pod; {SUBMIT}")
     if free is None:
         return warn(f"there is no /dev/shm{where}", "mount a tmpfs there; NCCL needs it")
     told = f"{size(free)} free in /dev/shm{where}"
@@ -142,7 +143,7 @@ def gpus(yard: Yard) -> Answer:
     wanted = yard.num_gpus
     if not yard.runs_here and yard.there is None:
         asked = f"{wanted} GPUs a node" if wanted else "no GPU"
-        return skipped(f"stages ask for {asked}, on other machines; {SUBMIT}")
+        return skipped(f"stages ask for {asked}, elsewhere than here; {who_tells(yard)}")
     machine, where = seen(yard)
     found = machine.gpus
     if not found:
@@ -165,7 +166,10 @@ def gpus(yard: Yard) -> Answer:
     return warn(told, "ranks wait for the slowest") if len(kinds) > 1 else ok(told)
 
 
-SUBMIT = "--submit asks a job"
+def who_tells(yard: Yard) -> str:
+    """Of the stages' machine, which is not this one; containers are always tried."""
+    is_tried = yard.place.block == "container"
+    return "ranks that meet tell of it" if is_tried else "--submit asks a job"
 
 
 def seen(yard: Yard) -> tuple[Machine, str]:

@@ -52,3 +52,15 @@ def test_no_store_has_the_status_of_infrastructure(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert status(s3_url, monkeypatch) == 3
     assert "AWS_ENDPOINT_URL" in capsys.readouterr().err
+
+
+def test_who_is_not_let_in_is_told_which_variables_to_look_at(
+    s3_url: str,
+    s3_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with gateway(s3_server, Faults(knows_key="somebody-else")) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        assert status(s3_url, monkeypatch) == 2
+    assert "AWS_SECRET_ACCESS_KEY" in capsys.readouterr().err

@@ -11,8 +11,9 @@ from pathlib import Path
 class Wire:
     """Passes on to `target` (`tcp://HOST:PORT` or `unix:///PATH`) what comes to `address`."""
 
-    def __init__(self, target: str, folder: Path | None = None) -> None:
-        """folder: for the socket, where the target is one of this machine."""
+    def __init__(self, target: str, folder: Path | None = None, at: str = "127.0.0.1") -> None:
+        """folder: for the socket, where the target is one of this machine; at: the address of this
+        machine to listen on, by TCP."""
         kind, _, place = target.partition("://")
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_cut = False
@@ -28,8 +29,8 @@ class Wire:
             host, port = place.rsplit(":", 1)
             self._family, self._target = socket.AF_INET, (host, int(port))
             listening = socket.socket()
-            listening.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{listening.getsockname()[1]}"
+            listening.bind((at, 0))
+            self.address = f"{at}:{listening.getsockname()[1]}"
         listening.listen(64)
         threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
 
