@@ -123,6 +123,7 @@ def test_a_wrong_recipe_fails_in_words_whichever_deployment_it_is_given_to(
     assert "Traceback" not in worker.said
 
 
+@pytest.mark.full
 def test_a_deployment_of_another_version_is_refused(
     yard: Yard, server: Api, worker: Worker
 ) -> None:

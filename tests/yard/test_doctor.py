@@ -117,6 +117,7 @@ def test_a_server_without_authentication(practice: Practice, prefect_api: dict[s
     assert "flows.register" in seen.told("work pool")
 
 
+@pytest.mark.full
 def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
     secret = "yard:of-a-test"
     with pytest.MonkeyPatch.context() as patch:

@@ -41,6 +41,7 @@ def practice(tmp_path: Path) -> Practice:
     return Practice(tmp_path)
 
 
+@pytest.mark.full
 def test_a_sound_cluster_is_sound_however_slowly_the_client_loads(
     fake: FakeKube, practice: Practice
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_yard_is_registered_once_and_again_nothing_changes(server: Server, sit
     }
 
 
+@pytest.mark.full
 def test_only_what_the_profile_changed_is_written(server: Server, site: str) -> None:
     Path(site).write_text(PROFILE.replace("= 3", "= 4").replace("0 3 *", "0 4 *"))
     done = server.register("--yard", site)
@@ -148,6 +149,7 @@ def test_what_a_person_paused_stays_paused(server: Server, site: str) -> None:
     assert after["paused"]
 
 
+@pytest.mark.full
 def test_what_is_no_longer_written_is_named_and_left(server: Server, site: str) -> None:
     flows = '["pretrain-gpt", "corpus-refresh"]'
     text = Path(site).read_text().replace("[limits]\npretrain = 2\n", "")
@@ -259,6 +261,7 @@ def test_what_prefect_would_refuse_leaves_no_half_of_a_yard(server: Server, tmp_
     assert {kind: server.ask(f"{kind}/filter", {}) for kind in before} == before
 
 
+@pytest.mark.full
 def test_two_yards_of_one_block_are_not_mixed_up(server: Server, tmp_path: Path) -> None:
     first, second = tmp_path / "my-site.toml", tmp_path / "my_site.toml"
     for profile in (first, second):

@@ -17,7 +17,7 @@ from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.checkpoint.gpt import load_gpt
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(300)]
 
 LLAMA = """
 normalization = "RMSNorm"
@@ -185,7 +185,6 @@ def test_a_release_made_again_is_reused_and_nothing_is_written(yard: Yard) -> No
 # --- another one ----------------------------------------------------------------------------------
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("released")
 def test_a_step_that_is_named_is_released_apart(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
@@ -207,7 +206,6 @@ def test_a_step_that_is_named_is_released_apart(
     check_measured(export.parent, model, 4)
 
 
-@pytest.mark.full
 def test_a_deployed_release_ends_well_or_in_words(yard: Yard, prefect_api: dict[str, str]) -> None:
     server, recipe = Api(prefect_api["PREFECT_API_URL"]), str(yard.folder / "tiny.toml")
     register(yard, "local")
