@@ -15,8 +15,10 @@ from flows.profile import Profile, read_profile
 from flows.program import Flow, fail, run_program
 from flows.recipe import Recipe, read_recipe, yard_root
 from flows.refresh import check_refresh
-from flows.release_jobs import check_release
+from flows.release_jobs import check_checkpoint
 from flows.stage_plan import plan_before
+from flows.turn import TURN
+from trainyard.artifacts import store
 from trainyard.artifacts.urls import is_local
 from trainyard.errors import TrainyardError
 
@@ -65,11 +67,17 @@ def release_main(argv: Sequence[str] | None = None) -> int:
     return _recipe_main(
         parser,
         argv,
-        lambda recipe, profile, given: check_release(recipe, given.checkpoint),
+        _check_release,
         _load_release,
         "export",
         "checkpoint",
     )
+
+
+def _check_release(recipe: Recipe, profile: Profile, given: argparse.Namespace) -> None:
+    # What a flow of this recipe is about to train is looked for when it has ended.
+    if given.checkpoint or not store.exists(recipe.at(TURN)):
+        check_checkpoint(recipe, given.checkpoint, profile.block)
 
 
 def _recipe_main(

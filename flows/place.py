@@ -29,6 +29,9 @@ SCHEDULED = ("container", "slurm", "kubernetes")
 SHARING = ("slurm", "kubernetes")
 """Blocks that run one job in shares, side by side."""
 
+CONTAINED = ("container", "kubernetes")
+"""Blocks whose stages run in images: with folders, /dev/shm and /tmp that may not be ours."""
+
 POLLING = ("container", "slurm")
 """Blocks that ask how a job is; Kubernetes tells by itself."""
 

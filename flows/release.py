@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before prefect is imported: it reads its environme
 
     raise SystemExit(release_main())
 
+import asyncio
 from typing import Any
 
 from prefect import flow
@@ -22,7 +23,7 @@ from flows.in_words import in_words
 from flows.line import Line
 from flows.profile import DEFAULT
 from flows.recipe import read_recipe
-from flows.release_jobs import check_release
+from flows.release_jobs import check_checkpoint, release_jobs
 from trainyard.version import VERSION
 
 
@@ -51,8 +52,10 @@ async def release(
     place = await yard_profile(profile)
     tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
     written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
-    jobs = check_release(written, checkpoint)
+    jobs = release_jobs(written, checkpoint)
     async with Line("release", written.root, jobs.all(), profile=place) as line:
+        # Only now: a training of this recipe that had the turn may have left it.
+        await asyncio.to_thread(check_checkpoint, written, checkpoint, place.block)
         await line.run(jobs.reshard, jobs.export)
         await line.run(jobs.evaluate)
         await line.run(jobs.benchmark)  # alone: it measures times

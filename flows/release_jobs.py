@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from flows.corpus_jobs import heldout_of
 from flows.job import StageJob, stage_job
+from flows.place import CONTAINED
 from flows.recipe import Recipe
 from flows.retry import STEP_MANIFEST
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.output import MANIFEST, is_housekeeping
-from trainyard.artifacts.urls import basename, join, parent
+from trainyard.artifacts.urls import basename, join, local_path, parent
 from trainyard.errors import ConfigError
 
 
@@ -46,13 +47,15 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
     )
 
 
-def check_release(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
-    """The same for what is there to be read; ConfigError where nothing is, which a stage would say
-    after others have begun, and as of a fault in the data."""
-    jobs = release_jobs(recipe, checkpoint)
-    load = jobs.export.document["load_dir"]
+def check_checkpoint(recipe: Recipe, checkpoint: str | None, block: str) -> None:
+    """ConfigError where there is nothing to release, which a stage would say after others have
+    begun, and as of a fault in the data. A folder that only containers may see is left to them."""
+    load = str(release_jobs(recipe, checkpoint).export.document["load_dir"])
+    around = local_path(parent(load))
+    if block in CONTAINED and around is not None and not around.exists():
+        return
     if not all(map(is_housekeeping, store.list_files(load))):
-        return jobs
+        return
     if not checkpoint:
         raise ConfigError(
             f"{recipe.where}: its training has left no checkpoint in {load}; run flow pretrain-gpt "

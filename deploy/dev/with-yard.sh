@@ -12,6 +12,7 @@
 #   YARD_ENGINE_DATA=/var/lib/yard-engine     images and volumes; make it before, and they are kept
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+unset YARD_ENGINE # of an engine that is somebody's own
 WITH=${YARD_WITH:-engine store slurm}
 STORE=/tmp/yard-store
 purge=()

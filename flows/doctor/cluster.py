@@ -44,7 +44,7 @@ async def _try_all(client: KubernetesClient, yard: Yard) -> tuple[bool, str]:
     the job is shown to the cluster, which keeps nothing of it."""
     options, job = yard.place.options_of("pretrain"), probe_job(yard)
     has_jobsets = await client.serves_jobsets()
-    if options.variant == "jobset" and not has_jobsets:
+    if options.variant == "jobset" and job.resources.nodes > 1 and not has_jobsets:
         return has_jobsets, ""
     variant = await variant_to_make(client, options, job.resources.nodes)
     for kind in (*LISTED, "JobSet") if variant == "jobset" else LISTED:

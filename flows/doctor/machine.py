@@ -7,10 +7,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.yard import Yard
+from flows.place import CONTAINED
 from trainyard.artifacts.inputs import cache_folder
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ConfigError, InfrastructureError
@@ -31,9 +33,7 @@ FILES_WARNED, FILES_REFUSED = 4096, 1024
 
 LOCKED_REFUSED = 1 * GIB
 INFINIBAND = Path("/sys/class/infiniband")
-
-CONTAINED = ("container", "kubernetes")
-"""Blocks whose stages have a /dev/shm and a /tmp of their own, in memory; so may who looks."""
+DOCKER = Path("/.dockerenv")
 
 
 def disk(yard: Yard) -> Answer:
@@ -55,17 +55,27 @@ def disk(yard: Yard) -> Answer:
     return warn(words, todo) if State.WARN in states else ok(words)
 
 
+def is_contained() -> bool:
+    """Whether doctor itself runs in a container, whose /tmp is memory that no stage sees."""
+    return DOCKER.exists() or "KUBERNETES_SERVICE_HOST" in os.environ
+
+
 def folders(yard: Yard) -> list[tuple[str, Path]]:
     """The folders of this machine that a run writes to, one for each file system."""
     root = local_path(yard.root) if yard.has_local_store else None
-    wanted = {"yard": root, "runs": Path(yard.place.run_folder)}
-    if yard.place.block not in CONTAINED:
+    wanted = {} if root is None else {"yard": root}
+    wanted["runs"] = Path(yard.place.run_folder)
+    if not (yard.place.block in CONTAINED and is_contained()):
         wanted |= {"scratch": Path(tempfile.gettempdir()), "cache": cache_folder()}
+    return _by_file_system(wanted)
+
+
+def _by_file_system(wanted: Mapping[str, Path]) -> list[tuple[str, Path]]:
+    """The first of each; of a folder that is not there yet, the one that it will be made in."""
     found: dict[int, tuple[str, Path]] = {}
     for what, path in wanted.items():
-        if path is not None:
-            there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-            found.setdefault(there.stat().st_dev, (what, there))
+        there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        found.setdefault(there.stat().st_dev, (what, there))
     return list(found.values())
 
 
@@ -95,8 +105,8 @@ def shared_memory(yard: Yard) -> Answer:
         return warn(f"there is no /dev/shm{where}", "mount a tmpfs there; NCCL needs it")
     told = f"{size(free)} free in /dev/shm{where}"
     todo = (
-        "raise shared_memory in the yard's [container]"
-        if yard.place.block == "container"
+        f"raise shared_memory in the yard's [{yard.place.block}]"
+        if yard.place.block in CONTAINED
         else "mount -o remount,size=16g /dev/shm; in a container --shm-size=16g"
     )
     if free < SHARED_REFUSED:

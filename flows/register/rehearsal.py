@@ -16,7 +16,7 @@ from flows.launch.key import job_key
 from flows.launch.kubernetes import render_kubernetes
 from flows.launch.slurm import render_slurm
 from flows.launch.spec import LaunchSpec, Shares
-from flows.place import Place
+from flows.place import CONTAINED, Place
 from flows.profile import Profile
 from flows.stage_spec import stage_spec
 from trainyard.artifacts.urls import join
@@ -94,7 +94,7 @@ def _check_grace(profile: Profile) -> None:
 
 
 def _check_images(profile: Profile) -> None:
-    if profile.block not in ("container", "kubernetes") or profile.image is not None:
+    if profile.block not in CONTAINED or profile.image is not None:
         return
     without = [stage for stage in CONFIGS if stage not in profile.images]
     if without:

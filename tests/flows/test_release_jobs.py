@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from flows import command
+from flows.command import release_main
+from flows.place import CONTAINED
 from flows.recipe import Recipe, parse_recipe
-from flows.release_jobs import check_release, release_jobs
+from flows.release_jobs import check_checkpoint
+from flows.turn import TURN
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError
 
@@ -26,13 +32,13 @@ def test_what_is_there_may_be_released(recipe: Recipe) -> None:
     run, step = recipe.at("checkpoint"), recipe.at("checkpoint", "iter_0000002")
     publish(step)
     for named in (None, run, f"{run}/", step, f"{step}/"):
-        assert check_release(recipe, named) == release_jobs(recipe, named)
+        check_checkpoint(recipe, named, "process")
 
 
 def test_a_recipe_without_a_checkpoint_is_told_to_train(recipe: Recipe) -> None:
     store.write_bytes(recipe.at("checkpoint", ".claim.json"), b"{}")  # of a training that begins
     with pytest.raises(ConfigError, match=r"tiny\.toml: its training has left no checkpoint in"):
-        check_release(recipe)
+        check_checkpoint(recipe, None, "process")
 
 
 def test_a_checkpoint_that_is_not_there_is_named_with_what_is(recipe: Recipe) -> None:
@@ -40,6 +46,33 @@ def test_a_checkpoint_that_is_not_there_is_named_with_what_is(recipe: Recipe) ->
         publish(recipe.at("checkpoint", f"iter_000000{step}"))
     beside = r"--checkpoint .*/iter_0000003: no checkpoint there.*: iter_0000002, iter_0000004$"
     with pytest.raises(ConfigError, match=beside):
-        check_release(recipe, recipe.at("checkpoint", "iter_0000003"))
+        check_checkpoint(recipe, recipe.at("checkpoint", "iter_0000003"), "process")
     with pytest.raises(ConfigError, match=r"--checkpoint .*/elsewhere: no .* of a step in it$"):
-        check_release(recipe, recipe.at("elsewhere"))
+        check_checkpoint(recipe, recipe.at("elsewhere"), "kubernetes")
+
+
+@pytest.mark.parametrize("block", ["process", "slurm", "container", "kubernetes"])
+def test_a_folder_that_only_containers_may_see_is_left_to_them(
+    recipe: Recipe, block: str, tmp_path: Path
+) -> None:
+    elsewhere = str(tmp_path / "volume" / "of" / "pods")
+    if block in CONTAINED:
+        check_checkpoint(recipe, elsewhere, block)
+        return
+    with pytest.raises(ConfigError, match="no checkpoint there"):
+        check_checkpoint(recipe, elsewhere, block)
+
+
+def test_what_a_flow_at_work_may_leave_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the flow itself, behind the other one; until then there is nothing to refuse."""
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    monkeypatch.setattr(command, "run_program", lambda *_, **given: (3, given))
+    arguments = [str(tmp_path / "tiny.toml"), "--root", str(tmp_path / "yard")]
+    assert release_main(arguments) == 2
+    turn = tmp_path / "yard" / "tiny" / TURN
+    turn.parent.mkdir(parents=True)
+    turn.write_text("{}")
+    assert release_main(arguments) == 3
+    assert release_main([*arguments, "--checkpoint", str(tmp_path / "none")]) == 2

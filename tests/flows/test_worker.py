@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -60,10 +61,13 @@ def test_what_it_started_has_saved_when_it_ends(
 
 
 def test_where_jobs_are_left_nothing_hears_of_its_end(
-    said: Path, worker: subprocess.Popen[bytes]
+    said: Path, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (flow,) = below(worker.pid)
+    killed, kill = [], os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: (killed.append(pid), kill(pid, number)))
     kill_all(worker.pid)
+    assert killed == [worker.pid, flow]  # or it would tell the server of a flow that ended
     assert worker.wait(10) == -signal.SIGKILL
     deadline = time.monotonic() + 10
     while is_alive(flow):

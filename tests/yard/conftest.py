@@ -93,6 +93,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKube]:
 def fake(stand_in: FakeKube, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
     """The stand-in, as it was when it was new."""
     monkeypatch.setattr(kubernetes_signs, "EVENTS_SECONDS", 0.2)
+    stand_in.renew()
     stand_in.asked.clear()
     yield stand_in
     stand_in.renew()

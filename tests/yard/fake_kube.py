@@ -81,6 +81,7 @@ class FakeKube:
         self.denied.clear()
         self.cluster.lost.clear()
         self.cluster.quota = ""
+        self.cluster.secrets.clear()
         self.call(self._empty())
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:

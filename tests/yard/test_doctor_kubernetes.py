@@ -34,6 +34,7 @@ sys.exit(command.main(sys.argv[1:]))
 
 VERBS = {"GET": "list", "POST": "create"}
 ON_TWO_NODES = "\n[resources.pretrain]\nnodes = 2\n"
+JOBSETS_ONLY = f'{ON_TWO_NODES}[kubernetes]\nvariant = "jobset"'
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_nothing_is_left_and_nothing_is_asked_that_the_role_does_not_allow(
     ("old", "new", "words"),
     [
         ('namespace = "yard"', 'namespace = "yrad"', 'namespaces "yrad" not found'),
-        ('namespace = "yard"', 'namespace = "yard"\nvariant = "jobset"', "JobSet is not installed"),
+        ("[kubernetes]", JOBSETS_ONLY, "JobSet is not installed"),
         ("claims = ", "node_selector = {}\n# ", "lies on no volume of the pods"),
     ],
 )

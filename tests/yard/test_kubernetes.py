@@ -226,12 +226,6 @@ def test_a_job_out_of_time_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
 
 
 def test_a_job_that_somebody_deletes_is_no_failure_to_retry(fake: FakeKube, tmp_path: Path) -> None:
-    for one in fake.all("jobs"):
-        fake.call(
-            fake.cluster.delete(
-                "jobs", fake.store.get("jobs", "yard", one["metadata"]["name"]), "Background"
-            )
-        )
     block = job(fake, tmp_path, "deleted-1", training())
     outcome = follow(block, when(says(block, "step 2"), fake.delete_job))
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.STOPPED, False)

@@ -93,7 +93,7 @@ def test_a_machine_that_is_not_the_stages_is_told_as_such(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("block", ["container", "kubernetes"])
 def test_memory_of_who_looks_is_not_taken_for_that_of_containers(
-    block: str, tmp_path: Path
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Doctor may be in a container itself, with 64 MiB of the one and little of the other."""
     visited = yard(None, tmp_path / "made", block=block, image="yard/cpu:1")
@@ -102,9 +102,16 @@ def test_memory_of_who_looks_is_not_taken_for_that_of_containers(
     assert (told.state, told.told[:3]) == (State.SKIPPED, "16g" if block == "container" else "16G")
     assert ("--submit" in told.told) == ("--submit" in machine.gpus(visited).told)
     assert ("--submit" in told.told) == (block == "kubernetes")
-    assert {what for what, _ in machine.folders(visited)} <= {"yard", "runs"}
     visited.there = visited.here
-    assert machine.shared_memory(visited).state is State.FAIL
+    found = machine.shared_memory(visited)
+    assert (found.state, f"[{block}]" in found.todo) == (State.FAIL, True)
+
+    monkeypatch.setattr(machine, "_by_file_system", set)  # of names
+    monkeypatch.setattr(machine, "DOCKER", tmp_path / "none")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert machine.folders(visited) == {"yard", "runs", "scratch", "cache"}
+    monkeypatch.setattr(machine, "DOCKER", tmp_path)
+    assert machine.folders(visited) == {"yard", "runs"}
 
 
 def test_each_file_system_is_looked_at_once_and_left_as_it_was(tmp_path: Path) -> None:
