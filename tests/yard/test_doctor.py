@@ -205,6 +205,7 @@ def test_a_machine_with_all_that_a_machine_can_have(practice: Practice) -> None:
     assert "8 GPUs" in seen.told("GPUs")
 
 
+@pytest.mark.full
 def test_a_partition_that_is_not_there_and_ranks_on_two_nodes(
     practice: Practice, cluster: Cluster
 ) -> None:

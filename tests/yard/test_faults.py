@@ -121,6 +121,7 @@ def test_a_flow_that_waits_for_a_slot_ends_at_once_when_it_is_told_to(
     assert taken(server.url) == 0
 
 
+@pytest.mark.full
 def test_of_two_flows_for_one_output_one_works_and_the_other_reuses(
     tmp_path: Path, prefect_api: dict[str, str]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.yard.yard import MODEL, Ended, Yard, write_corpus
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def recipe(folder: Path) -> str:
@@ -58,7 +58,6 @@ def test_files_of_ones_own_take_the_place_of_collect(first: Ended) -> None:
     assert first.states() == dict.fromkeys(expected, "done")
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("first")
 def test_one_document_more_runs_what_depends_on_it_and_says_why(yard: Yard) -> None:
     with (yard.folder / "docs" / "b.jsonl").open("a") as file:
@@ -73,7 +72,6 @@ def test_one_document_more_runs_what_depends_on_it_and_says_why(yard: Yard) -> N
         assert "changed" in notes[stage], (stage, notes[stage])
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("first")
 def test_a_file_that_is_gone_is_gone_from_the_tokens(yard: Yard) -> None:
     extra = yard.folder / "docs" / "c.jsonl"
