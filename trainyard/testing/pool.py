@@ -15,9 +15,11 @@ where `check` is a function at the top of a module. Elsewhere: `with RankPool() 
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -41,6 +43,9 @@ MAX_RANKS = 8
 
 GRACE_SECONDS = 2.0
 """After the first failure, for the others to say what happened to them."""
+
+STACKS_SECONDS = 2.0
+"""For a rank to say where it stands."""
 
 NAME = "trainyard rank"
 """Of the processes, with a number: so that whoever looks for children knows them."""
@@ -78,7 +83,8 @@ class RankPool:
         """Call `fn(*args)` on ranks 0 to world_size - 1 over gloo; what each of them returned.
 
         Raises what was raised first, with its traceback as a note, and not what it made other ranks
-        raise; TimeoutError when the ranks have not finished in time."""
+        raise; TimeoutError, with where each of them stood as notes, when they have not finished in
+        time."""
         assert 1 <= world_size <= self.max_ranks, (world_size, self.max_ranks)
         try:
             return self._run(fn, world_size, args, timeout_seconds)
@@ -138,13 +144,21 @@ class RankPool:
                     failures.append(failure)
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if waiting and not failures:
-            running = sorted(rank.number for rank in waiting.values())
-            raise TimeoutError(f"ranks {running} still ran after {timeout_seconds:.0f} s")
+            raise _out_of_time(list(waiting.values()), timeout_seconds)
         return failures
 
 
 class NotJoinedError(RuntimeError):
     """A rank could not join the others; nothing was called on it."""
+
+
+def _out_of_time(running: Sequence[_Rank], timeout_seconds: float) -> TimeoutError:
+    """Which ranks have not finished, and where each stands: slow or waiting, and for what."""
+    numbers = sorted(rank.number for rank in running)
+    error = TimeoutError(f"ranks {numbers} still ran after {timeout_seconds:.0f} s")
+    for rank in running:
+        error.add_note(f"rank {rank.number}, {rank.stacks()}")
+    return error
 
 
 class _Rank:
@@ -155,14 +169,16 @@ class _Rank:
         context.set_forkserver_preload([*PRELOADED])
         self.number = number
         self.connection, theirs = context.Pipe()
+        self._stacks, stacks = context.Pipe(duplex=False)
         self.process: ForkServerProcess = context.Process(
             target=_serve,
-            args=(number, port, theirs),
+            args=(number, port, theirs, stacks),
             name=f"{NAME} {number}",
             daemon=True,
         )
         self.process.start()
         theirs.close()
+        stacks.close()
 
     def receive(self, replies: dict[int, Any]) -> Failure | None:
         """What the rank sent: into `replies`, or a failure; its end is a failure too."""
@@ -176,11 +192,24 @@ class _Rank:
             return None
         return Failure(self.number, *pickle.loads(data))
 
+    def stacks(self) -> str:
+        """Where each of its threads stands; it goes on."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGUSR1)
+        text = b""
+        while self._stacks.poll(STACKS_SECONDS if not text else 0.1):
+            more = os.read(self._stacks.fileno(), 1 << 16)  # bare text, not what a pipe is sent
+            if not more:
+                break
+            text += more
+        return text.decode(errors="replace") or "which does not say where it stands"
+
     def kill(self) -> None:
         """End the process now."""
         self.process.kill()
         self.process.join()
         self.connection.close()
+        self._stacks.close()
 
 
 def _serve_store() -> Any:
@@ -194,10 +223,11 @@ def _serve_store() -> Any:
 # --- in a rank --------------------------------------------------------------------------------
 
 
-def _serve(number: int, port: int, connection: Connection) -> None:
+def _serve(number: int, port: int, connection: Connection, stacks: Connection) -> None:
     import torch
     import torch.distributed
 
+    faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     torch.set_num_threads(1)
     dist: Any = torch.distributed
     store = dist.TCPStore("127.0.0.1", port, is_master=False)

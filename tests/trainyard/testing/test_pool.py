@@ -62,9 +62,12 @@ def sleep_on_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_end_is_named(ranks: RankPool) -> None:
-    with pytest.raises(TimeoutError, match=r"ranks \[1\] still ran after 1 s"):
+def test_a_rank_that_does_not_end_is_named_with_where_it_stands(ranks: RankPool) -> None:
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] still ran after 1 s") as caught:
         ranks.run(sleep_on_one, 2, timeout_seconds=1.0)
+    (note,) = caught.value.__notes__
+    assert note.startswith("rank 1, ")
+    assert "in sleep_on_one" in note
     assert ranks.run(total, 2, 0.0)[0][0] == 1.0
 
 

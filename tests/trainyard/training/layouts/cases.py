@@ -205,8 +205,9 @@ class Cut:
         return replace(self, **{name: getattr(one, name) for name in (*CUTTING, *EXTRA_CUTTING)})
 
     def deep_enough(self) -> Cut:
-        """With a layer for each chunk of each stage."""
-        return replace(self, num_layers=max(self.num_layers, self.pp * self.chunks))
+        """With two layers for each of up to two stages, and one for each chunk of more: on two
+        cores the messages within a layer are nearly all that a run waits for."""
+        return replace(self, num_layers=max(2 * min(self.pp, 2), self.pp * self.chunks))
 
     def __str__(self) -> str:
         """`tp2 sp, cp2 a2a, pp2 x 2, dp2 zero, full, llama, tied`."""
