@@ -4,9 +4,10 @@ cluster said of it and its pods, its log."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from flows.blocks.notes import write_note
 from flows.launch.ending import Evidence, judge
@@ -21,6 +22,7 @@ from flows.launch.outcome import (
 )
 from flows.launch.run_folder import log_name, share_folder
 from flows.launch.spec import LaunchSpec
+from trainyard.errors import Stopped
 
 END = "end.json"
 
@@ -70,8 +72,9 @@ def end_of(
 
 def _cause(pods: Sequence[PodRecord], job: WorkloadRecord | None) -> PodRecord | None:
     """The pod whose end was the first and not a consequence of another's."""
-    failed = [pod for pod in pods if pod.verdict or pod.exit_code or pod.phase == "Failed"]
     named = job.culprit[0] if job is not None else ""
+    last = _last_of_each(pods, named)
+    failed = [pod for pod in last if pod.verdict or pod.exit_code or pod.phase == "Failed"]
 
     def rank(pod: PodRecord) -> tuple[bool, bool, bool, str, int]:
         is_told = pod.verdict is not None
@@ -81,11 +84,21 @@ def _cause(pods: Sequence[PodRecord], job: WorkloadRecord | None) -> PodRecord |
     return min(failed, key=rank, default=None)
 
 
+def _last_of_each(pods: Sequence[PodRecord], named: str) -> list[PodRecord]:
+    """The newest pod of each completion index: one before it was taken away and replaced, which
+    ended nothing."""
+    # Times are whole seconds; of two in one of these the cluster keeps, and lists last, the newer.
+    ordered = sorted(pods, key=lambda pod: (pod.created, pod.name == named))
+    return list({pod.index: pod for pod in ordered}.values())
+
+
 def decide(spec: LaunchSpec, share: int | None, end: End, ended_by_us: Kind | None) -> Outcome:
     """How a job, or one of its shares, ended."""
     folder = str(Path(spec.run_directory, share_folder(share)))
     code, failure = end.exit_code, read_failure(folder)
-    if failure is None and end.verdict in (Kind.CONFIG, Kind.INFRASTRUCTURE):
+    if end.verdict in (Kind.CONFIG, Kind.INFRASTRUCTURE) and not _is_told_better(
+        failure, end, ended_by_us
+    ):
         return Outcome(
             name=spec.name,
             kind=end.verdict,
@@ -104,6 +117,15 @@ def decide(spec: LaunchSpec, share: int | None, end: End, ended_by_us: Kind | No
         log_tail=read_tail(Path(spec.run_directory, log_name(share))),
     )
     return judge(spec.name, seen)
+
+
+def _is_told_better(failure: Mapping[str, Any] | None, end: End, ended_by_us: Kind | None) -> bool:
+    """True where failure.json says more than the cluster, which says that there was no way."""
+    if failure is None:
+        return False
+    has_not_begun = ended_by_us is end.verdict or end.verdict is Kind.CONFIG
+    # Of a pod that has not begun it is the word of one before it, which was taken away.
+    return not has_not_begun and failure.get("class") != Stopped.__name__
 
 
 def write_ends(folder: Path, ends: dict[int | None, End], ended_by_us: Kind | None) -> None:

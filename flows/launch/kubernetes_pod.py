@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flows.launch.kubernetes_options import KubernetesOptions, Toleration
-from flows.launch.spec import LaunchSpec
+from flows.launch.spec import LaunchSpec, Resources
 
 Document = dict[str, Any]
 
@@ -40,9 +40,21 @@ for share in $YARD_SHARES; do
   position=$((position + 1))
 done
 export TRAINYARD_RUN_DIR="$TRAINYARD_RUN_DIR/share-$share"
-exec "$@" --rank "$share"
+set -- "$@" --rank "$share"
 """
 """How a pod becomes one of the shares to make: completion indices count from 0 without gaps."""
+
+
+BEGIN_ANEW = """
+rm -f "$TRAINYARD_RUN_DIR/failure.json" "$TRAINYARD_RUN_DIR/outcome.json"
+if ! command -v "$1" >/dev/null; then
+  echo "$1: the image has no such program; correct the image or the python of the yard" >&2
+  exit 2
+fi
+exec "$@"
+"""
+"""How a pod that works alone begins: one before it may have been taken away, and have said why it
+stopped. Of several nodes none is replaced, and another one may have said already why it fails."""
 
 
 def render_pod(
@@ -133,19 +145,26 @@ def _command(spec: LaunchSpec, head: str) -> list[str]:
     if spec.shares is not None:
         words += ["--world-size", str(spec.shares.count)]
         if spec.shares.only:
-            return ["/bin/sh", "-c", _literal(ONE_OF_THEM.strip()), "share", *words]
-        return [*words, "--rank", f"$({INDEX})"]
-    if not spec.has_ranks:
-        return words
+            return _begun_anew(words, ONE_OF_THEM)
+        return _begun_anew([*words, "--rank", f"$({INDEX})"])
     wanted = spec.resources
+    if spec.has_ranks:
+        words = [*map(_literal, spec.rank_launcher), *_meeting(wanted, head), *words]
+    return _begun_anew(words) if wanted.nodes == 1 else words
+
+
+def _meeting(wanted: Resources, head: str) -> list[str]:
+    """How ranks find each other, for torchrun."""
     meeting = [f"--nproc-per-node={wanted.processes_per_node}", "--max-restarts=0", "--no-python"]
     if wanted.nodes == 1:
-        meeting = ["--standalone", *meeting]
-    else:
-        address = [f"--master-addr={head}", f"--master-port={PORT}"]
-        nodes = [f"--nnodes={wanted.nodes}", f"--node-rank=$({INDEX})"]
-        meeting = [*nodes, *address, *meeting]
-    return [*map(_literal, spec.rank_launcher), *meeting, *words]
+        return ["--standalone", *meeting]
+    address = [f"--master-addr={head}", f"--master-port={PORT}"]
+    return [f"--nnodes={wanted.nodes}", f"--node-rank=$({INDEX})", *address, *meeting]
+
+
+def _begun_anew(words: list[str], first: str = "") -> list[str]:
+    script = _literal((first.rstrip() + BEGIN_ANEW).strip())
+    return ["/bin/sh", "-c", script, "stage", *words]
 
 
 def _literal(word: str) -> str:

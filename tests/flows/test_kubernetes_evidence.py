@@ -46,6 +46,35 @@ def test_who_the_failure_policy_names_is_the_cause_also_when_the_pod_is_gone() -
     assert end_of(None, [job], [], 2).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "end",
+    [{"exit_code": 70}, {"exit_code": 137, "verdict": Kind.OUT_OF_MEMORY, "words": "OOMKilled"}],
+)
+@pytest.mark.parametrize("is_last_named", [True, False])
+def test_a_pod_that_was_taken_away_and_replaced_is_not_the_cause(
+    end: dict[str, object], is_last_named: bool
+) -> None:
+    evicted = pod(
+        1, name="j-1-aaaaa", verdict=Kind.PREEMPTED, words="Evicted", created="2026-11-21T10:00:00Z"
+    )
+    last = pod(1, name="j-1-bbbbb", created="2026-11-21T10:05:00Z", **end)
+    text = f"Container stage for pod y/{last.name} failed with exit code 70 matching FailJob rule"
+    message = text if is_last_named else "limit"
+    job = WorkloadRecord(name="j", has_ended=True, reason="PodFailurePolicy", message=message)
+    for pods in ([evicted, last], [last, evicted]):
+        for index in (None, 1):  # a job of one pod, and a share
+            told = end_of(index, [job], pods)
+            assert (told.verdict, told.exit_code) == (last.verdict, last.exit_code)
+            assert "j-1-bbbbb" in told.words
+
+
+def test_a_deadline_after_an_eviction_is_a_deadline() -> None:
+    evicted = pod(0, name="j-0-aaaaa", verdict=Kind.PREEMPTED, created="2026-11-21T10:00:00Z")
+    waiting = pod(0, name="j-0-bbbbb", phase="Pending", created="2026-11-21T10:05:00Z")
+    late = WorkloadRecord(name="j", has_ended=True, verdict=Kind.TIME_LIMIT, reason="Deadline")
+    assert end_of(None, [late], [evicted, waiting]).verdict is Kind.TIME_LIMIT
+
+
 def test_a_job_that_is_gone_was_done_when_all_of_its_pods_were() -> None:
     done = [pod(index, phase="Succeeded", exit_code=0) for index in (0, 1)]
     there = WorkloadRecord(name="j")
@@ -99,6 +128,29 @@ def test_a_lost_node_goes_before_what_others_made_of_it(tmp_path: Path) -> None:
 def test_what_kept_it_from_starting_is_its_end(tmp_path: Path, kind: Kind) -> None:
     outcome = decide(spec(tmp_path), None, End(verdict=kind, words="no image"), kind)
     assert (outcome.kind, outcome.message) == (kind, "no image")
+
+
+@pytest.mark.parametrize(
+    ("end", "ended_by_us"),
+    [
+        pytest.param(End(verdict=Kind.CONFIG, words="no image"), Kind.CONFIG, id="no image"),
+        pytest.param(End(verdict=Kind.CONFIG, words="StartError"), None, id="no program"),
+        pytest.param(End(verdict=Kind.INFRASTRUCTURE, words="disk"), None, id="no disk"),
+    ],
+)
+def test_the_last_word_of_a_pod_that_was_taken_away_is_not_the_end_of_who_followed(
+    tmp_path: Path, end: End, ended_by_us: Kind | None
+) -> None:
+    fail(tmp_path, 143, "Stopped")
+    outcome = decide(spec(tmp_path), None, end, ended_by_us)
+    assert (outcome.kind, outcome.message) == (end.verdict, end.words)
+
+
+def test_the_stages_own_word_of_a_full_disk_is_its_message(tmp_path: Path) -> None:
+    fail(tmp_path, 3, "OSError")
+    end = End(verdict=Kind.INFRASTRUCTURE, words="Evicted")
+    outcome = decide(spec(tmp_path), None, end, None)
+    assert (outcome.kind, outcome.message) == (Kind.INFRASTRUCTURE, "it said so")
 
 
 def test_a_forgotten_job_is_told_by_what_the_stage_wrote_last(tmp_path: Path) -> None:

@@ -201,6 +201,27 @@ def test_a_preempted_pod_alone_is_made_again_by_the_cluster(fake: FakeKube, tmp_
     assert log_of(block).read_text().count("step 0\n") == 2
 
 
+FAILS_WHEN_REPLACED = """
+import json, os, pathlib, sys, time
+run = pathlib.Path(os.environ["TRAINYARD_RUN_DIR"])
+if (run / "begun").exists():
+    sys.exit(70)
+(run / "begun").touch()
+print("began", flush=True)
+told = {"class": "Stopped", "exit_status": 143, "message": "told to stop"}
+(run / "failure.json").write_text(json.dumps(told))
+time.sleep(60)
+"""
+
+
+def test_the_failure_of_who_replaced_a_preempted_pod_is_its_own(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    block = job(fake, tmp_path, "preempt-3", FAILS_WHEN_REPLACED, grace_seconds=1.0)
+    outcome = follow(block, when(says(block, "began"), lambda: fake.preempt(0)))
+    assert (outcome.kind, outcome.exit_status) == (Kind.DEFECT, 70)
+
+
 @pytest.mark.full
 def test_a_lost_node_is_told_from_preemption(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "lost-1", training(), **TWO_NODES)

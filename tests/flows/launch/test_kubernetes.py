@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +173,33 @@ def test_a_pod_becomes_the_share_of_its_index(index: int, share: int) -> None:
     told = {**variables, INDEX: str(index)}
     said = subprocess.run(words, env=told, capture_output=True, text=True, check=True).stdout
     assert said == f"{RUN}/share-{share} {name} --world-size 64 --rank {share}\n"
+
+
+def run_pod(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """What a pod that works alone runs, here, in a run folder."""
+    (job,) = render_kubernetes(spec(command=command), SITE)
+    words = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    told = {"PATH": os.environ["PATH"], "TRAINYARD_RUN_DIR": str(folder)}
+    words = [word.replace("$$", "$") for word in words]  # as a kubelet does
+    return subprocess.run(words, env=told, capture_output=True, text=True, check=False)
+
+
+def test_a_pod_that_replaces_another_begins_without_its_last_word(tmp_path: Path) -> None:
+    (tmp_path / "failure.json").write_text('{"class": "Stopped"}')
+    (tmp_path / "config.toml").write_text("")
+    assert run_pod(tmp_path, sys.executable, "-c", "exit(7)").returncode == 7
+    assert [file.name for file in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_a_program_that_the_image_lacks_is_a_wrong_option(tmp_path: Path) -> None:
+    ended = run_pod(tmp_path, "no-such-python", "-m", "stages.merge")
+    assert ended.returncode == ConfigError.exit_status
+    assert "no-such-python: the image has no such program" in ended.stderr
+
+
+def test_of_several_nodes_none_removes_what_another_said() -> None:
+    for case in ("four-nodes", "four-nodes-jobset"):
+        assert "failure.json" not in str(container_of(case)["command"])
 
 
 @every_case
