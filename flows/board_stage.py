@@ -135,6 +135,17 @@ async def show_failed(stage: str, outcome: Outcome, seconds: float, log: str) ->
         await shown(making)
 
 
+async def show_waiting(stage: str, spec: LaunchSpec, state: str, words: str = "") -> None:
+    """A table of a stage whose job cannot be seen (words: why), or is seen again."""
+    if has_pages():
+        rows = [_row(f"stage {stage}", state)]
+        rows += [_row("message", words)] if words else []
+        key = page_key(spec.name, "stage")
+        description = f"Stage `{stage}`: {'waits' if words else 'runs'}"
+        making = acreate_table_artifact(table=rows, key=key, description=description)
+        await shown(making)
+
+
 def failed_rows(stage: str, outcome: Outcome, seconds: float, log: str) -> list[Row]:
     """The table: what kind of end it was, in whose words, after which step, where its log lies."""
     rows = [_row(f"stage {stage}", f"failed after {seconds:.1f} s: {outcome.kind}")]

@@ -21,11 +21,10 @@ import tomli_w
 from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows.blocks.notes import NOT_BEGUN, is_being_cancelled, reached, write_note
-from flows.blocks.table import BLOCKS
-from flows.board_progress import progress_shown
-from flows.board_stage import show_failed, show_stage, show_submitted
+from flows.blocks.notes import NOT_BEGUN, is_being_cancelled, reached
+from flows.board_stage import show_failed, show_stage
 from flows.console import Log, headline
+from flows.following import SETTLED, follow
 from flows.job import StageJob
 from flows.launch.key import job_key, submission_of
 from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
@@ -37,9 +36,6 @@ from flows.slots import note_begin
 from flows.stage_spec import DOCUMENT, stage_document, stage_spec
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
-
-SETTLED = "settled.json"
-"""File of a run folder of a scheduler's job: its end is known, the next submission is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +115,10 @@ async def _attempt(job: StageJob, place: Place) -> Summary:
     try:
         spec = _prepare(job, place)
         was_cancelled = is_being_cancelled(spec)
-        outcome = await _run(job, place, spec)
+        outcome = await follow(job.stage, place, spec)
         if was_cancelled and outcome.kind is Kind.STOPPED:
             spec = _prepare(job, place)
-            outcome = await _run(job, place, spec)
+            outcome = await follow(job.stage, place, spec)
         seconds = time.monotonic() - began
         if outcome.kind is not Kind.DONE:
             raise await _failed(log, job, outcome, spec, seconds)
@@ -139,37 +135,6 @@ async def _attempt(job: StageJob, place: Place) -> Summary:
     state = "reused" if summary.reused else "done"
     headline(log, job.name, state, seconds, summary.output_digest[:12], summary.reason)
     return summary
-
-
-async def _run(job: StageJob, place: Place, spec: LaunchSpec) -> Outcome:
-    try:
-        run = await BLOCKS[place.block](place, spec, job.stage).trigger()
-        try:
-            await show_submitted(spec)
-            async with progress_shown(spec):
-                await run.wait_for_completion()
-        except asyncio.CancelledError:
-            await run.stop()  # it may be that nobody waited for it yet
-            raise
-    except asyncio.CancelledError:
-        # The job is gone. Whoever starts the run again wants another one, not this one's end.
-        try:
-            _settle(place, spec, Kind.STOPPED)
-        except OSError as error:  # such as a full disk: stopped it is all the same
-            get_run_logger().warning("%s: its end could not be noted: %s", spec.name, error)
-        raise
-    outcome = await run.fetch_result()
-    with reached(Path(spec.run_directory)):
-        _settle(place, spec, outcome.kind, outcome.message, outcome.failed_shares)
-    return outcome
-
-
-def _settle(
-    place: Place, spec: LaunchSpec, kind: Kind, message: str = "", shares: tuple[int, ...] = ()
-) -> None:
-    if place.block in SCHEDULED:
-        told = {"kind": kind, "message": message, "shares": shares}
-        write_note(Path(spec.run_directory, SETTLED), told)
 
 
 async def _failed(

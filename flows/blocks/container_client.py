@@ -18,6 +18,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
+from flows.blocks.away import PlaceAwayError
 from flows.launch.container import (
     JOB_LABEL,
     KEY_LABEL,
@@ -233,13 +234,13 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def _away(address: str, error: Exception) -> ConfigError | InfrastructureError:
+def _away(address: str, error: Exception) -> ConfigError | PlaceAwayError:
     if "PermissionError" in repr(error) or "Permission denied" in str(error):
         return ConfigError(
             f"the Docker engine at {address} may not be used by this user; join the group docker, "
             f"or name another engine in DOCKER_HOST"
         )
-    return InfrastructureError(
+    return PlaceAwayError(
         f"the Docker engine at {address} does not answer ({error}); start it, or name another one "
         f"in DOCKER_HOST or in the container option engine"
     )

@@ -95,7 +95,7 @@ class ContainerJobRun(BlockRun):
                 self._log.warning("%s; asking again", error)
                 time.sleep(min(1.0, self._block.poll_seconds))
                 return
-            self._last_answer = time.monotonic()
+            self._last_answer, self.was_answered = time.monotonic(), True
             # Another flow that follows it too may have been quicker, and removed it.
             self._look = look or end_noted(read_note(self._folder / NOTE, self.name))
             if not self._has_ended() and not self._is_heard():

@@ -16,8 +16,9 @@ from typing import Any
 
 import aiohttp
 
+from flows.blocks.away import PlaceAwayError
 from flows.launch.kubernetes_pod import Document
-from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.errors import ConfigError
 
 PATIENCE_SECONDS = 120.0
 ANSWER_SECONDS = 30.0
@@ -110,7 +111,7 @@ class KubernetesApi:
                 return await self._once(method, path, query, body)
             except AwayError as error:
                 if wait is None:
-                    raise InfrastructureError(
+                    raise PlaceAwayError(
                         f"the API server of Kubernetes is away since {self._patience:.0f} s "
                         f"({method} {path}): {error}"
                     ) from error

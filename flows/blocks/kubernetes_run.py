@@ -127,6 +127,7 @@ class KubernetesJobRun(BlockRun):
             if self._is_closed or self._has_ended():
                 return
             if self._workloads.is_listed and self._pods.is_listed:
+                self.was_answered = True
                 await self._take_in()
 
     async def _take_in(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from contextlib import aclosing
 
+from flows.blocks.away import PlaceAwayError
 from flows.blocks.kubernetes_api import (
     AwayError,
     GoneError,
@@ -17,7 +18,6 @@ from flows.blocks.kubernetes_api import (
 )
 from flows.blocks.kubernetes_client import KubernetesClient
 from flows.launch.kubernetes_pod import Document
-from trainyard.errors import InfrastructureError
 
 
 class Watched:
@@ -48,7 +48,7 @@ class Watched:
         return [*self.gone.values(), *self.objects.values()]
 
     async def run(self) -> None:
-        """Watch until cancelled; InfrastructureError when nobody answers for too long."""
+        """Watch until cancelled; PlaceAwayError when nobody answers for too long."""
         while True:
             try:
                 if not self._version:
@@ -104,7 +104,7 @@ class Watched:
         silent = time.monotonic() - self._last_answer
         planned = waits(self._patience)
         if silent > self._patience or not planned:
-            raise InfrastructureError(
+            raise PlaceAwayError(
                 f"the API server of Kubernetes is away since {silent:.0f} s (watching "
                 f"{self.kind}): {error}"
             ) from error

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from prefect.blocks.abstract import JobRun
 
+from flows.blocks.away import PlaceAwayError
 from flows.blocks.lines import parse_line
 from flows.blocks.live import see_through
 from flows.blocks.notes import Ending, reached, read_ending, write_ending
@@ -38,6 +39,8 @@ class BlockRun(JobRun[Outcome]):
         begun = self._begun_ending
         self._ended_by_us: Kind | None = None if begun is None else begun.kind
         self._stopping: asyncio.Task[None] | None = None
+        self.was_answered = False
+        """Its place has told how it is, since this run was made."""
 
     # --- of each block ------------------------------------------------------------------------
 
@@ -185,6 +188,8 @@ async def _found(folder: Path, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
 async def _stop_found(finding: asyncio.Task[AnyRun]) -> None:
     try:
         run = await finding
+    except PlaceAwayError:  # then there may be
+        raise
     except TrainyardError:  # then there is nothing to stop
         return
     run.begin_stopping()

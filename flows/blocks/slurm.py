@@ -128,6 +128,7 @@ class SlurmJobRun(BlockRun):
         """Look what Slurm says, and whether that is the end."""
         with self._asking:  # all of it, or an answer may overtake a later one
             self._take_in(self._client.records(self.job_id))
+            self.was_answered = True
 
     def _take_in(self, found: Sequence[JobRecord]) -> None:
         # A cluster that was set up anew counts from 1 again.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from flows.blocks.away import PlaceAwayError
 from flows.blocks.program import FORBIDDEN, MISSING, OVERDUE, Said, run_program
 from flows.launch.slurm_state import (
     JobRecord,
@@ -67,7 +68,7 @@ class SlurmClient:
     def submit(self, script: Path, name: str) -> str:
         """Submit a script whose job has this name; the job's id.
 
-        ConfigError for what Slurm refuses, InfrastructureError when it cannot be reached."""
+        ConfigError for what Slurm refuses, PlaceAwayError when it cannot be reached."""
         command = ("sbatch", "--parsable", str(script))
         for pause in self._pauses():
             if pause:
@@ -80,7 +81,9 @@ class SlurmClient:
             if not AWAY.search(said.err):
                 break
         words = _last_line(said.err)
-        if AWAY.search(said.err) or FULL.search(said.err):
+        if AWAY.search(said.err):
+            raise PlaceAwayError(f"sbatch {script}: {words}")
+        if FULL.search(said.err):
             raise InfrastructureError(f"sbatch {script}: {words}")
         raise ConfigError(
             f"sbatch {script} was refused: {words}. Correct the Slurm options of the yard or the "
@@ -139,7 +142,8 @@ class SlurmClient:
                 break
         if allowed is not None and allowed in said.err and not AWAY.search(said.err):
             return said
-        raise InfrastructureError(f"{' '.join(command)}: {_last_line(said.err)}")
+        kind = PlaceAwayError if AWAY.search(said.err) else InfrastructureError
+        raise kind(f"{' '.join(command)}: {_last_line(said.err)}")
 
     def _pauses(self) -> Iterator[float]:
         """Seconds before each try: none before the first, then doubling, until the patience is

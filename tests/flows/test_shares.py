@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import stage_task
+from flows.following import SETTLED
 from flows.job import in_shares, joined, stage_job
 from flows.launch.spec import Shares
 from flows.place import Place
@@ -49,7 +50,7 @@ def test_all_shares_are_made_and_of_those_only_the_failed_ones_again(place: Plac
     first = stage_task._prepare(job, place)
     assert first.shares == Shares(count=4, at_once=2)
     settled = {"kind": "node failure", "message": "", "shares": [1, 3]}
-    Path(first.run_directory, stage_task.SETTLED).write_text(json.dumps(settled))
+    Path(first.run_directory, SETTLED).write_text(json.dumps(settled))
     second = stage_task._prepare(job, place)
     assert second.run_directory != first.run_directory
     assert second.shares == Shares(count=4, only=(1, 3), at_once=2)

@@ -17,6 +17,7 @@ from prefect.logging import disable_run_logger
 from prefect.states import Completed, Failed
 
 from flows import stage_task
+from flows.following import SETTLED, settle
 from flows.job import StageJob, stage_job
 from flows.launch.outcome import Kind, StageError, classify
 from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
@@ -93,10 +94,10 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full)
         with pytest.raises(OSError, match="no space left"):
-            stage_task._settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
-    assert not (folder / stage_task.SETTLED).exists()
-    stage_task._settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
-    told = json.loads((folder / stage_task.SETTLED).read_text())
+            settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
+    assert not (folder / SETTLED).exists()
+    settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
+    told = json.loads((folder / SETTLED).read_text())
     assert told == {"kind": "time limit", "message": "too long", "shares": [1, 3]}
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from prefect.logging import disable_run_logger
 
+from flows.following import SETTLED
 from flows.job import StageJob, stage_job
 from flows.launch.key import job_key
 from flows.launch.outcome import Kind
 from flows.launch.spec import LaunchSpec
 from flows.place import Place
-from flows.stage_task import SETTLED, Summary, run_stage_task
+from flows.stage_task import Summary, run_stage_task
 from tests.yard import faults as trainings
 from tests.yard.deployed import Api, register, working
 from tests.yard.deployed import comes as holds
@@ -97,7 +98,7 @@ def test_a_flow_that_is_cancelled_while_it_shows_what_was_submitted_watches_no_m
         shows.set()
         await asyncio.sleep(60)
 
-    monkeypatch.setattr("flows.stage_task.show_submitted", show_for_long)
+    monkeypatch.setattr("flows.following.show_submitted", show_for_long)
     place = Place(
         run_folder=str(tmp_path / "runs"),
         block="kubernetes",

@@ -18,6 +18,7 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from flows.blocks.notes import ENDING, SUBMITTED
+from flows.following import SETTLED
 from flows.job import stage_job
 from flows.launch.key import job_key
 from flows.launch.outcome import Kind, StageError
@@ -25,7 +26,7 @@ from flows.launch.run_folder import LOG
 from flows.launch.slurm import EXIT, SCRIPT, job_name
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.spec import LaunchSpec
-from flows.stage_task import SETTLED, Place, Summary, run_stage_task
+from flows.stage_task import Place, Summary, run_stage_task
 from tests.yard.cluster import Cluster, ask
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, killed, wait_until, write_tokens
 from tests.yard.yard import ROOT

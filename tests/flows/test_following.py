@@ -1,0 +1,255 @@
+"""A job whose place is away: looked for again, told of, cancelled; submitted once.
+
+Slurm's programs are played; the block, its client and the task are the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+from prefect.logging import disable_run_logger
+from prefect.states import Failed
+
+from flows import following, retry, stage_task
+from flows.blocks import slurm
+from flows.blocks.notes import read_ending
+from flows.blocks.slurm import SlurmJob
+from flows.blocks.slurm_client import Said, SlurmClient
+from flows.following import SETTLED
+from flows.job import StageJob
+from flows.launch.outcome import Kind, StageError
+from flows.launch.slurm import EXIT
+from flows.launch.spec import LaunchSpec
+from flows.place import Place
+from flows.stage_task import Summary, run_stage_task, worth_retrying
+
+JOB = StageJob(stage="verify", document={}, output=None)
+AWAY = Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+LOOKS = 8
+"""More than there are attempts."""
+
+
+class Controller:
+    """Jobs that run until they are ended; away for so many questions."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.asked = 0
+        self.away = 0
+        self.fault = AWAY
+        self.when_asked: Callable[[], None] = lambda: None
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        self.asked += 1
+        self.when_asked()
+        if self.away > 0:
+            self.away -= 1
+            return self.fault
+        return getattr(self, f"_{command[0]}")(command)  # type: ignore[no-any-return]
+
+    def end(self, job_id: str = "1", state: str = "COMPLETED") -> None:
+        self.states[job_id] = state
+
+    def _sbatch(self, command: Sequence[str]) -> Said:
+        job_id, folder = str(len(self.states) + 1), Path(command[-1]).parent
+        self.states[job_id] = "RUNNING"
+        self.names[job_id] = f"verify-{folder.name}"
+        (folder / EXIT).write_text(json.dumps({"exit_status": 0, "job_id": job_id}))
+        return Said(0, f"{job_id}\n", "")
+
+    def _scontrol(self, command: Sequence[str]) -> Said:
+        job_id = command[-1]
+        words = f"JobId={job_id} JobName={self.names[job_id]} JobState={self.states[job_id]}"
+        return Said(0, f"{words} ExitCode=0:0", "")
+
+    def _squeue(self, command: Sequence[str]) -> Said:
+        return Said(0, "", "")
+
+    def _sacct(self, command: Sequence[str]) -> Said:
+        return Said(1, "", "Slurm accounting storage is disabled")
+
+    def _scancel(self, command: Sequence[str]) -> Said:
+        self.end(command[-1].partition(".")[0], "CANCELLED")
+        return Said(0, "", "")
+
+
+class PlayedJob(SlurmJob):
+    """Asks the controller that is played, once a question."""
+
+    _block_type_name = "Played Following Job"
+    _block_type_slug = "played-following-job"
+
+    controller: Any
+
+    def client(self) -> SlurmClient:
+        return SlurmClient(self.controller, patience_seconds=0, sleep=lambda seconds: None)
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    """No pause lasts, and stages of Slurm ask this controller."""
+    controller = Controller()
+
+    def block(place: Place, spec: LaunchSpec, stage: str) -> PlayedJob:
+        return PlayedJob(spec=spec, controller=controller, poll_seconds=0)
+
+    monkeypatch.setitem(following.BLOCKS, "slurm", block)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.0,))
+    for name in ("TICK_SECONDS", "FORGOTTEN_SECONDS", "LATE_SECONDS", "KILL_STEPS_SECONDS"):
+        monkeypatch.setattr(slurm, name, 0.01)
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "5b5f4d4e-0000-4000-8000-000000000001")
+    monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
+    monkeypatch.setattr(stage_task, "_tryings", {})
+    monkeypatch.setattr(following, "get_run_logger", lambda: logging.getLogger("followed"))
+    return controller
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the page of a stage was made to say."""
+    states: list[str] = []
+
+    async def show(stage: str, spec: LaunchSpec, state: str, words: str = "") -> None:
+        states.append(state)
+
+    monkeypatch.setattr(following, "show_waiting", show)
+    return states
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(run_folder=str(tmp_path / "runs"), block="slurm")
+
+
+async def stage(place: Place) -> Summary:
+    """As Prefect does: again as long as it is worth it."""
+    while True:
+        try:
+            return await run_stage_task.fn(JOB, place)
+        except StageError as error:
+            state: State[object] = Failed(data=error)
+            if not await worth_retrying(None, None, state):  # type: ignore[arg-type]
+                raise
+
+
+def run(place: Place) -> Summary:
+    with disable_run_logger():
+        return asyncio.run(stage(place))
+
+
+def folder(place: Place, submission: int = 1) -> Path:
+    (found,) = Path(place.run_folder, "verify").glob(f"*-{submission}")
+    return found
+
+
+def told(caplog: pytest.LogCaptureFixture, state: str) -> list[str]:
+    found = (one for one in caplog.records if getattr(one, "headline", "") == state)
+    return [one.getMessage() for one in found if one.name == "followed"]
+
+
+def away_once_it_runs(
+    controller: Controller, looks: int, then: Callable[[], None] = lambda: None
+) -> None:
+    def leave() -> None:
+        if controller.states:
+            controller.away, controller.when_asked = looks, then
+
+    controller.when_asked = leave
+
+
+def test_a_job_outlives_a_place_that_is_away_for_longer_than_all_attempts_last(
+    controller: Controller, place: Place, shown: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def end_when_told() -> None:
+        if told(caplog, "runs"):
+            controller.end()
+
+    away_once_it_runs(controller, LOOKS, then=end_when_told)
+    with caplog.at_level(logging.INFO, "followed"):
+        assert run(place).job == "verify"
+    assert list(controller.states.values()) == ["COMPLETED"]
+    (waits,) = told(caplog, "waits")
+    assert "its job cannot be seen since" in waits
+    assert "Unable to contact slurm controller" in waits
+    (seen,) = told(caplog, "runs")
+    assert "its job is seen again, after" in seen
+    assert [state[:5] for state in shown] == ["waits", "runs:"]
+    assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.DONE
+
+
+def test_a_job_that_nobody_submitted_is_given_up(controller: Controller, place: Place) -> None:
+    controller.away = 10**6
+    with pytest.raises(StageError, match="3 attempts in a row failed"):
+        run(place)
+
+
+def test_what_is_no_absence_is_given_up(controller: Controller, place: Place) -> None:
+    away_once_it_runs(controller, 10**6)
+    controller.fault = Said(1, "", "slurm_load_jobs error: Protocol authentication error")
+    with pytest.raises(StageError, match=r"authentication error.*3 attempts in a row failed"):
+        run(place)
+    assert len(controller.states) == 1
+
+
+@pytest.mark.parametrize("pause", [0.0, 60.0], ids=["while it looks", "between two looks"])
+def test_cancelled_while_its_place_is_away_a_stage_ends_and_says_what_is_left(
+    controller: Controller,
+    place: Place,
+    pause: float,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry, "PAUSES_SECONDS", (pause,))
+    away_once_it_runs(controller, 10**6)
+    cancel(place, lambda: bool(told(caplog, "waits")))
+    assert "cancelled, and its job could not be ended" in caplog.text
+    assert "It may go on: end it there (scancel 1)" in caplog.text
+    assert controller.states == {"1": "RUNNING"}
+    ending = read_ending(folder(place))
+    assert ending is not None
+    assert ending.kind is Kind.STOPPED
+    assert not (folder(place) / SETTLED).exists()
+
+    controller.away, controller.when_asked = 0, lambda: end_second(controller)
+    run(place)
+    assert controller.states == {"1": "CANCELLED", "2": "COMPLETED"}
+
+
+def end_second(controller: Controller) -> None:
+    if "2" in controller.states:
+        controller.end("2")
+
+
+def test_cancelled_between_two_looks_a_job_is_ended_where_its_place_answers_again(
+    controller: Controller,
+    place: Place,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry, "PAUSES_SECONDS", (60.0,))
+    away_once_it_runs(controller, 1)
+    cancel(place, lambda: bool(told(caplog, "waits")))
+    assert controller.states == {"1": "CANCELLED"}
+    assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.STOPPED
+
+
+def cancel(place: Place, when: Callable[[], bool]) -> None:
+    async def whole() -> None:
+        going_on = asyncio.create_task(stage(place))
+        async with asyncio.timeout(20):
+            while not when():
+                await asyncio.sleep(0.001)
+            going_on.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await going_on
+
+    with disable_run_logger():
+        asyncio.run(whole())
