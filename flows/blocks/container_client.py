@@ -6,7 +6,6 @@ engine that does not answer, which may answer later."""
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
-from flows.blocks.away import PlaceAwayError
+from flows.blocks.container_refusals import away, half_pulled, no_image, refused, said, unseen
 from flows.launch.container import (
     JOB_LABEL,
     KEY_LABEL,
@@ -26,7 +25,6 @@ from flows.launch.container import (
     ContainerRequest,
     name_of,
 )
-from trainyard.errors import ConfigError, InfrastructureError
 
 SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT_SECONDS = 60
@@ -35,21 +33,6 @@ MADE_SECONDS = 10.0
 
 NOT_STARTED = "created"
 ENDED = ("exited", "dead")
-
-CORRECT = (
-    (r"could not select device driver", "install the NVIDIA container toolkit for this engine"),
-    (r"nvidia-container-cli|unknown device", "look at the container option gpus"),
-    (r"bind source path does not exist", "make that folder on the machine of the engine"),
-    (r"network \S+ not found", "correct the container option network"),
-    (r"adding device|error gathering device", "correct the container option devices"),
-    (r"executable file not found|no such file or directory", "the image has no such program"),
-    (r"permission denied", "the image's program may not be run by that user"),
-    (r"unable to find user|no matching entries", "correct the container option user"),
-    (r"chdir to cwd|Cwd must be an absolute path", "the working directory is not in the image"),
-    (r"minimum memory limit|NCPU|Range of CPUs|nano", "correct the job's cpus or memory"),
-    (r"shm size|invalid mount|invalid tmpfs", "correct the container options"),
-)
-"""What an engine says when it was asked for what cannot be, and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +93,11 @@ class ContainerClient:
 
     def ours(self) -> Iterator[Ours]:
         """Every container that bears our label and a name that the block gives."""
-        with self._told():
-            listed = self._api.containers(all=True, size=True, filters={"label": KEY_LABEL})
+        try:
+            with self._told():
+                listed = self._api.containers(all=True, size=True, filters={"label": KEY_LABEL})
+        except APIError as error:
+            raise unseen(self.address, error) from error
         for one in listed:
             found = self._inspected(one["Id"])
             labels = one["Labels"]
@@ -127,6 +113,8 @@ class ContainerClient:
                 found: dict[str, Any] = self._api.inspect_container(name)
         except NotFound:
             return None
+        except APIError as error:
+            raise unseen(self.address, error) from error
         return found
 
     def wait_for(self, name: str) -> Look | None:
@@ -140,30 +128,37 @@ class ContainerClient:
         """Make a container that does not run yet; nothing when there is one of that name."""
         variables = [f"{name}={values[name]}" for name in request.inherited]
         body = {**request.body, "Env": [*variables, *request.body["Env"]]}
+        if (lack := self._create(body, request.name)) is not None:
+            self._pull(body["Image"], may_pull, lack)
+            lack = self._create(body, request.name)
+        if lack is not None:  # removed again, or for other machines than this one
+            raise no_image(body["Image"], self.address, f"{lack} (it was pulled just now)")
+
+    def _create(self, body: dict[str, Any], name: str) -> str | None:
+        """Make it, unless another flow was quicker; what the engine says where it lacks the
+        image."""
         try:
-            self._create(body, request.name)
-        except NotFound as error:
-            if not _is_of_image(error):
-                raise self._refused(error) from error
-            self._pull(body["Image"], may_pull, _said(error))
-            self._create(body, request.name)
+            with self._told():
+                self._api.create_container_from_config(body, name)  # type: ignore[no-untyped-call]
         except APIError as error:
-            if error.status_code != 409:  # another flow was quicker
-                raise self._refused(error) from error
+            if isinstance(error, NotFound) and _is_of_image(error):
+                return said(error)
+            if error.status_code != 409:
+                raise refused(self.address, error) from error
+        return None
 
-    def _create(self, body: dict[str, Any], name: str) -> None:
-        with self._told():
-            self._api.create_container_from_config(body, name)  # type: ignore[no-untyped-call]
-
-    def _pull(self, image: str, may_pull: bool, said: str) -> None:
+    def _pull(self, image: str, may_pull: bool, lack: str) -> None:
         if not may_pull:
-            raise ConfigError(_no_image(image, self.address, said))
+            raise no_image(image, self.address, lack)
         repository, tag = _parts(image)
         try:
             with self._told():
-                self._api.pull(repository, tag)
+                # What fails once the download has begun is told in the stream alone.
+                for line in self._api.pull(repository, tag, stream=True, decode=True):
+                    if "error" in line:
+                        raise half_pulled(image, self.address, str(line["error"]).strip())
         except APIError as error:
-            raise ConfigError(_no_image(image, self.address, _said(error))) from error
+            raise no_image(image, self.address, said(error)) from error
 
     def start(self, name: str) -> None:
         """Start a container that was made; ConfigError when its program cannot be."""
@@ -171,7 +166,7 @@ class ContainerClient:
             with self._told():
                 self._api.start(name)
         except APIError as error:
-            raise self._refused(error) from error
+            raise refused(self.address, error) from error
 
     def signal(self, name: str, signal: str) -> None:
         """Send a signal to its first process; nothing when it does not run."""
@@ -180,7 +175,7 @@ class ContainerClient:
                 self._api.kill(name, signal)
         except APIError as error:
             if error.status_code not in (404, 409):
-                raise self._refused(error) from error
+                raise refused(self.address, error) from error
 
     def remove(self, name: str) -> None:
         """Remove it, however it is; nothing when it is gone."""
@@ -189,12 +184,15 @@ class ContainerClient:
                 self._api.remove_container(name, v=True, force=True)
         except APIError as error:
             if error.status_code not in (404, 409):  # 409: somebody is removing it
-                raise self._refused(error) from error
+                raise refused(self.address, error) from error
 
     def output(self, name: str) -> Iterator[bytes]:
         """What it writes to stdout and stderr, from its beginning, until it ends."""
-        with self._told():
-            yield from self._api.logs(name, stream=True, follow=True)
+        try:
+            with self._told():
+                yield from self._api.logs(name, stream=True, follow=True)
+        except APIError as error:
+            raise unseen(self.address, error) from error
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -204,16 +202,7 @@ class ContainerClient:
         except APIError:
             raise
         except (DockerException, RequestException, OSError) as error:
-            raise _away(self.address, error) from error
-
-    def _refused(self, error: APIError) -> ConfigError | InfrastructureError:
-        said = _said(error)
-        for pattern, advice in CORRECT:
-            if re.search(pattern, said, re.IGNORECASE):
-                return ConfigError(f"the Docker engine refuses: {said}; {advice}")
-        if error.is_client_error():
-            return ConfigError(f"the Docker engine refuses: {said}; correct the container options")
-        return InfrastructureError(f"the Docker engine at {self.address} failed: {said}")
+            raise away(self.address, error) from error
 
 
 def _look(found: Mapping[str, Any]) -> Look:
@@ -234,27 +223,8 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def _away(address: str, error: Exception) -> ConfigError | PlaceAwayError:
-    if "PermissionError" in repr(error) or "Permission denied" in str(error):
-        return ConfigError(
-            f"the Docker engine at {address} may not be used by this user; join the group docker, "
-            f"or name another engine in DOCKER_HOST"
-        )
-    return PlaceAwayError(
-        f"the Docker engine at {address} does not answer ({error}); start it, or name another one "
-        f"in DOCKER_HOST or in the container option engine"
-    )
-
-
 def _is_of_image(error: NotFound) -> bool:
-    return isinstance(error, ImageNotFound) or "no such image" in _said(error).lower()
-
-
-def _no_image(image: str, address: str, said: str) -> str:
-    return (
-        f"image {image} is not on the Docker engine at {address}, and cannot be pulled: {said}; "
-        f"build it (make images), or correct the name in the yard"
-    )
+    return isinstance(error, ImageNotFound) or "no such image" in said(error).lower()
 
 
 def _parts(image: str) -> tuple[str, str | None]:
@@ -263,7 +233,3 @@ def _parts(image: str) -> tuple[str, str | None]:
         return image, None
     repository, colon, tag = image.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (image, "latest")
-
-
-def _said(error: APIError) -> str:
-    return str(error.explanation or error).strip()

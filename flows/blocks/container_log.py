@@ -13,11 +13,9 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from docker.errors import APIError
-
 from flows.blocks.container_client import ContainerClient
 from flows.blocks.lines import Lines
-from trainyard.errors import InfrastructureError
+from trainyard.errors import TrainyardError
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +41,7 @@ class ContainerLog(threading.Thread):
         """The thread."""
         try:
             self._read()
-        except (APIError, InfrastructureError, OSError) as error:  # a disk may be full
+        except (TrainyardError, OSError) as error:  # a disk may be full
             self.trouble = str(error)
 
     def _read(self) -> None:

@@ -9,18 +9,13 @@ from typing import Any
 
 from flows.launch.kubernetes_state import PodRecord
 from flows.launch.outcome import Kind
+from flows.launch.registry import is_away
 
 IMAGE = (
     *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
     *("ImageInspectError", "RegistryUnavailable"),
 )
 OF_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-REGISTRY_AWAY = re.compile(
-    r"time-?out|deadline exceeded|connection (refused|reset)|no such host|EOF\b|"
-    r"temporar|TLS handshake|toomanyrequests|too many requests|\b50[0234]\b",
-    re.IGNORECASE,
-)
-"""What a registry that cannot be reached gives as a reason; any other is about what was asked."""
 
 NEVER = re.compile(r"persistentvolumeclaim \S+ not found|PodSecurity|is forbidden: violates")
 ROOM = "no node has room"
@@ -60,14 +55,14 @@ def obstacle_of(reason: str, message: str) -> Obstacle:
 
 
 def _of_image(reason: str, message: str) -> Obstacle:
-    is_away = REGISTRY_AWAY.search(message) is not None
+    may_come = is_away(message)
     hint = (
         "the registry cannot be reached"
-        if is_away
+        if may_come
         else ("correct the image's name, or name its pull secret in image_pull_secrets")
     )
     words = f"its image cannot be pulled ({reason}): {_short(message)}".removesuffix(": ")
-    kind = Kind.INFRASTRUCTURE if is_away else Kind.CONFIG
+    kind = Kind.INFRASTRUCTURE if may_come else Kind.CONFIG
     # Between two tries the back-off no longer says why; the reason is told once either way.
     return Obstacle(kind=kind, words=f"{words}; {hint}", reason="image")
 
