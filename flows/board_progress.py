@@ -56,21 +56,21 @@ class Heard:
     def look(self) -> float | None:
         """The part of the work that is done, between 0 and 1; None before anything was said."""
         for path in sorted(self._folder.glob(LOG)):
-            for line in self._new(path):
-                done = share_done(line)
-                if done is not None:
-                    self._done[path.name] = done
+            if (done := self._said_last(path)) is not None:
+                self._done[path.name] = done
         return sum(self._done.values()) / self._num_shares if self._done else None
 
-    def _new(self, path: Path) -> list[str]:
-        lines = self._lines.setdefault(path.name, Lines())
-        found: list[str] = []
+    def _said_last(self, path: Path) -> float | None:
+        """The last that a log says since; None where that is nothing. Of a log of any size, as of
+        a job that is found again, a chunk is in memory."""
+        lines, last = self._lines.setdefault(path.name, Lines()), None
         with path.open("rb") as file:
             file.seek(self._at.get(path.name, 0))
             while chunk := file.read(CHUNK_BYTES):
-                found += lines.feed(chunk)
-            self._at[path.name] = file.tell()
-        return found
+                self._at[path.name] = file.tell()
+                said = map(share_done, reversed([*lines.feed(chunk)]))
+                last = next((done for done in said if done is not None), last)
+        return last
 
 
 @asynccontextmanager

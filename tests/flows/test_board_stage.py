@@ -9,12 +9,14 @@ import os
 import shlex
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 
+from flows import board_progress
 from flows.board_progress import Heard, progress_shown, share_done
 from flows.board_stage import (
     by_hand,
@@ -222,6 +224,22 @@ def test_a_log_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
         file.write("/ 4 |\n")
     assert heard.look() == 0.5
     assert heard.look() == 0.5
+
+
+def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_progress, "CHUNK_BYTES", 2**12)
+    lines = (f" iteration {step:8}/  40000 | lm loss: 5.1E+00 |\n" for step in range(20_001))
+    (tmp_path / "log.txt").write_text("".join(lines) + "saved checkpoint step=20000\n" * 1000)
+    heard = Heard(tmp_path)
+    tracemalloc.start()
+    try:
+        assert heard.look() == 0.5
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 100_000 < (tmp_path / "log.txt").stat().st_size / 10
 
 
 def test_shares_that_have_said_nothing_count_as_not_begun(tmp_path: Path) -> None:
