@@ -55,7 +55,8 @@ jobs = [
 
 @flow(name="ten-stages", persist_result=False)
 async def ten_stages():
-    async with Line("ten-stages", folder, jobs) as line:
+    async with Line("ten-stages", folder) as line:
+        await line.expect(jobs)
         for job in jobs:
             await line.run(job)
 

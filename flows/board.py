@@ -43,7 +43,6 @@ class Board:
     def __init__(
         self,
         flow: str,
-        jobs: Sequence[StageJob],
         card: str = "",
         root: str = "",
         runs: str = "",
@@ -52,7 +51,8 @@ class Board:
         """card: URL of the run card; root: of all artifacts; runs: the folder of run folders;
         browsed: `PREFIX=URL`, where a browser finds what lies there."""
         self.summaries: list[Summary] = []
-        self._flow, self._jobs, self._num_jobs = flow, jobs, len(jobs)
+        self._flow = flow
+        self._jobs: Sequence[StageJob] = ()
         self._card, self._root, self._runs, self._browsed = card, root, runs, browsed
         self._progress: UUID | None = None
 
@@ -62,15 +62,15 @@ class Board:
         making = acreate_progress_artifact(0.0, key=key, description="Stages done")
         self._progress = await shown(making)
 
-    def expect(self, num_jobs: int) -> None:
-        """So many stages will run; of a flow that learns it when it has begun."""
-        self._num_jobs = num_jobs
+    def expect(self, jobs: Sequence[StageJob]) -> None:
+        """These stages will run."""
+        self._jobs = jobs
 
     async def add(self, summary: Summary) -> None:
         """A stage ended well."""
         self.summaries.append(summary)
         if self._progress is not None:
-            share = 100.0 * len(self.summaries) / max(self._num_jobs, 1)
+            share = 100.0 * len(self.summaries) / max(len(self._jobs), 1)
             await shown(aupdate_progress_artifact(self._progress, progress=share))
         if summary.stage == TRAINED and summary.manifest_url:
             await shown(self._show_loss(summary))

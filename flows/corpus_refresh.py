@@ -62,9 +62,9 @@ async def corpus_refresh(
     place = await yard_profile(profile)
     tables = {"tokenize": tokenize, "merge": merge}
     written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
-    async with Line("corpus-refresh", written.root, [], profile=place) as line:
+    async with Line("corpus-refresh", written.root, profile=place) as line:
         work = await asyncio.to_thread(plan_refresh, written)
-        line.expect(len(work.all()))
+        await line.expect(work.all())
         version, read = work.version, work.read
         if work.is_news:
             await line.run(*work.tokenize)

@@ -20,7 +20,7 @@ from flows.profile import Profile, read_profile
 from flows.slots import Gate
 from flows.stage_task import Summary, run_stage_task
 from flows.tags import limit_tag
-from flows.turn import turn
+from flows.turn import note_jobs, turn
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST
@@ -41,7 +41,6 @@ class Line:
         self,
         flow: str,
         root: str,
-        jobs: Sequence[StageJob],
         card: str = "",
         *,
         profile: Profile | None = None,
@@ -52,7 +51,7 @@ class Line:
         profile = profile or read_profile()
         self._place = profile.place(root)
         shown = browsed(profile.yard_root(), profile.browse)
-        self._board = Board(flow, jobs, card, root, self._place.run_folder, shown)
+        self._board = Board(flow, card, root, self._place.run_folder, shown)
         self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))
         self._gates: dict[str, Gate] = {}
         self._alone = alone
@@ -78,9 +77,12 @@ class Line:
         finally:
             await self._held.aclose()
 
-    def expect(self, num_jobs: int) -> None:
-        """So many stages will run; of a flow that learns it when it has begun."""
-        self._board.expect(num_jobs)
+    async def expect(self, jobs: Sequence[StageJob]) -> None:
+        """These stages will run. What a recipe names is looked up when its turn has come: another
+        run may have held it for weeks."""
+        self._board.expect(jobs)
+        if self._alone:
+            await asyncio.to_thread(note_jobs, self._root, [job.document for job in jobs])
 
     def documents(self) -> list[dict[str, Any]]:
         """What came of each stage so far, JSON-able."""

@@ -11,6 +11,7 @@ if __name__ == "__main__":  # before prefect is imported: it reads its environme
 
     raise SystemExit(prepare_corpus_main())
 
+import asyncio
 from typing import Any
 
 from prefect import flow
@@ -55,8 +56,11 @@ async def prepare_corpus(
         "merge": merge,
     }
     written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
-    jobs = corpus_jobs(written)
-    async with Line("prepare-corpus", written.root, jobs.all(), profile=place) as line:
+    await asyncio.to_thread(corpus_jobs, written)  # what is wrong is said before any waiting
+    async with Line("prepare-corpus", written.root, profile=place) as line:
+        # Anew: files may have come while another run had the turn.
+        jobs = await asyncio.to_thread(corpus_jobs, written)
+        await line.expect(jobs.all())
         await make_tokens(line, jobs)
     return {"tokens": jobs.tokens, "stages": line.documents()}
 

@@ -11,6 +11,7 @@ if __name__ == "__main__":  # before prefect is imported: it reads its environme
 
     raise SystemExit(pretrain_gpt_main())
 
+import asyncio
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -83,11 +84,15 @@ async def pretrain_gpt(
         "benchmark": benchmark,
     }
     written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
-    jobs = pretrain_jobs(written, place.means())
-    if remark := unmeasured(place, jobs.plan):
+    # What is wrong in the recipe is said before any waiting.
+    checked = await asyncio.to_thread(pretrain_jobs, written, place.means())
+    if remark := unmeasured(place, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")
-    async with Line("pretrain-gpt", written.root, jobs.all(), card, profile=place) as line:
+    async with Line("pretrain-gpt", written.root, card, profile=place) as line:
+        # Anew: while another run had the turn files may have come, or a version of the corpus.
+        jobs = await asyncio.to_thread(pretrain_jobs, written, place.means())
+        await line.expect(jobs.all())
         await line.run(jobs.plan, jobs.collect)  # a layout that fits nowhere ends here
         await line.run(jobs.train_tokenizer)
         await line.run(*jobs.tokenize)

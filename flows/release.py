@@ -53,7 +53,8 @@ async def release(
     tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
     written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
     jobs = release_jobs(written, checkpoint)
-    async with Line("release", written.root, jobs.all(), profile=place) as line:
+    async with Line("release", written.root, profile=place) as line:
+        await line.expect(jobs.all())
         # Only now: a training of this recipe that had the turn may have left it.
         await asyncio.to_thread(check_checkpoint, written, checkpoint, place.block)
         await line.run(jobs.reshard, jobs.export)

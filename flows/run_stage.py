@@ -56,7 +56,8 @@ async def run_stage(
     if remark := unmeasured_alone(job, place):
         get_run_logger().warning("%s", remark)
     jobs, root = [one for one in (plan, job) if one is not None], place.yard_root(yard)
-    async with Line("run-stage", root, jobs, profile=place, alone=False) as line:
+    async with Line("run-stage", root, profile=place, alone=False) as line:
+        await line.expect(jobs)
         await line.run(plan)
         await line.run(job)
     return line.documents()[-1]

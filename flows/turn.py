@@ -3,21 +3,29 @@
 Without this, two would be kept apart stage by stage, by the claims of outputs: correct, but the
 second one's training would wait inside the nodes that it was given. The turn is a claim of its own
 beside the artifacts, so it holds between laptops and servers alike; that of a run that is gone is
-taken over (trainyard.artifacts.claim)."""
+taken over (trainyard.artifacts.claim). Beside it lies what the run is going to do, so that a sweep
+(flows.gc) spares what a stage will read that waits for its slot."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 from flows.console import Log, headline
+from trainyard.artifacts import patience, store
 from trainyard.artifacts.claim import Claim, acquire
 from trainyard.artifacts.urls import join
+from trainyard.errors import TrainyardError
 
 TURN = ".flow.claim.json"
 """Beside what a recipe makes, while a flow run works on it."""
+
+JOBS = ".flow.jobs.json"
+"""Options of the stages of that run; of no meaning without its claim."""
 
 SILENT_SECONDS = 2.0
 FOREVER = 10.0 * 365 * 86400
@@ -37,7 +45,14 @@ async def turn(root: str, log: Log) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        with contextlib.suppress(TrainyardError), patience.none():
+            store.delete(join(root, JOBS))
         claim.release()
+
+
+def note_jobs(root: str, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Write down what the run that has the turn is going to do."""
+    store.write_bytes(join(root, JOBS), json.dumps(documents).encode())
 
 
 class _Waiting:

@@ -66,8 +66,9 @@ def corpora(contents: Contents) -> list[Corpus]:
 def superseded(
     contents: Contents, policy: Policy, running: Sequence[Use]
 ) -> tuple[list[Garbage], dict[str, str]]:
-    """What can go, and the versions that stay only because something in use was made of them, by
-    what: place to user."""
+    """What can go, and the versions that stay only because they are in use: place to user.
+
+    running: what flow runs and their jobs read, or are going to."""
     old = [one for corpus in corpora(contents) for one in _old(contents, corpus, policy)]
     theirs = {name for one in old for name in one.unit.names}
     others = [a for a in contents.artifacts if a.base + _own_name(a) not in theirs]

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.gc.contents import Artifact, Contents
+from flows.turn import JOBS, TURN
 from trainyard.artifacts import store
-from trainyard.artifacts.urls import canonical, join
+from trainyard.artifacts.urls import basename, canonical, join
+from trainyard.errors import ArtifactError
 
 STEP_CONFIG = "config.json"
 """In a step of a training that has no manifest of its own yet: its inputs, by digest."""
@@ -112,6 +114,23 @@ def uses_of_runs(run_folders: Iterable[Path]) -> list[Use]:
         except (OSError, ValueError):
             continue
         found.append(Use(f"run {folder}", tuple(_texts(document))))
+    return found
+
+
+def uses_of_flows(contents: Contents) -> list[Use]:
+    """What the stages name that living flow runs are going to run: one may wait for its slot longer
+    than a version is kept that nothing was made of."""
+    found = []
+    for claim in contents.claims:
+        folder = claim.entry.name.removesuffix(TURN)
+        is_turn = claim.is_live and basename(claim.entry.name) == TURN
+        if is_turn and folder + JOBS in contents.sizes:
+            try:
+                documents = store.read_json(contents.url(folder + JOBS))
+            except ArtifactError:  # it has ended meanwhile
+                continue
+            by = f"the flow run at work on {contents.url(folder)}"
+            found.append(Use(by, tuple(set(_texts(documents)))))
     return found
 
 

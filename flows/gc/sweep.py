@@ -19,7 +19,7 @@ from flows.gc.leftovers import (
 )
 from flows.gc.machine import old_runs, old_scratch, runs
 from flows.gc.policy import Garbage, Policy
-from flows.gc.references import uses_of_runs
+from flows.gc.references import uses_of_flows, uses_of_runs
 from trainyard.artifacts.leftovers import uploads
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ClaimHeldError, ConfigError, TrainyardError
@@ -34,7 +34,7 @@ class Plan:
     root: str
     garbage: tuple[Garbage, ...]
     kept: dict[str, str]
-    """What is old and stays, since something in use was made of it: place to user."""
+    """What is old and stays, since it is in use: place to user."""
     unseen: tuple[str, ...] = ()
     """Why what an engine holds could not be looked at; empty when all was."""
 
@@ -87,7 +87,8 @@ def plan(
         _refuse_nowhere(contents)
     found_runs = runs(homes)
     going_on = [run.folder for run in found_runs if run.may_go_on(policy)]
-    corpora, kept = superseded(contents, policy, uses_of_runs(going_on))
+    going_to_read = [*uses_of_runs(going_on), *uses_of_flows(contents)]
+    corpora, kept = superseded(contents, policy, going_to_read)
     found = [
         *corpora,
         *stale_claims(contents),

@@ -21,7 +21,7 @@ def size(value: int) -> str:
 def lines(swept: Swept, is_dry: bool) -> list[str]:
     """What was found and why, then what stays, then the sum."""
     said = [f"{one.kind}: {one.url}, {size(one.size_bytes)}: {one.why}" for one in _all(swept)]
-    said += [f"kept: {place}: {by} was made of it" for place, by in sorted(swept.plan.kept.items())]
+    said += [f"kept: {place}: in use by {by}" for place, by in sorted(swept.plan.kept.items())]
     said += [f"left for the next sweep: {one.url}: {error}" for one, error in swept.left]
     said += [f"not looked at: {error}" for error in swept.plan.unseen]
     said += [f"not removed: {one.url}: {error}" for one, error in swept.failed]

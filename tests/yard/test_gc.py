@@ -33,7 +33,7 @@ def test_a_dry_run_then_the_flow_then_nothing(tmp_path: Path, prefect_api: dict[
 
     dry = yard.run("-m", "flows.gc", "--dry-run", *AT_ONCE)
     assert dry.status == 0, dry.err
-    assert "kept: web/versions/0001-abc: gpt/ was made of it" in dry.out
+    assert "kept: web/versions/0001-abc: in use by gpt/" in dry.out
     assert "corpus version: " in dry.out
     assert dry.out.splitlines()[-1].endswith("would be removed")
 

@@ -1,0 +1,206 @@
+"""What comes while a flow run waits, for its turn or for a slot: it takes the newest, and what it
+will read stays. The flows are the real ones; their stages only say that they ran."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from flows import line
+from flows.board import Board
+from flows.gc.sweep import sweep
+from flows.job import StageJob
+from flows.place import Place
+from flows.prepare_corpus import prepare_corpus
+from flows.pretrain_gpt import pretrain_gpt
+from flows.stage_task import Summary
+from flows.turn import JOBS, TURN
+from tests.flows.gc.yards import AT_ONCE, Corpus
+from tests.flows.test_recipe import TINY, own, without
+from trainyard.artifacts.manifest import read_manifest
+
+Waiting = Callable[[], None]
+
+
+class Stages:
+    """In the place of the task: notes the jobs that it is given."""
+
+    def __init__(self) -> None:
+        self.ran: list[StageJob] = []
+
+    def with_options(self, **_: Any) -> Stages:
+        return self
+
+    async def __call__(self, job: StageJob, place: Place) -> Summary:
+        self.ran.append(job)
+        return Summary(job=job.name, stage=job.stage, reused=False, reason="", seconds=0.0)
+
+    def of(self, stage: str, option: str) -> list[Any]:
+        """What an option was, in each job of a stage."""
+        return [job.document[option] for job in self.ran if job.stage == stage]
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
+    async def nothing(*_: Any) -> None:
+        pass
+
+    done = Stages()
+    monkeypatch.setattr(line, "run_stage_task", done)
+    monkeypatch.setattr(line, "heed_interrupt", lambda: None)
+    for name in ("open", "close"):
+        monkeypatch.setattr(Board, name, nothing)
+    with disable_run_logger():
+        yield done
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    (tmp_path / "mine.toml").write_text("[limits]\npretrain = 1\n")
+    return str(tmp_path / "mine.toml")
+
+
+@pytest.fixture
+def slot(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
+    """What happens while a stage waits for its slot."""
+    meanwhile: list[Waiting] = []
+
+    class Gate:
+        def __init__(self, tag: str) -> None: ...
+
+        @contextlib.asynccontextmanager
+        async def passed(self, *_: Any) -> AsyncIterator[None]:
+            for happens in meanwhile:
+                await asyncio.to_thread(happens)
+            yield
+
+    monkeypatch.setattr(line, "Gate", Gate)
+    return meanwhile
+
+
+def pointed(folder: Path) -> str:
+    """A recipe that trains on the newest version of corpus `web`."""
+    tokenize = '[tokenize]\ntokenizer_type = "NullTokenizer"\nvocab_size = 500\n[plan]\n'
+    rest = without("collect").partition("[plan]")[2]
+    above = f'tokens = "{folder}/web/current.json"\nevaluation_data = "held.txt"\n'
+    (folder / "gpt.toml").write_text(f"{above}{tokenize}vocab_size = 500\n{rest}")
+    return str(folder / "gpt.toml")
+
+
+@pytest.mark.parametrize("first", ["asked earlier", "asked later"])
+def test_whichever_of_two_that_wait_has_the_turn_first_both_train_on_the_newest_version(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: Stages,
+    slot: list[Waiting],
+    profile: str,
+    first: str,
+) -> None:
+    corpus, recipe = Corpus(str(tmp_path)), pointed(tmp_path)
+    corpus.publish("a")
+    asked: list[asyncio.Event] = []
+
+    @contextlib.asynccontextmanager
+    async def turn(*_: Any) -> AsyncIterator[None]:
+        asked.append(asyncio.Event())
+        await asked[-1].wait()
+        yield
+
+    monkeypatch.setattr(line, "turn", turn)
+
+    async def both() -> str:
+        runs = []
+        for night in range(2):
+            runs.append(asyncio.create_task(pretrain_gpt.fn(recipe, str(tmp_path), profile)))
+            while len(asked) == night:
+                await asyncio.sleep(0.001)
+            newest = corpus.publish("a", "bc"[night])
+        order = [0, 1] if first == "asked earlier" else [1, 0]
+        for number in order:
+            asked[number].set()
+            await runs[number]
+        return newest
+
+    newest = asyncio.run(both())
+    assert stages.of("pretrain", "data_path") == [[newest], [newest]]
+
+
+@pytest.mark.parametrize("flow", [prepare_corpus, pretrain_gpt])
+def test_a_file_that_comes_while_a_run_waits_for_its_turn_is_tokenized_and_its_tokens_stay(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: Stages,
+    slot: list[Waiting],
+    profile: str,
+    flow: Any,
+) -> None:
+    (tmp_path / "tiny.toml").write_text(own(tmp_path, "a.jsonl"))
+    kept: list[list[str]] = []
+
+    @contextlib.asynccontextmanager
+    async def turn(*_: Any) -> AsyncIterator[None]:
+        own(tmp_path, "b.jsonl")
+        yield
+
+    monkeypatch.setattr(line, "turn", turn)
+    monkeypatch.setattr(line, "remove_other_parts", kept.append)
+    asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path / "yard"), profile))
+    files = [[f"{tmp_path}/a.jsonl"], [f"{tmp_path}/b.jsonl"]]
+    assert stages.of("tokenize", "input") == files
+    assert stages.of("train_tokenizer", "input") == [[file for (file,) in files]]
+    assert [[prefix.rpartition("/")[2] for prefix in parts] for parts in kept] == [["a", "b"]]
+
+
+def test_a_wrong_recipe_is_refused_before_any_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: Stages
+) -> None:
+    def turn(*_: Any) -> None:
+        pytest.fail("it waits for its turn")
+
+    monkeypatch.setattr(line, "turn", turn)
+    (tmp_path / "tiny.toml").write_text(TINY.replace("num_shards = 3", "num_shards = 0"))
+    for flow in (pretrain_gpt, prepare_corpus):
+        state: Any = asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path)))
+        assert state.is_failed()
+        assert "num-shards" in state.message
+
+
+def test_a_sweep_spares_what_a_run_will_read_that_waits_for_its_slot(
+    tmp_path: Path, stages: Stages, slot: list[Waiting], profile: str
+) -> None:
+    corpus, recipe = Corpus(str(tmp_path)), pointed(tmp_path)
+    used = corpus.publish("a")
+
+    def weeks() -> None:
+        for text in "bcd":
+            corpus.publish(text)
+        done = sweep(str(tmp_path), [], AT_ONCE)
+        assert "0002-abc" in str(done.removed)
+        assert set(done.plan.kept) == {"web/versions/0001-abc"}
+        assert f"{tmp_path}/gpt" in done.plan.kept["web/versions/0001-abc"]
+
+    slot.append(weeks)
+    asyncio.run(pretrain_gpt.fn(recipe, str(tmp_path), profile))
+    assert stages.of("pretrain", "data_path") == [[used]]
+    assert read_manifest(f"{used}.manifest.json") is not None
+    assert not (tmp_path / "gpt" / JOBS).exists()
+    sweep(str(tmp_path), [], AT_ONCE)
+    assert read_manifest(f"{used}.manifest.json") is None
+
+
+def test_what_a_killed_run_was_going_to_read_is_no_reason_to_keep_it(tmp_path: Path) -> None:
+    corpus = Corpus(str(tmp_path))
+    used = corpus.publish("a")
+    corpus.publish("b")
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / JOBS).write_text(json.dumps([{"data_path": [used]}]))
+    assert not (tmp_path / "gpt" / TURN).exists()
+    sweep(str(tmp_path), [], AT_ONCE)
+    assert read_manifest(f"{used}.manifest.json") is None
