@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import typing
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.job import CONFIGS, StageJob, build_config
+from flows.job import CONFIGS, SHARES, StageJob, build_config
 from flows.recipe import Recipe
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
@@ -166,16 +168,33 @@ def _tokenize(recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]) -> t
     return tuple(jobs)
 
 
-def part_names(files: list[str]) -> list[str]:
-    """A name for each file's tokens, from its own; told apart by a digest where two are alike.
+def part_names(files: Sequence[str]) -> list[str]:
+    """A name for each file's tokens, from its own; told apart by a digest where the jobs of two
+    would be called alike.
 
     A name never depends on what other files there are in front of it, lest one more file make all
     behind it be tokenized again."""
-    stems = [_stem(file) for file in files]
-    return [
-        stem if stems.count(stem) == 1 else f"{stem}-{digest_bytes(file.encode())[:8]}"
-        for stem, file in zip(stems, files, strict=True)
-    ]
+    return told_apart([_stem(file) for file in files], files)
+
+
+def told_apart(names: Sequence[str], origins: Sequence[str]) -> list[str]:
+    """Names after which jobs can be called: those that are alike get digits of what they are of."""
+    found = list(names)
+    for digits in (8, 16, 64):
+        called = Counter(name.lower() for name in found)
+        found = [
+            now
+            if _is_alone(now.lower(), called)
+            else f"{name}-{digest_bytes(of.encode())[:digits]}"
+            for now, name, of in zip(found, names, origins, strict=True)
+        ]
+    return found
+
+
+def _is_alone(name: str, called: Counter[str]) -> bool:
+    """Whether no other job has a name, nor one that makes the shares of another."""
+    whole = name.removesuffix(SHARES)
+    return called[name] == 1 and (whole == name or whole not in called)
 
 
 def _stem(file: str) -> str:

@@ -47,6 +47,9 @@ CONFIGS: dict[str, type[Any]] = {
 }
 """Every stage that a flow can start, with the class of its options."""
 
+SHARES = "-shares"
+"""How the name of the job ends that makes the shares of an output."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageJob:
@@ -114,7 +117,7 @@ def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = 
 def in_shares(job: StageJob, count: int) -> StageJob:
     """The job that makes the shares of an output side by side; it publishes nothing itself."""
     document = {**job.document, "world_size": count}
-    label = f"{job.name}-shares"
+    label = f"{job.name}{SHARES}"
     return StageJob(stage=job.stage, document=document, output=None, label=label, num_shares=count)
 
 

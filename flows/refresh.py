@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from flows.corpus_jobs import part_names
+from flows.corpus_jobs import part_names, told_apart
 from flows.job import StageJob, build_config
 from flows.recipe import Recipe
 from trainyard.artifacts import conditional, store
@@ -253,11 +253,12 @@ def _tokenize_jobs(recipe: Recipe, sources: Sequence[Source]) -> tuple[StageJob,
 
 def _merge_jobs(recipe: Recipe, version: CorpusVersion, template: Any) -> tuple[StageJob, ...]:
     parts = [source.part for source in _unique(version.sources)]
+    names = told_apart(list(version.tokens), list(version.tokens))
     return tuple(
         recipe.job(
             "merge",
             {"input": [part + template.file_stem(key) for part in parts], "output_prefix": prefix},
-            "merge" if len(version.tokens) == 1 else f"merge-{key.lower()}",
+            "merge" if len(names) == 1 else f"merge-{name.lower()}",
         )
-        for key, prefix in version.tokens.items()
+        for name, (key, prefix) in zip(names, version.tokens.items(), strict=True)
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from flows.corpus_jobs import part_names
-from flows.job import CONFIGS, read_job
+from flows.job import CONFIGS, StageJob, in_shares, read_job
 from flows.pretrain_jobs import Means, PretrainJobs, pretrain_jobs
 from flows.recipe import parse_recipe, read_recipe, yard_root
+from flows.refresh import plan_refresh
 from flows.release_jobs import release_jobs
 from tests.flows.processes import ROOT
 from trainyard.errors import ArtifactError, ConfigError
@@ -132,6 +134,44 @@ def test_files_of_one_name_keep_apart() -> None:
     assert len(set(names)) == 4
     assert names[2:] == ["b-b", "part"]
     assert all(name.startswith("a-") for name in names[:2])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["x/EN.jsonl", "x/en.jsonl"],  # names of jobs are in lower case
+        ["x/EN.jsonl", "y/en.txt", "y/En.json.gz"],
+        ["x/a b.jsonl", "x/a_b.jsonl", "x/A-b.jsonl"],
+        ["x/\u00e9.jsonl", "x/\u00e8.jsonl"],
+        ["x/a.jsonl", "x/a-shares.jsonl"],
+        ["x/A.jsonl", "x/a-Shares.jsonl", "y/a-shares.jsonl"],
+    ],
+)
+def test_no_two_files_share_a_job_or_tokens(tmp_path: Path, files: list[str]) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(json.dumps({"text": file}))
+    corpus = json.dumps([str(tmp_path / file) for file in files])
+    text = f'corpus = {corpus}\nevaluation_data = "held.txt"\n{without("collect")}'
+    made = jobs(text).tokenize
+    assert len({str(job.document["output_prefix"]).lower() for job in made}) == len(files)
+    assert len({name for job in made for name in names_of(job)}) == 2 * len(files)
+
+    tokenizer = '[tokenize]\ntokenizer_type = "NullTokenizer"\nvocab_size = 300\n'
+    grown = parse_recipe(f"corpus = {corpus}\n{tokenizer}", "web.toml", str(tmp_path))
+    refreshed = plan_refresh(grown).tokenize
+    assert len({name for job in refreshed for name in names_of(job)}) == 2 * len(files)
+
+
+def names_of(job: StageJob) -> tuple[str, str]:
+    """Of a job, and of the one that makes its shares."""
+    return job.name, in_shares(job, 2).name
+
+
+def test_a_name_that_looks_like_one_with_a_digest_keeps_apart_as_well() -> None:
+    files = ["x/a.jsonl", "y/a.jsonl"]
+    files.append(f"z/{part_names(files)[0]}.jsonl")
+    assert len(set(part_names(files))) == 3
 
 
 def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -134,6 +134,12 @@ def test_two_keys_are_two_pairs(root: str) -> None:
     }
 
 
+def test_keys_that_differ_in_case_are_two_jobs(root: str) -> None:
+    write(root, "a", "1")
+    work = plan_refresh(recipe(root, tokenize=TOKENIZE + 'json_keys = ["text", "Text"]\n'))
+    assert len({job.name.lower() for job in work.merge}) == 2
+
+
 def test_of_two_that_publish_at_once_one_is_told(root: str, first: Refresh) -> None:
     write(root, "c", "8")
     one = plan_refresh(recipe(root))
