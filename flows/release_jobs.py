@@ -33,7 +33,7 @@ class ReleaseJobs:
 
 def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
     """The jobs for the checkpoint that the recipe's training makes, or for another one."""
-    load = (checkpoint or recipe.at("checkpoint")).rstrip("/")
+    load = _load(recipe, checkpoint)
     root = recipe.root if load == recipe.at("checkpoint") else recipe.at("releases", _name(load))
     resharded = join(root, "resharded")
     reads = {"load": resharded}  # what was trained, after it was written in another layout
@@ -50,7 +50,7 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
 def check_checkpoint(recipe: Recipe, checkpoint: str | None, block: str) -> None:
     """ConfigError where there is nothing to release, which a stage would say after others have
     begun, and as of a fault in the data. A folder that only containers may see is left to them."""
-    load = str(release_jobs(recipe, checkpoint).export.document["load_dir"])
+    load = _load(recipe, checkpoint)
     around = local_path(parent(load))
     if block in CONTAINED and around is not None and not around.exists():
         return
@@ -65,6 +65,10 @@ def check_checkpoint(recipe: Recipe, checkpoint: str | None, block: str) -> None
         f"--checkpoint {load}: no checkpoint there; give the folder of a run, or of a step in it"
         f"{_steps_beside(load)}"
     )
+
+
+def _load(recipe: Recipe, checkpoint: str | None) -> str:
+    return (checkpoint or recipe.at("checkpoint")).rstrip("/")
 
 
 def _steps_beside(load: str) -> str:

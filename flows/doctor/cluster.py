@@ -29,23 +29,14 @@ LISTED = ("Job", "Pod", "Event")
 def cluster_jobs(yard: Yard) -> Answer:
     """The API server answers, knows us, and would take a job of ours."""
     options = yard.place.options_of("pretrain")
-    has_jobsets, kind = asyncio.run(_bounded(yard, lambda client: _try_all(client, yard)))
-    if not kind:
-        told = f"the API server answers; namespace {options.namespace}; JobSet is not installed"
-        todo = 'install the JobSet controller, or set variant = "job" in the yard\'s [kubernetes]'
-        return fail(ConfigError, told, todo)
-    told = f"the API server answers; namespace {options.namespace} would take a {kind}"
-    return ok(f"{told}{', JobSet is installed' if has_jobsets else ''}")
+    kind = asyncio.run(_bounded(yard, lambda client: _try_all(client, yard)))
+    return ok(f"the API server answers; namespace {options.namespace} would take a {kind}")
 
 
-async def _try_all(client: KubernetesClient, yard: Yard) -> tuple[bool, str]:
-    """Whether JobSet is installed, and the kind of the job that would be taken; empty: none, as
-    the yard insists on JobSets. Lists of a namespace that is not there are empty and no error, so
-    the job is shown to the cluster, which keeps nothing of it."""
+async def _try_all(client: KubernetesClient, yard: Yard) -> str:
+    """The kind of the job that would be taken. Lists of a namespace that is not there are empty and
+    no error, so the job is shown to the cluster, which keeps nothing of it."""
     options, job = yard.place.options_of("pretrain"), probe_job(yard)
-    has_jobsets = await client.serves_jobsets()
-    if options.variant == "jobset" and job.resources.nodes > 1 and not has_jobsets:
-        return has_jobsets, ""
     variant = await variant_to_make(client, options, job.resources.nodes)
     for kind in (*LISTED, "JobSet") if variant == "jobset" else LISTED:
         await client.find(kind, "doctor")
@@ -54,7 +45,7 @@ async def _try_all(client: KubernetesClient, yard: Yard) -> tuple[bool, str]:
     documents = render_kubernetes(job, replace(options, variant=variant))
     for document in documents:
         await client.create(document, is_trial=True)
-    return has_jobsets, str(documents[-1]["kind"])
+    return str(documents[-1]["kind"])
 
 
 def cluster_image(yard: Yard) -> Answer:

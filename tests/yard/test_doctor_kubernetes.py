@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from flows.doctor import cluster, command
+from flows.launch.kubernetes import JOBSET
 from tests.yard.fake_kube import FakeKube, kubeconfig
 from tests.yard.kube import profile_on_pods, profile_through
 from tests.yard.practice import MAY_PASS, WRONG_SETTING, Practice, Visit, seen
@@ -94,8 +95,9 @@ def test_nothing_is_left_and_nothing_is_asked_that_the_role_does_not_allow(
     before = {kind: fake.all(kind) for kind in ("jobs", "jobsets", "services", "pods")}
     found = visit(profile_on_pods(fake, tmp_path) + ON_TWO_NODES, tmp_path, capsys)
     assert found.status == 0, found.findings
-    kind = "JobSet, JobSet is installed" if has_jobsets else "Job"
+    kind = "JobSet" if has_jobsets else "Job"
     assert found.findings["jobs"]["told"].endswith(f"would take a {kind}")
+    assert [path for _, path in fake.asked].count(f"/apis/{JOBSET}") == 1
     assert {kind: fake.all(kind) for kind in before} == before
     role, *_ = yaml.safe_load_all((ROOT / "deploy/kubernetes/rbac.yaml").read_text())
     allowed = {
@@ -111,7 +113,7 @@ def test_nothing_is_left_and_nothing_is_asked_that_the_role_does_not_allow(
     ("old", "new", "words"),
     [
         ('namespace = "yard"', 'namespace = "yrad"', 'namespaces "yrad" not found'),
-        ("[kubernetes]", JOBSETS_ONLY, "JobSet is not installed"),
+        ("[kubernetes]", JOBSETS_ONLY, "the cluster has no JobSet"),
         ("claims = ", "node_selector = {}\n# ", "lies on no volume of the pods"),
     ],
 )
