@@ -18,7 +18,7 @@ from trainyard.artifacts.output import CLAIM, MANIFEST, WORK
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, ClaimHeldError
 
-OF_OTHERS = (".runs", ".prefect")
+OF_OTHERS = (".runs", ".prefect", ".digests")
 """Folders of a yard that hold no artifacts."""
 
 DOTTED = f".{MANIFEST}"

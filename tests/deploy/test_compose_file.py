@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deploy import env
+from flows.profile import read_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,8 @@ def services(folder: Path, **chosen: str) -> dict[str, Any]:
     """The services that compose would start, with some settings given."""
     settings = env.settled({"YARD_HOME": "/srv/yard", **chosen})
     env.write(folder / "env", settings)
-    command = ["docker", "compose", "--env-file", str(folder / "env"), "config", "--format", "json"]
+    command = ["docker", "compose", "--env-file", str(folder / "env"), "--profile", "*"]
+    command += ["config", "--format", "json"]
     variables = {"PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(folder)}
     done = subprocess.run(
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True
@@ -53,6 +55,23 @@ def test_pages_link_to_the_service_that_shows_the_same_root(
     assert shown["command"][shown["command"].index("--root") + 1] == root == worker["YARD"]
     assert worker["TRAINYARD_BROWSE"] == f"{root}=http://127.0.0.1:{port}"
     assert [(one["host_ip"], one["published"]) for one in shown["ports"]] == [("127.0.0.1", port)]
+
+
+def test_digests_of_raw_files_outlive_every_container(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = services(folder, YARD_HOME="/srv/yard")
+    monkeypatch.setenv("YARD_HOME", "/srv/yard")
+    profile = read_profile("compose")
+    kept = profile.environment["TRAINYARD_DIGESTS"]
+    mounts = [one.target for one in profile.mounts if not one.read_only]
+    assert any(Path(kept).is_relative_to(target) for target in mounts)
+    stages = {name: one for name, one in found.items() if "stages" in one.get("profiles", ())}
+    assert len(stages) > 10
+    for one in (*stages.values(), found["worker"], found["flow"]):
+        assert one["environment"]["TRAINYARD_DIGESTS"] == kept
+        held = [v["target"] for v in one["volumes"] if not v.get("read_only")]
+        assert any(Path(kept).is_relative_to(target) for target in held)
 
 
 def test_what_shows_files_cannot_change_them(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -202,3 +202,18 @@ def test_the_yards_profile_names_what_is_there() -> None:
     assert pod["securityContext"]["runAsUser"] == profile["user"]
     mounted = {one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
     assert {one["target"] for one in profile["claims"]} <= mounted  # at the same place as in jobs
+
+
+def test_digests_of_raw_files_outlive_the_worker_and_the_jobs() -> None:
+    import tomllib
+
+    profile = tomllib.loads((FOLDER.parent / "yards/kubernetes.toml").read_text())
+    (worker,) = of_kind("Deployment")
+    (container,) = worker["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    folder = profile["environment"]["TRAINYARD_DIGESTS"]
+    assert variables["TRAINYARD_DIGESTS"] == folder
+    writable = [
+        one["target"] for one in profile["kubernetes"]["claims"] if not one.get("read_only")
+    ]
+    assert any(PurePosixPath(folder).is_relative_to(target) for target in writable)

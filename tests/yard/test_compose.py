@@ -132,6 +132,23 @@ def test_a_stage_in_its_image_makes_what_the_bare_command_makes(
     assert "nothing to do" in again.stderr + again.stdout
 
 
+def test_a_container_believes_what_one_before_it_has_read(
+    yard: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_store(yard, monkeypatch)
+    write_corpus(tmp_path / "raw.jsonl", count=20, seed=8)
+    source = "s3://yard/raw.jsonl"
+    store.write_bytes(source, (tmp_path / "raw.jsonl").read_bytes())
+    command = ("tokenize", "--input", source, "--output-prefix", "s3://yard/read-once/t", *OPTIONS)
+    yard.stage(*command)
+    entries = list((yard.home / ".digests").glob("*.json"))
+    (entry,) = [one for one in entries if json.loads(one.read_text())["state"][0] == source]
+    # Who read the file would not say that its contents are others than they were.
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "digest": "0" * 64}))
+    again = yard.stage(*command)
+    assert "-> 00000000)" in again.stderr + again.stdout
+
+
 def test_a_browser_is_shown_what_lies_in_the_store(
     yard: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:

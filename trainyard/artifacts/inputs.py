@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -197,11 +198,18 @@ def _may_be_replacing(manifest_url: str, name: str) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where digests of raw inputs are remembered: TRAINYARD_CACHE, else the user's cache folder."""
+    """What a machine keeps between runs: TRAINYARD_CACHE, else the user's cache folder."""
     chosen = os.environ.get("TRAINYARD_CACHE")
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
+
+
+def digests_folder() -> Path:
+    """Where digests of raw inputs are remembered: TRAINYARD_DIGESTS, which many machines and
+    containers may share, else in the cache folder."""
+    chosen = os.environ.get("TRAINYARD_DIGESTS")
+    return Path(chosen) if chosen else cache_folder() / "digests"
 
 
 def raw_digest(url: str) -> str:
@@ -209,7 +217,7 @@ def raw_digest(url: str) -> str:
     path = local_path(url)
     absolute = str(path.resolve()) if path is not None else url
     found = store.info(url)
-    entry = cache_folder() / "digests" / f"{digest_bytes(absolute.encode())[:32]}.json"
+    entry = digests_folder() / f"{digest_bytes(absolute.encode())[:32]}.json"
     state = [absolute, found.size_bytes, found.version]
     try:
         cached = json.loads(entry.read_text())
@@ -228,7 +236,8 @@ def raw_digest(url: str) -> str:
 
 def _remember(entry: Path, document: dict[str, object]) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
-    temporary = entry.with_suffix(f".{os.getpid()}.tmp")
+    # A process id alone is not one of its own: each container has a process 7.
+    temporary = entry.with_suffix(f".{uuid.uuid4().hex}.tmp")
     temporary.write_text(json.dumps(document))
     temporary.replace(entry)
 
@@ -237,7 +246,7 @@ def _remember(entry: Path, document: dict[str, object]) -> None:
 def _say_once(folder: str, fault: str) -> None:
     log.warning(
         "%s: digests cannot be remembered, files are read again by the next run (%s); "
-        "TRAINYARD_CACHE names another folder",
+        "TRAINYARD_DIGESTS names another folder",
         folder,
         fault,
     )

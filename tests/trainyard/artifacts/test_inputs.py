@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from trainyard.artifacts import inputs, store
-from trainyard.artifacts.inputs import resolve
+from trainyard.artifacts.inputs import raw_digest, resolve
 from trainyard.artifacts.manifest import Manifest, publish, read_slot, retire
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -112,7 +113,24 @@ def test_where_digests_cannot_be_remembered_files_are_read_again(
     assert resolve("i", [str(tmp_path / "a")]).digest == resolve("i", [str(tmp_path / "b")]).digest
     (warning,) = caplog.records
     assert "cannot be remembered" in warning.message
-    assert "TRAINYARD_CACHE" in warning.message
+    assert "TRAINYARD_DIGESTS" in warning.message
+
+
+def test_digests_are_remembered_by_many_at_once_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRAINYARD_DIGESTS", str(tmp_path / "shared"))
+    monkeypatch.setattr("os.getpid", lambda: 7)  # as in each container
+    (tmp_path / "raw").write_bytes(b"text")
+    os.utime(tmp_path / "raw", (1e9, 1e9))
+    url = str(tmp_path / "raw")
+    with ThreadPoolExecutor(8) as threads:
+        (digest,) = set(threads.map(lambda _: raw_digest(url), range(64)))
+    assert not caplog.records
+    (entry,) = (tmp_path / "shared").iterdir()
+    assert json.loads(entry.read_text())["digest"] == digest
+    monkeypatch.setattr("trainyard.artifacts.inputs.read_digest", lambda url: "read again")
+    assert raw_digest(url) == digest
 
 
 def test_a_folder_of_artifacts_counts_by_their_files_alone(store_url: str) -> None:
