@@ -6,6 +6,8 @@ What is watched while it lives: flows/blocks/kubernetes_run.py."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from flows.blocks.kubernetes_client import KubernetesClient
 from flows.blocks.kubernetes_evidence import read_ends
 from flows.blocks.kubernetes_run import KubernetesJobRun
 from flows.blocks.notes import SUBMITTED, reached, read_note, write_note
+from flows.blocks.room import NoRoomError, Room
 from flows.blocks.run import when_found
 from flows.launch.events import note
 from flows.launch.kubernetes import MANIFESTS, render_kubernetes, resource_name
@@ -26,6 +29,8 @@ from flows.launch.outcome import Outcome
 from flows.launch.spec import LaunchSpec
 from trainyard.errors import ConfigError, TrainyardError
 
+ROOM_PAUSE_SECONDS = 30.0
+"""Between two tries to create a job that the quota refuses."""
 KINDS = {"job": "Job", "jobset": "JobSet"}
 
 
@@ -47,8 +52,15 @@ class KubernetesJob(JobBlock[Outcome]):
         return KubernetesClient(options.namespace, options.kubeconfig, options.context)
 
     async def trigger(self) -> KubernetesJobRun:
-        """Find the job of this key, or create it. Being cancelled meanwhile ends the job."""
-        return await when_found(self.spec, self._open())
+        """Find the job of this key, or create it, as soon as the quota of the namespace has room
+        for it. Being cancelled meanwhile ends the job."""
+        room = Room(self.spec.name, self.options.room_seconds, self.logger)
+        while True:
+            try:
+                return await when_found(self.spec, self._open())
+            except NoRoomError as full:
+                pause = room.pause(full, time.monotonic(), ROOM_PAUSE_SECONDS)
+            await asyncio.sleep(pause)  # nothing is there: being cancelled has nothing to end
 
     async def _open(self) -> KubernetesJobRun:
         folder, name = Path(self.spec.run_directory), resource_name(self.spec)

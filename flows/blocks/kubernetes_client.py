@@ -5,6 +5,7 @@ Everything is in one namespace and bears the key of a submission."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from flows.blocks.kubernetes_api import (
     RefusedError,
     error_of,
 )
+from flows.blocks.room import NoRoomError
 from flows.launch.kubernetes import JOBSET, KEY_LABEL
 from flows.launch.kubernetes_pod import Document
 from trainyard.errors import ConfigError, InfrastructureError
@@ -24,6 +26,9 @@ LATE_SECONDS = 30.0
 """So much later than it should a watch may end before the connection counts as lost."""
 SILENT_SECONDS = 300.0
 """A log without a line for so long is asked for anew: the connection may be gone unseen."""
+
+OF_RIGHTS = re.compile(r'User "[^"]*" cannot ')
+"""A refusal by RBAC. Quotas, webhooks and policies refuse with 403, too, and in other words."""
 
 KINDS = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
@@ -192,13 +197,13 @@ class KubernetesClient:
         """The refusal as an error for people."""
         what = f"{verb} {kind} in namespace {self.namespace}"
         if "exceeded quota" in str(error):
-            return InfrastructureError(f"{what}: {error}")
+            return NoRoomError(f"{what}: {error}")
         if error.status == 401:
             return ConfigError(
                 f"{what}: the cluster does not know these credentials ({error}); renew the "
                 f"kubeconfig or its plugin's login"
             )
-        if error.status == 403:
+        if error.status == 403 and OF_RIGHTS.search(str(error)):
             return ConfigError(
                 f"{what} is not allowed: {error}. deploy/kubernetes/rbac.yaml has the role that a "
                 f"worker needs"

@@ -57,6 +57,8 @@ class FakeKube:
         self.has_jobsets = False
         self.denied: set[tuple[str, str]] = set()
         """Method and plural that the account may not."""
+        self.post_refusals: dict[str, str] = {}
+        """Why objects of a plural are not taken, as a quota or a webhook says it."""
         self.token = TOKEN
         self.is_away = False
         self._streams: set[asyncio.Task[Any]] = set()
@@ -79,6 +81,7 @@ class FakeKube:
         """No trouble any more, and nothing in it."""
         self.is_away = self.has_jobsets = False
         self.denied.clear()
+        self.post_refusals.clear()
         self.cluster.lost.clear()
         self.cluster.quota = ""
         self.cluster.secrets.clear()
@@ -224,6 +227,8 @@ class FakeKube:
             return refuse(404, "NotFound", f'namespaces "{namespace}" not found')
         if self.store.get(plural, namespace, name) is not None:
             return refuse(409, "AlreadyExists", f'{plural} "{name}" already exists')
+        if why := self.post_refusals.get(plural):
+            return refuse(403, "Forbidden", f'{plural} "{name}" is forbidden: {why}')
         if request.query.get("dryRun") == "All":
             return web.json_response(document, status=201)
         self.store.add(plural, namespace, document)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,22 @@ from flows.launch.kubernetes_options import Claim
 from flows.launch.outcome import Kind
 from flows.launch.spec import Resources
 from tests.yard.fake_kube import TOKEN, FakeKube
-from tests.yard.kube import TWO_NODES, follow, job, log_of, says, site, training, when
+from tests.yard.kube import (
+    TWO_NODES,
+    follow,
+    job,
+    log_of,
+    says,
+    site,
+    training,
+    wait_until,
+    when,
+)
 from trainyard.errors import ConfigError, InfrastructureError
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(120)]
+
+JOBS = "/apis/batch/v1/namespaces/yard/jobs"
 
 # --- what does not start ------------------------------------------------------------------------
 
@@ -82,6 +95,78 @@ def test_a_quota_that_is_used_up_is_waited_for(
         fake.cluster.quota = ""
 
     assert follow(job(fake, tmp_path, "quota-1", "pass"), when(warned, give)).kind is Kind.DONE
+
+
+QUOTA = "exceeded quota: yard, requested: count/jobs.batch=1, used: count/jobs.batch=9, limited: 9"
+
+
+def of_quota(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if "exceeded quota" in record.message]
+
+
+def test_a_job_that_a_quota_refuses_is_created_when_there_is_room(
+    fake: FakeKube,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flows.blocks.kubernetes.ROOM_PAUSE_SECONDS", 0.2)
+    fake.post_refusals["jobs"] = QUOTA
+
+    def give() -> None:
+        wait_until(lambda: fake.asked.count(("POST", JOBS)) >= 4)
+        fake.post_refusals.clear()
+
+    giving = threading.Thread(target=give)
+    giving.start()
+    outcome = follow(job(fake, tmp_path, "quota-2", "pass", **TWO_NODES))
+    giving.join()
+    assert outcome.kind is Kind.DONE
+    assert len(of_quota(caplog)) == 1
+
+
+def test_a_quota_that_stays_used_up_ends_it_after_room_seconds_and_leaves_nothing(
+    fake: FakeKube, tmp_path: Path
+) -> None:
+    fake.post_refusals["jobs"] = QUOTA
+    options = site(fake, tmp_path, room_seconds=1)
+    began = time.monotonic()
+    with pytest.raises(InfrastructureError, match=r"exceeded quota.*no room came in 1 s"):
+        follow(job(fake, tmp_path, "quota-3", "pass", options=options, **TWO_NODES))
+    assert 1 <= time.monotonic() - began < 10
+    assert not [one for one in fake.all("services") if "quota-3" in one["metadata"]["name"]]
+
+
+def test_a_flow_that_is_cancelled_while_a_quota_refuses_its_job_ends_at_once(
+    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.post_refusals["jobs"] = QUOTA
+    block = job(fake, tmp_path, "quota-4", "pass")
+
+    async def cancelled() -> float:
+        waiting = asyncio.create_task(block.trigger())
+        await asyncio.to_thread(wait_until, lambda: of_quota(caplog))
+        began = time.monotonic()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return time.monotonic() - began
+
+    assert asyncio.run(cancelled()) < 5
+    assert not fake.all("jobs")
+
+
+@pytest.mark.parametrize(
+    "why", ['admission webhook "deny.io" denied the request', "failed quota: must specify cpu"]
+)
+def test_what_else_refuses_a_job_ends_it_at_once_in_its_words(
+    fake: FakeKube, tmp_path: Path, why: str
+) -> None:
+    fake.post_refusals["jobs"] = why
+    with pytest.raises(ConfigError, match=re.escape(why)) as caught:
+        follow(job(fake, tmp_path, "hook-1", "pass"))
+    assert "rbac" not in str(caught.value)  # no role helps
+    assert fake.asked.count(("POST", JOBS)) == 1
 
 
 @pytest.mark.full
