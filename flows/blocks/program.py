@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.launch.spec import OF_PREFECT
@@ -17,7 +17,12 @@ FORBIDDEN = 126
 MISSING = 127
 """Exit statuses of a program that did not end, may not be run, or is not there: timeout(1), sh."""
 
-KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
+KEPT = ("SLURM_CONF", "SLURM_JWT")
+PLAIN = {"LC_ALL": "C.UTF-8", "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "standard"}
+"""So that the same is printed for everybody: lists of tasks whole, which Slurm cuts at 64 bytes,
+and times with their day."""
+
+OTHER_CLUSTERS = ("SLURM_CLUSTERS", "SBATCH_CLUSTERS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +70,15 @@ def client_environment(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
     changing = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
     dropped = (*changing, OF_PREFECT)
     kept = {name: v for name, v in variables if name in KEPT or not name.startswith(dropped)}
-    return {**kept, "LC_ALL": "C.UTF-8"}
+    return {**kept, **PLAIN}
+
+
+def other_clusters(variables: Mapping[str, str]) -> str:
+    """Why jobs cannot go where these variables send them, in words; empty where they send none."""
+    found = next((name for name in OTHER_CLUSTERS if variables.get(name)), None)
+    if found is None:
+        return ""
+    return (
+        f"variable {found} ({variables[found]}) sends jobs to other clusters, and they are not "
+        f"followed there: unset it where the worker starts, and let SLURM_CONF name the one cluster"
+    )

@@ -7,6 +7,7 @@ What decides how it ended: flows/launch/ending.py."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,14 @@ from prefect.blocks.abstract import JobBlock
 from flows.blocks.lines import Followed
 from flows.blocks.live import live
 from flows.blocks.notes import SUBMITTED, read_note, write_note
+from flows.blocks.program import other_clusters
+from flows.blocks.room import NoRoomError, Room
 from flows.blocks.run import BlockRun, when_found
 from flows.blocks.signs import Signs
 from flows.blocks.slurm_client import SlurmClient
 from flows.blocks.slurm_evidence import gather, never_started
 from flows.blocks.slurm_pace import Pace
+from flows.blocks.slurm_told import Told
 from flows.launch.ending import join_shares, judge
 from flows.launch.events import note
 from flows.launch.outcome import Kind, Outcome
@@ -30,7 +34,7 @@ from flows.launch.slurm import EXIT, SCRIPT, job_name, render_slurm
 from flows.launch.slurm_options import SlurmOptions
 from flows.launch.slurm_state import HELD, JobRecord
 from flows.launch.spec import LaunchSpec
-from trainyard.errors import InfrastructureError
+from trainyard.errors import ConfigError, InfrastructureError
 
 TICK_SECONDS = 0.5
 FORGOTTEN_SECONDS = 60.0
@@ -40,6 +44,8 @@ LATE_SECONDS = 5.0
 MOST_GRACE_SECONDS = 18.0
 """Of the grace of a job that is cancelled. Prefect's worker kills a flow 30 s after it was told to
 stop; until then Slurm has to confirm the end, and the worker, which looks every 3 s, to see it."""
+ROOM_PAUSE_SECONDS = 60.0
+"""Between two tries to submit, while the queue has no room."""
 KILL_STEPS_SECONDS = 4.0
 """So long SIGKILL is repeated before scancel."""
 KILL_SECONDS = 180.0
@@ -65,10 +71,19 @@ class SlurmJob(JobBlock[Outcome]):
         return SlurmClient()
 
     async def trigger(self) -> SlurmJobRun:
-        """Find the job of this key, or submit it. Being cancelled meanwhile cancels the job."""
-        return await when_found(self.spec, asyncio.to_thread(self._find_or_submit))
+        """Find the job of this key, or submit it, as soon as there is room. Being cancelled
+        meanwhile cancels the job."""
+        room = Room(self.spec.name, self.options.room_seconds, self.logger)
+        while True:
+            try:
+                return await when_found(self.spec, asyncio.to_thread(self._find_or_submit))
+            except NoRoomError as full:
+                pause = room.pause(full, time.monotonic(), ROOM_PAUSE_SECONDS)
+            await asyncio.sleep(pause)
 
     def _find_or_submit(self) -> SlurmJobRun:
+        if elsewhere := other_clusters(os.environ):
+            raise ConfigError(elsewhere)
         script = render_slurm(self.spec, self.options)
         folder, name, client = Path(self.spec.run_directory), job_name(self.spec), self.client()
         noted = read_note(folder / SUBMITTED, name)
@@ -98,13 +113,12 @@ class SlurmJobRun(BlockRun):
         self._indices: Sequence[int | None] = (None,) if shares is None else shares.indices
         self._followed = Followed(self._folder)
         self._signs = Signs(self._files_of_life())
-        self._records: list[JobRecord] = []
-        self._told = ""
+        self._told = Told(job_name(self.spec), self._indices, time.monotonic())
+        self._said = ""
         self._never = ""
         """Why it will not start, in words; empty while it may."""
         self._never_since = 0.0
         self._ended = False
-        self._last_known = time.monotonic()
         # Who waits and who stops look in threads, side by side: a cancellation ends no thread.
         self._asking, self._reading = threading.Lock(), threading.Lock()
         live.add(self)
@@ -116,8 +130,7 @@ class SlurmJobRun(BlockRun):
         while not self._ended:
             self._check_stopping()
             await asyncio.to_thread(self._relay)
-            exits = sum(path.exists() for path in self._exit_files())
-            if pace.is_due(exits, time.monotonic()):
+            if pace.is_due(len(self._left()), time.monotonic()):
                 await asyncio.to_thread(self._ask)
                 self._check_start()
                 self._check_signs()
@@ -127,29 +140,20 @@ class SlurmJobRun(BlockRun):
     def _ask(self) -> None:
         """Look what Slurm says, and whether that is the end."""
         with self._asking:  # all of it, or an answer may overtake a later one
-            self._take_in(self._client.records(self.job_id))
+            found = self._client.records(self.job_id, self._told.unsettled)
             self.was_answered = True
-
-    def _take_in(self, found: Sequence[JobRecord]) -> None:
-        # A cluster that was set up anew counts from 1 again.
-        records = [record for record in found if record.name in ("", job_name(self.spec))]
-        if records:
-            self._records, self._last_known = records, time.monotonic()
-            self._tell(records)
-            self._note_state(records)
-            known = {index for record in records for index in record.shares}
-            is_whole = self.spec.shares is None or known >= set(self.spec.shares.indices)
-            self._ended = is_whole and all(record.has_ended for record in records)
-            return
-        is_told = all(path.exists() for path in self._exit_files())
-        self._ended = is_told or time.monotonic() - self._last_known > FORGOTTEN_SECONDS
+            if self._told.take_in(found, time.monotonic()):
+                self._tell(self._told.records)
+                self._note_state(self._told.records)
+            left = self._left()
+            self._ended = self._told.is_over(left, FORGOTTEN_SECONDS, time.monotonic())
 
     def _tell(self, records: Sequence[JobRecord]) -> None:
         states = sorted({(r.state, r.reason if r.state == "PENDING" else "") for r in records})
         text = ", ".join(f"{state} ({why})" if why else state for state, why in states)
-        if text == self._told:
+        if text == self._said:
             return
-        self._told = text
+        self._said = text
         self._log.info("Slurm job %s: %s", self.job_id, text)
         held = {HELD[why] for _, why in states if why in HELD}
         for words in held | {record.never_starts for record in records} - {None}:
@@ -165,8 +169,8 @@ class SlurmJobRun(BlockRun):
 
     def _ended_at(self) -> float | None:
         """As Slurm or else its exit file tells."""
-        ends = [r.ended for r in self._records if r.ended is not None and r.has_ended]
-        ends = ends or [path.stat().st_mtime for path in self._exit_files() if path.exists()]
+        ends = [r.ended for r in self._told.records if r.ended is not None and r.has_ended]
+        ends = ends or [path.stat().st_mtime for path in self._left().values()]
         return max(ends, default=None)
 
     def _check_start(self) -> None:
@@ -174,11 +178,11 @@ class SlurmJobRun(BlockRun):
         run; and one that has waited for too long for what never comes."""
         if self._stopping is not None:
             return
-        if any(record.was_not_started for record in self._records):
+        if any(record.was_not_started for record in self._told.records):
             self._log.error("Slurm job %s could not be started: ending it", self.job_id)
             self._end(Kind.NODE_FAILURE)
             return
-        words = next(filter(None, (record.never_starts for record in self._records)), "")
+        words = next(filter(None, (record.never_starts for record in self._told.records)), "")
         if not words or self._is_running():
             self._never = ""
             return
@@ -205,13 +209,15 @@ class SlurmJobRun(BlockRun):
             yield self._folder / share_folder(index) / HEARTBEAT
 
     def _is_running(self) -> bool:
-        return any(record.state == "RUNNING" for record in self._records)
+        return any(record.state == "RUNNING" for record in self._told.records)
 
     def _has_ended(self) -> bool:
         return self._ended
 
-    def _exit_files(self) -> list[Path]:
-        return [self._folder / share_folder(index) / EXIT for index in self._indices]
+    def _left(self) -> dict[int | None, Path]:
+        """The exit files that are there."""
+        files = ((index, self._folder / share_folder(index) / EXIT) for index in self._indices)
+        return {index: path for index, path in files if path.exists()}
 
     # --- listening ----------------------------------------------------------------------------
 
@@ -229,9 +235,9 @@ class SlurmJobRun(BlockRun):
 
     async def _hear_the_end(self) -> None:
         """Until the exit file is there, where the script came to its end, and the log stands."""
-        came_to_end = any(r.state in ("COMPLETED", "FAILED") for r in self._records)
+        came_to_end = any(r.state in ("COMPLETED", "FAILED") for r in self._told.records)
         deadline = time.monotonic() + LATE_SECONDS
-        while came_to_end and not all(path.exists() for path in self._exit_files()):
+        while came_to_end and len(self._left()) < len(self._indices):
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(TICK_SECONDS)
@@ -276,7 +282,7 @@ class SlurmJobRun(BlockRun):
         another before it is, and after scancel Slurm kills no more until KillWait is over."""
         deadline = time.monotonic() + KILL_STEPS_SECONDS
         while not self._has_ended() and time.monotonic() < deadline:
-            running = [record for record in self._records if record.state == "RUNNING"]
+            running = [record for record in self._told.records if record.state == "RUNNING"]
             indices = [index for record in running for index in record.shares]
             await asyncio.to_thread(self._client.kill_steps, self.job_id, indices)
             await self._wait_until_gone(2 * TICK_SECONDS)
@@ -300,13 +306,8 @@ class SlurmJobRun(BlockRun):
     def _judge(self, index: int | None) -> Outcome:
         if self._ended_by_us is Kind.CONFIG:
             return never_started(self.spec.name, self.job_id, self._never)
-        seen = gather(self.spec, index, self.job_id, self._record(index), self._ended_by_us)
+        seen = gather(self.spec, index, self.job_id, self._told.record(index), self._ended_by_us)
         return judge(self.spec.name, seen)
-
-    def _record(self, index: int | None) -> JobRecord | None:
-        if index is None:
-            return self._records[0] if self._records else None
-        return next((record for record in self._records if index in record.shares), None)
 
 
 def _label(index: int | None) -> str:

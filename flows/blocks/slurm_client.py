@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from flows.blocks.away import PlaceAwayError
 from flows.blocks.program import FORBIDDEN, MISSING, OVERDUE, Said, run_program
+from flows.blocks.room import NoRoomError
 from flows.launch.slurm_state import (
     JobRecord,
     job_ids,
@@ -31,7 +32,9 @@ AWAY = re.compile(
 )
 """What Slurm's programs say when it is not the question that is at fault."""
 
-FULL = re.compile(r"(Max|Grp)Submit|submit limit|too many (jobs|tasks)|job limit", re.IGNORECASE)
+FULL = re.compile(r"\b(Assoc|QOS)(Max|Grp)Submit\w*|too many jobs|job queue full", re.IGNORECASE)
+"""Reasons of a refusal that go away when other jobs end. Slurm's line beside them, `Job violates
+accounting/QOS policy (job submit limit, user's size and/or time limits)`, is that of all limits."""
 
 PATIENCE_SECONDS = 120.0
 """So long a controller may be away, the time that its programs take to say so included."""
@@ -68,7 +71,8 @@ class SlurmClient:
     def submit(self, script: Path, name: str) -> str:
         """Submit a script whose job has this name; the job's id.
 
-        ConfigError for what Slurm refuses, PlaceAwayError when it cannot be reached."""
+        ConfigError for what Slurm refuses, NoRoomError while it has no room, PlaceAwayError when
+        it cannot be reached."""
         command = ("sbatch", "--parsable", str(script))
         for pause in self._pauses():
             if pause:
@@ -80,11 +84,11 @@ class SlurmClient:
                 return parse_submitted(said.out)
             if not AWAY.search(said.err):
                 break
-        words = _last_line(said.err)
         if AWAY.search(said.err):
-            raise PlaceAwayError(f"sbatch {script}: {words}")
+            raise PlaceAwayError(f"sbatch {script}: {_lines(said.err)[-1]}")
+        words = "; ".join(_lines(said.err))
         if FULL.search(said.err):
-            raise InfrastructureError(f"sbatch {script}: {words}")
+            raise NoRoomError(f"sbatch {script}: {words}")
         raise ConfigError(
             f"sbatch {script} was refused: {words}. Correct the Slurm options of the yard or the "
             f"job's resources"
@@ -99,13 +103,18 @@ class SlurmClient:
             found = job_ids(self._account(*history))
         return max(found, key=int, default=None)
 
-    def records(self, job_id: str) -> list[JobRecord]:
-        """What Slurm says of a job and its tasks; empty when it knows nothing, or not yet."""
+    def records(self, job_id: str, shares: Collection[int] = ()) -> list[JobRecord]:
+        """What Slurm says of a job and its tasks; empty when it knows nothing, or not yet.
+
+        shares: those whose end is to be found; the controller forgets one after the other."""
         said = self._ask(("scontrol", "show", "job", "--oneliner", job_id), "Invalid job id")
-        if said.status == 0:
-            return parse_scontrol(said.out)
+        found = parse_scontrol(said.out) if said.status == 0 else []
+        lost = set(shares).difference(*(record.shares for record in found))
+        if found and not lost:
+            return found
         wanted = "--format=JobID,State,ExitCode,NodeList,JobName"
-        return parse_sacct(self._account(f"--jobs={job_id}", wanted))
+        past = parse_sacct(self._account(f"--jobs={job_id}", wanted))
+        return [*found, *(r for r in past if r.has_ended and lost & {*r.shares})] if found else past
 
     def signal_steps(self, job_id: str, signal_name: str) -> None:
         """Send a signal to the processes of a running job."""
@@ -143,7 +152,7 @@ class SlurmClient:
         if allowed is not None and allowed in said.err and not AWAY.search(said.err):
             return said
         kind = PlaceAwayError if AWAY.search(said.err) else InfrastructureError
-        raise kind(f"{' '.join(command)}: {_last_line(said.err)}")
+        raise kind(f"{' '.join(command)}: {_lines(said.err)[-1]}")
 
     def _pauses(self) -> Iterator[float]:
         """Seconds before each try: none before the first, then doubling, until the patience is
@@ -156,6 +165,5 @@ class SlurmClient:
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no word of why"
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()] or ["no word of why"]

@@ -29,24 +29,40 @@ def gather(
 
     record: Slurm's last word; None when it knows the job no more."""
     folder = Path(spec.run_directory, share_folder(index))
+    log = Path(spec.run_directory, log_name(index))
+    log_tail = read_tail(log)
     code = read_exit_code(folder / EXIT, None if spec.shares else job_id)
+    verdict = None if record is None else record.verdict
+    words = f"job {job_id}: {record.words if record else 'Slurm has forgotten it'}"
+    if record is not None and record.had_no_log:
+        # Of a run before this one, which was requeued, there may be anything.
+        has_begun = not record.restarts and (code is not None or bool(log_tail))
+        if not has_begun:
+            verdict, words = Kind.NODE_FAILURE, f"{words}; {_no_log(record, log)}"
     if record is not None and record.state == "COMPLETED":
         code = 0
     if record is not None and record.state == "FAILED" and not code:
         code = record.exit_code or None  # a 0 in the file is of a run before this one
-    log_tail = read_tail(Path(spec.run_directory, log_name(index)))
-    verdict = None if record is None else record.verdict
     if verdict is None and code != 0 and OUT_OF_MEMORY.search(log_tail):
         verdict = Kind.OUT_OF_MEMORY
     return Evidence(
         failure=read_failure(str(folder)),
         verdict=verdict,
-        words=f"job {job_id}: {record.words if record else 'Slurm has forgotten it'}",
+        words=words,
         exit_code=code,
         is_of_launcher=spec.has_ranks,
         ended_by_us=ended_by_us,
         was_requeued=record is not None and record.restarts > 0,
         log_tail=log_tail,
+    )
+
+
+def _no_log(record: JobRecord, log: Path) -> str:
+    node = record.nodes or "its node"
+    return (
+        f"which it says where it could not open the job's log, {log}: does {node} see that folder, "
+        f"may the user write there, is its disk full, does Slurm's prolog fail? A node that is "
+        f"alone in this belongs into the Slurm option exclude"
     )
 
 

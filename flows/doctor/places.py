@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 
+from flows.blocks.program import other_clusters
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.cluster import cluster_image, cluster_jobs
 from flows.doctor.engine import IMAGES_SECONDS, engine_image, engine_jobs
@@ -62,6 +63,8 @@ def _process_image(yard: Yard) -> Answer:
 
 
 def _slurm_jobs(yard: Yard) -> Answer:
+    if elsewhere := other_clusters(os.environ):
+        return fail(ConfigError, elsewhere, "unset it; jobs of the yard go to one cluster")
     status, said = run(("scontrol", "ping"), SECONDS)
     if status != 0 or "UP" not in said:
         kind = ConfigError if "not installed" in said else InfrastructureError

@@ -28,6 +28,19 @@ DECIDED = (
 )
 """Options of sbatch that are written from the job, and not to be given once more."""
 
+REFUSED = {
+    "wait": "sbatch would come back when the job has ended, and be killed before that",
+    "test-only": "nothing would be submitted",
+    **dict.fromkeys(("help", "usage", "version"), "nothing would be submitted"),
+    **dict.fromkeys(
+        ("clusters", "cluster-constraint"),
+        "a job of another cluster is not followed; let SLURM_CONF name the one cluster",
+    ),
+}
+"""Options of sbatch with which a job could not be submitted and followed, and why."""
+WHOLE = ("ntasks",)
+"""Options of sbatch that only look like one above that is cut short."""
+
 WORDS = {
     "partition": WORD,
     "account": WORD,
@@ -38,6 +51,8 @@ WORDS = {
     "exclude": NODES,
 }
 """Options of sbatch that are copied as they are."""
+
+OWN = (*WORDS, "exclusive", "gres")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +86,9 @@ class SlurmOptions:
     broken_seconds: int = 300
     """So long a job may wait for what never comes, such as more nodes than its partition has,
     before it is cancelled."""
+    room_seconds: int | None = 86400
+    """So long a submission may wait while its account or quality of service has no room for more
+    jobs in the queue; None: for ever."""
     extra: tuple[str, ...] = ()
     """Other options of sbatch: `--switches=1`, `--mail-type=FAIL`."""
 
@@ -83,10 +101,11 @@ class SlurmOptions:
             raise ConfigError(
                 f"Slurm option warning_seconds must be from 1 to 65535, got {self.warning_seconds}"
             )
-        if self.broken_seconds < 0:
-            raise ConfigError(
-                f"Slurm option broken_seconds must not be negative, got {self.broken_seconds}"
-            )
+        for name in ("broken_seconds", "room_seconds"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(
+                    f"Slurm option {name} must not be negative, got {getattr(self, name)}"
+                )
         if self.containers not in get_args(Containers):
             raise ConfigError(
                 f"Slurm option containers: {self.containers!r} is none of "
@@ -101,11 +120,21 @@ class SlurmOptions:
 
     def _check_extra(self, option: str) -> None:
         _check("extra", option, EXTRA)
-        name = option.removeprefix("--").partition("=")[0]
+        name = _in_full(option.removeprefix("--").partition("=")[0])
         if name in DECIDED:
             raise ConfigError(f"Slurm option extra: --{name} is decided by the job; leave it out")
-        if name.replace("-", "_") in WORDS or name in ("exclusive", "gres"):
+        if name in REFUSED:
+            raise ConfigError(f"Slurm option extra: --{name}: {REFUSED[name]}; leave it out")
+        if name in OWN:
             raise ConfigError(f"Slurm option extra: --{name} has a key of its own here; use that")
+
+
+def _in_full(name: str) -> str:
+    """The option of ours that sbatch may take this for: it lets people leave out the end."""
+    known = (*DECIDED, *REFUSED, *OWN)
+    if name in known or name in WHOLE:
+        return name
+    return next((one for one in known if one.startswith(name)), name)
 
 
 def _check(name: str, value: str | None, pattern: re.Pattern[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flows.launch.outcome import Kind
@@ -34,6 +34,8 @@ SHOWN = frozenset(
         *("Restarts", "Comment", "NodeList", "StartTime", "EndTime", "PreemptTime"),
     }
 )
+TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+"""`2`, `0-4` or `0-4:2` of the tasks of an array."""
 NOTHING = ("", "(null)", "None", "N/A")
 
 NEVER = {
@@ -56,6 +58,10 @@ HELD = {
     "JobHeldAdmin": "it is held by an administrator",
 }
 """Reasons of waiting until a person wants otherwise, in words."""
+
+NO_LOG = -53
+"""Exit code, `0:53`, of a job whose log its node could not open; the script never began. Slurm's
+reason is JobLaunchFailure, or RaisedSignal:53(Real-time_signal_19)."""
 
 NOT_STARTED = "launch_failed_requeued_held"
 """A node could not start the job; Slurm put it back into the queue and holds it there for ever."""
@@ -115,6 +121,11 @@ class JobRecord:
         if self.state == "FAILED" and self.reason == "JobLaunchFailure":
             return Kind.NODE_FAILURE
         return ENDED.get(self.state)
+
+    @property
+    def had_no_log(self) -> bool:
+        """True when its log could not be opened, unless something shows that its script began."""
+        return self.state == "FAILED" and self.exit_code == NO_LOG
 
     @property
     def words(self) -> str:
@@ -210,9 +221,9 @@ def _exit_code(text: str) -> int:
 
 
 def _indices(text: str) -> Iterator[int]:
-    """`2`, or of tasks that wait together `0-2,5%4`."""
-    ranges: Iterable[str] = text.partition("%")[0].split(",") if text else ()
-    for part in ranges:
-        first, _, rest = part.partition("-")
-        last, _, step = rest.partition(":")
-        yield from range(int(first), int(last or first) + 1, int(step or 1))
+    """`2`, or of tasks that wait together `0-2,5%4`. Of a list that is cut, `0-2,5,1...`, those
+    that are whole: the rest is not known."""
+    for part in text.partition("%")[0].split(","):
+        if (tasks := TASKS.fullmatch(part)) is not None:
+            first, last, step = tasks.groups()
+            yield from range(int(first), int(last or first) + 1, int(step or 1))

@@ -50,6 +50,9 @@ def test_variables_that_change_what_is_submitted_stay_behind(
         "SLURM_JOB_ID": "3",
         "SLURM_CONF": "/etc/slurm/slurm.conf",
         "SQUEUE_FORMAT": "%i",
+        "SLURM_TIME_FORMAT": "relative",
+        "SLURM_BITSTR_LEN": "64",
+        "SLURM_CLUSTERS": "other",
         "PREFECT_API_AUTH_STRING": "admin:x",
         "AWS_REGION": "eu",
     }
@@ -57,6 +60,8 @@ def test_variables_that_change_what_is_submitted_stay_behind(
         "SLURM_CONF": "/etc/slurm/slurm.conf",
         "AWS_REGION": "eu",
         "LC_ALL": "C.UTF-8",
+        "SLURM_TIME_FORMAT": "standard",
+        "SLURM_BITSTR_LEN": "0",
     }
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:x")
     program = "import os; print('PREFECT_API_AUTH_STRING' in os.environ)"

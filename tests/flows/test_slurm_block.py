@@ -33,6 +33,10 @@ UNKNOWN = Said(1, "", "slurm_load_jobs error: Invalid job id specified")
 NO_ACCOUNTING = Said(1, "", "Slurm accounting storage is disabled")
 
 
+MOST_ASKED = 3000
+"""Questions of one test."""
+
+
 @dataclass
 class Played:
     """Answers of Slurm's programs; the last of a list is given for ever."""
@@ -44,6 +48,7 @@ class Played:
 
     def __call__(self, command: Sequence[str]) -> Said:
         self.asked.append(command[0])
+        assert len(self.asked) < MOST_ASKED, "the end is not seen"
         self.signalled += [word for word in command if word == "--signal=USR1"]
         if command[0] == "scontrol":
             return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
@@ -184,13 +189,95 @@ def test_a_job_that_never_starts_is_ended_after_its_time_and_one_that_is_held_is
     assert follow(held).kind is Kind.DONE
 
 
-def test_shares_that_slurm_has_not_listed_yet_are_waited_for(tmp_path: Path) -> None:
-    first = state("COMPLETED", ArrayJobId="17", ArrayTaskId="0")
-    both = Said(0, f"{first.out}\n{first.out.replace('TaskId=0', 'TaskId=1')}", "")
-    for share in ("share-0", "share-1"):
-        write_exit(tmp_path / share, 0)
-    played = Played([first, first, both])
-    assert follow(block(tmp_path, played, shares=Shares(count=2))).kind is Kind.DONE
+# --- shares, which slurm lists and forgets one by one --------------------------------------------
+
+
+def share(index: int, name: str, **fields: str) -> Said:
+    return state(name, ArrayJobId="17", ArrayTaskId=str(index), **fields)
+
+
+def listed(*shares: Said) -> Said:
+    return Said(0, "\n".join(share.out for share in shares), "")
+
+
+@dataclass
+class Accounted(Played):
+    """A cluster with accounting."""
+
+    sacct: str = ""
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        said = super().__call__(command)
+        return Said(0, self.sacct, "") if command[0] == "sacct" else said
+
+
+TWO, THREE = Shares(count=2), Shares(count=3)
+
+
+def test_shares_that_slurm_has_not_listed_yet_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
+    first = share(0, "COMPLETED")
+    played = Played([first, first, listed(first, share(1, "COMPLETED"))])
+    assert follow(block(tmp_path, played, shares=TWO)).kind is Kind.DONE
+    assert played.asked.count("scontrol") == 3
+
+
+@pytest.mark.parametrize("end", ["TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"])
+def test_what_slurm_told_of_a_share_that_it_has_forgotten_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
+    write_exit(tmp_path / "share-1", 0)
+    played = Played([listed(share(0, end), share(1, "RUNNING")), share(1, "COMPLETED")])
+    outcome = follow(block(tmp_path, played, shares=TWO))
+    assert (outcome.may_succeed_later, outcome.failed_shares) == (True, (0,))
+    assert played.asked.count("scontrol") == 2, "the end is seen at once"
+
+
+def test_a_share_that_is_requeued_has_not_ended_yet(tmp_path: Path) -> None:
+    lost = listed(share(0, "NODE_FAIL"), share(1, "COMPLETED"))
+    again = listed(share(0, "PENDING", Restarts="1"), share(1, "COMPLETED"))
+    running = listed(share(0, "RUNNING"), share(1, "RUNNING"))
+    part_lost = listed(share(0, "NODE_FAIL"), share(1, "RUNNING"))
+    played = Played([running, part_lost, again, share(0, "COMPLETED", Restarts="1")])
+    assert follow(block(tmp_path / "again", played, shares=TWO)).kind is Kind.DONE
+    assert follow(block(tmp_path / "lost", Played([lost]), shares=TWO)).kind is Kind.NODE_FAILURE
+
+
+def test_shares_that_were_forgotten_before_anybody_looked_are_told_by_accounting(
+    tmp_path: Path,
+) -> None:
+    rows = "17_0|TIMEOUT|0:15|node1|merge-k-1\n17_1|RUNNING|0:0|node1|merge-k-1\n"
+    played = Accounted([share(2, "RUNNING"), share(2, "COMPLETED")], sacct=rows)
+    write_exit(tmp_path / "share-0", 143)
+    write_exit(tmp_path / "share-1", 3)
+    outcome = follow(block(tmp_path, played, shares=THREE))
+    assert (outcome.kind, outcome.failed_shares) == (Kind.TIME_LIMIT, (0, 1))
+    assert played.asked.count("scontrol") == 2
+
+
+def test_shares_that_were_forgotten_are_told_by_their_exit_files_where_nobody_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
+    write_exit(tmp_path / "share-0", 3)
+    write_exit(tmp_path / "share-1", 0)
+    played = Played([share(2, "RUNNING"), share(2, "COMPLETED")])
+    outcome = follow(block(tmp_path, played, shares=THREE))
+    assert (outcome.kind, outcome.failed_shares) == (Kind.INFRASTRUCTURE, (0,))
+    assert played.asked.count("scontrol") == 2
+
+
+@pytest.mark.parametrize("rest", ["...", "1...%4"])
+def test_shares_that_wait_in_a_list_that_is_cut_are_waited_for(tmp_path: Path, rest: str) -> None:
+    waiting = state("PENDING", ArrayJobId="17", ArrayTaskId=f"0,{rest}")
+    ended = listed(*(share(index, "COMPLETED") for index in range(3)))
+    for index in range(3):  # of a run before, that was requeued
+        write_exit(tmp_path / f"share-{index}", 3)
+    played = Played([waiting, waiting, ended])
+    assert follow(block(tmp_path, played, shares=THREE)).kind is Kind.DONE
     assert played.asked.count("scontrol") == 3
 
 
@@ -320,6 +407,99 @@ def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) 
     played = Refuses([UNKNOWN])
     cancelled_while_it_submits(block(tmp_path, played), played)
     assert "scancel" not in played.asked
+
+
+# --- no room in the queue -------------------------------------------------------------------------
+
+
+@dataclass
+class Full(Played):
+    """A queue that takes no more jobs, for so many tries."""
+
+    times: int = 10_000
+    refused: Event = field(default_factory=Event)
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        said = super().__call__(command)
+        if command[0] != "sbatch" or self.asked.count("sbatch") > self.times:
+            return said
+        self.refused.set()
+        return Said(1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: refused\n")
+
+
+def test_a_submission_waits_until_there_is_room_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slurm, "ROOM_PAUSE_SECONDS", 0.001)
+    played = Full([state("COMPLETED")], times=7)
+    assert follow(block(tmp_path, played)).kind is Kind.DONE
+    assert played.asked.count("sbatch") == 8
+    (told,) = [text for text in caplog.messages if "waits to be submitted" in text]
+    assert "QOSMaxSubmitJobPerUserLimit" in told
+
+
+def test_a_submission_that_finds_no_room_for_too_long_is_infrastructure(tmp_path: Path) -> None:
+    full = block(tmp_path, played := Full([UNKNOWN]))
+    full.options = SlurmOptions(room_seconds=0)
+    with pytest.raises(InfrastructureError, match=r"QOSMaxSubmitJob.*no room came in 0 s"):
+        follow(full)
+    assert played.asked.count("sbatch") == 1
+
+
+def test_a_submission_that_waits_for_room_is_cancelled_at_once(tmp_path: Path) -> None:
+    played = Full([UNKNOWN])
+
+    async def whole() -> None:
+        triggering = asyncio.create_task(block(tmp_path, played).trigger())
+        await asyncio.to_thread(played.refused.wait, 10)
+        triggering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await triggering
+
+    asyncio.run(asyncio.wait_for(whole(), 10))
+    assert played.asked.count("sbatch") == 1
+    assert "scancel" not in played.asked
+
+
+@pytest.mark.parametrize("name", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
+def test_other_clusters_are_refused_before_slurm_is_asked_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "there")
+    played = Played([state("COMPLETED")])
+    with pytest.raises(ConfigError, match=rf"variable {name} \(there\).*unset it"):
+        follow(block(tmp_path / "run", played))
+    assert not played.asked
+    assert not (tmp_path / "run").exists()
+
+
+# --- a log that could not be opened ---------------------------------------------------------------
+
+NO_LOG = {"Reason": "RaisedSignal:53(Real-time_signal_19)", "ExitCode": "0:53", "NodeList": "n7"}
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_job_whose_log_could_not_be_opened_is_the_nodes_fault(
+    tmp_path: Path, restarts: str
+) -> None:
+    if restarts != "0":
+        (tmp_path / LOG).write_text("of the run before\n")
+        write_exit(tmp_path, 143)
+    outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG, Restarts=restarts)])))
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.NODE_FAILURE, True)
+    assert f"could not open the job's log, {tmp_path / LOG}: does n7 see" in outcome.message
+
+
+def test_a_share_whose_log_could_not_be_opened_is_told_by_accounting_too(tmp_path: Path) -> None:
+    rows = "17_0|FAILED|0:53|n7|merge-k-1\n17_1|COMPLETED|0:0|n7|merge-k-1\n"
+    outcome = follow(block(tmp_path, Accounted([UNKNOWN], sacct=rows), shares=TWO))
+    assert (outcome.kind, outcome.failed_shares) == (Kind.NODE_FAILURE, (0,))
+
+
+def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text("step 1\n")
+    outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG)])))
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.DEFECT, False)
 
 
 # --- a program that was killed while it ended the job ---------------------------------------------

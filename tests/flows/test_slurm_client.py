@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.blocks.room import NoRoomError
 from flows.blocks.slurm_client import Said, SlurmClient, run_here
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -93,9 +94,29 @@ def test_what_slurm_refuses_is_for_the_person_who_wrote_it(words: str) -> None:
     assert tape.count("sbatch") == 1
 
 
-def test_a_full_queue_is_worth_another_try_later() -> None:
-    words = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
-    with pytest.raises(InfrastructureError, match="QOSMaxSubmitJobPerUserLimit"):
+POLICY = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
+    "limit, user's size and/or time limits)"
+)
+"""Slurm's line for every limit, behind the one that names it."""
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit"],
+)
+def test_a_full_queue_is_no_fault_of_the_options(reason: str) -> None:
+    words = f"sbatch: error: {reason}\n{POLICY}\n"
+    with pytest.raises(NoRoomError, match=reason):
+        Tape({"sbatch": [Said(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
+
+
+@pytest.mark.parametrize(
+    "reason", ["QOSMaxWallDurationPerJobLimit", "AssocMaxNodePerJobLimit", "QOSGrpCpuLimit", ""]
+)
+def test_a_limit_that_no_waiting_lifts_is_a_wrong_option_and_named(reason: str) -> None:
+    words = f"sbatch: error: {reason}\n{POLICY}\n" if reason else POLICY
+    with pytest.raises(ConfigError, match=rf"{reason}.*Job violates.*Correct the Slurm options"):
         Tape({"sbatch": [Said(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
 
 
@@ -112,6 +133,15 @@ def test_a_job_that_the_controller_forgot_is_looked_up_in_accounting() -> None:
     tape = Tape({"scontrol": [UNKNOWN], "sacct": [said(row)]})
     (record,) = tape.client().records("17")
     assert (record.state, record.name) == ("COMPLETED", "merge-a-1")
+
+
+def test_ends_of_shares_that_the_controller_forgot_are_looked_up_in_accounting() -> None:
+    held = said("JobId=19 ArrayJobId=17 ArrayTaskId=2 JobState=RUNNING")
+    rows = "17_0|FAILED|1:0|node1|a\n17_1|COMPLETED|0:0|node1|a\n17_2|RUNNING|0:0|node1|a\n"
+    tape = Tape({"scontrol": [held], "sacct": [said(rows)]})
+    told = [(r.shares, r.state) for r in tape.client().records("17", {0, 2})]
+    assert told == [((2,), "RUNNING"), ((0,), "FAILED")]
+    assert Tape({"scontrol": [held]}).client().records("17", {2})[0].state == "RUNNING"
 
 
 def test_nothing_known_is_no_error_and_not_the_end() -> None:

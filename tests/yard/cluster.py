@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,27 @@ class Cluster:
     def power_off(self, node: str) -> None:
         """End a node and all that runs on it."""
         subprocess.run([ROOT / "deploy/dev/slurm-power-off.sh", node, self.folder], check=True)
+
+    @contextmanager
+    def forgetting(self, seconds: int) -> Iterator[None]:
+        """A controller that forgets jobs so long after their end, or a few seconds later."""
+        conf = self.folder / "slurm.conf"
+        before = conf.read_text()
+        self._configure(re.sub(r"(?m)^MinJobAge=.*", f"MinJobAge={seconds}", before))
+        try:
+            yield
+        finally:
+            self._configure(before)
+
+    def _configure(self, text: str) -> None:
+        (self.folder / "slurm.conf").write_text(text)
+        subprocess.run(["scontrol", "reconfigure"], check=True)
+
+    def on_node(self, node: str, *command: str) -> None:
+        """Run a program among the mounts of a node."""
+        first = (self.folder / "run" / f"{node}.pid").read_text().strip()
+        inside = Path(f"/proc/{first}/task/{first}/children").read_text().split()[0]
+        subprocess.run(["nsenter", "--mount", f"--target={inside}", *command], check=True)
 
     @property
     def bounds_memory(self) -> bool:

@@ -45,6 +45,13 @@ def test_every_partition_is_looked_at() -> None:
     assert "2 of 2 nodes of cpu run jobs; 4 of 4 nodes of h100 run jobs" in answer.told
 
 
+def test_variables_that_lead_to_other_clusters_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "there")
+    answer = asked("")
+    assert answer.state is State.FAIL
+    assert "SLURM_CLUSTERS (there)" in answer.told
+
+
 def test_a_stages_partition_that_is_not_there_is_named() -> None:
     answer = asked('[slurm]\npartition = "cpu"\n[slurm.pretrain]\npartition = "h200"\n')
     assert (answer.state, answer.told) == (State.FAIL, "there is no partition h200")

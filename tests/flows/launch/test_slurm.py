@@ -236,6 +236,15 @@ def test_what_slurm_cannot_be_told_is_refused(
         ("extra", ("--nodes=4",), "--nodes is decided by the job"),
         ("extra", ("--partition=x",), "--partition has a key of its own"),
         ("extra", ("-p",), "option extra"),
+        ("extra", ("--wait",), "--wait: sbatch would come back when the job has ended"),
+        ("extra", ("--test-only",), "--test-only: nothing would be submitted"),
+        ("extra", ("--clusters=other",), "--clusters: a job of another cluster is not followed"),
+        ("extra", ("--cluster-constraint=x",), "--cluster-constraint: a job of another cluster"),
+        ("extra", ("--parsable",), "--parsable is decided by the job"),
+        ("extra", ("--out=x",), "--output is decided by the job"),
+        ("extra", ("--wai",), "--wait: sbatch"),
+        ("extra", ("--part=x",), "--partition has a key of its own"),
+        ("room_seconds", -1, "room_seconds must not be negative"),
         ("warning_seconds", 0, "warning_seconds must be from 1 to 65535"),
         ("containers", "docker", "'docker' is none of none, pyxis, apptainer"),
         ("requeue", "yes", "'yes' is none of"),
@@ -246,3 +255,9 @@ def test_options_that_sbatch_would_not_take_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         SlurmOptions(**{option: value})
+
+
+def test_options_that_only_look_like_those_of_a_job_are_passed_on() -> None:
+    extra = ("--wait-all-nodes=1", "--ntasks=2", "--hold", "--time-min=10", "--gres-flags=x")
+    lines = render_slurm(spec(), SlurmOptions(extra=extra)).splitlines()
+    assert {f"#SBATCH {option}" for option in extra} <= set(lines)

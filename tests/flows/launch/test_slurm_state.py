@@ -81,6 +81,26 @@ def test_tasks_of_an_array_are_records_of_one_job() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("1-7:3", (1, 4, 7)),
+        ("0,2,5-7,16%4", (0, 2, 5, 6, 7, 16)),
+        ("0,2,5-7,1...%4", (0, 2, 5, 6, 7)),
+        ("0,2,5-...", (0, 2)),
+        ("0,2,...", (0, 2)),
+        ("...", ()),
+    ],
+)
+def test_of_a_list_of_tasks_that_slurm_cut_the_rest_is_not_known(
+    text: str, shares: tuple[int, ...]
+) -> None:
+    line = recorded("scontrol-array-running").replace("ArrayTaskId=2-6,9", f"ArrayTaskId={text}")
+    assert parse_scontrol(line)[0].shares == shares
+    (row,) = parse_sacct(f"17_[{text}]|PENDING|0:0|None assigned|merge-ab12-1\n")
+    assert (row.job_id, row.shares) == ("17", shares)
+
+
 def test_what_people_write_into_a_job_is_not_read_as_its_state() -> None:
     line = recorded("scontrol-failed").replace(
         "WorkDir=", "Comment=JobState=COMPLETED ExitCode=0:0 JobId=9 WorkDir="
