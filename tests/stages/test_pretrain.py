@@ -297,7 +297,7 @@ def test_a_signal_to_the_whole_group_saves_with_loader_workers_too(
 def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     # Long enough that the signal comes before the end on any machine.
-    options = {"nproc_per_node": 2, "log_interval": 1, "train_iters": 250, "save_interval": 100}
+    options = {"nproc_per_node": 2, "log_interval": 1, "train_iters": 120, "save_interval": 50}
     process = start(tokens, whole, **options)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output

@@ -175,7 +175,7 @@ def test_ranks_without_memory_say_what_they_held(tokens: Path, tmp_path: Path) -
 def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path) -> None:
     save = tmp_path / "run"
     # Long enough that the signal comes before the end on any machine.
-    options = ("--tensor-model-parallel-size", "2", "--train-iters", "600")
+    options = ("--tensor-model-parallel-size", "2", "--train-iters", "200")
     with training(tokens, save, *options) as process:
         wait_for(save, "iteration        3/")
         process.send_signal(signal.SIGUSR1)

@@ -193,9 +193,14 @@ def test_a_sweep_that_is_killed_leaves_what_the_next_one_finds(tmp_path: Path, f
 
 @pytest.mark.slow
 def test_a_sweep_may_be_killed_before_every_change(store_url: str) -> None:
-    points = (fatal for fatal in range(1, 100))
-    died = list(itertools.takewhile(lambda n: dies_of_sweeping(join(store_url, str(n)), n), points))
-    assert len(died) > 15
+    # Every change on files; one in four where each costs requests.
+    step = 4 if store_url.startswith("s3://") else 1
+    died = list(
+        itertools.takewhile(
+            lambda n: dies_of_sweeping(join(store_url, str(n)), n), range(1, 100, step)
+        )
+    )
+    assert len(died) > 15 // step
 
 
 def dies_of_sweeping(root: str, fatal: int) -> bool:
