@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # It answers at once that it lives, however long the store takes for the first listing.
             threading.Thread(target=server.serve_forever, args=(60.0,), daemon=True).start()
             _try_out(root)
-            while True:
-                signal.pause()
+            while True:  # not signal.pause(): a signal that comes just before it would be slept on
+                time.sleep(LOOK_SECONDS)
     except Stopped:
         return 0
     except TrainyardError as error:
