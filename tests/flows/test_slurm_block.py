@@ -13,91 +13,34 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 
 from flows.blocks import slurm
 from flows.blocks.notes import ENDING, SUBMITTED, Ending, read_ending, write_ending
-from flows.blocks.slurm import SlurmJob
-from flows.blocks.slurm_client import Said, SlurmClient
-from flows.launch.outcome import Kind, Outcome
+from flows.blocks.program import Said
+from flows.launch.outcome import Kind
 from flows.launch.run_folder import HEARTBEAT, LOG
-from flows.launch.slurm import EXIT, SCRIPT
+from flows.launch.slurm import SCRIPT
 from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import LaunchSpec, Shares
+from tests.flows.slurm_played import (
+    AWAY,
+    NO_LOG,
+    UNKNOWN,
+    Played,
+    PlayedJob,
+    block,
+    follow,
+    hurry,
+    state,
+    write_exit,
+)
 from trainyard.errors import ConfigError, InfrastructureError
-
-AWAY = Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-UNKNOWN = Said(1, "", "slurm_load_jobs error: Invalid job id specified")
-NO_ACCOUNTING = Said(1, "", "Slurm accounting storage is disabled")
-
-
-MOST_ASKED = 3000
-"""Questions of one test."""
-
-
-@dataclass
-class Played:
-    """Answers of Slurm's programs; the last of a list is given for ever."""
-
-    scontrol: list[Said]
-    squeue: str = ""
-    asked: list[str] = field(default_factory=list)
-    signalled: list[str] = field(default_factory=list)
-
-    def __call__(self, command: Sequence[str]) -> Said:
-        self.asked.append(command[0])
-        assert len(self.asked) < MOST_ASKED, "the end is not seen"
-        self.signalled += [word for word in command if word == "--signal=USR1"]
-        if command[0] == "scontrol":
-            return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
-        told = {"sbatch": Said(0, "17\n", ""), "squeue": Said(0, self.squeue, "")}
-        return {"sacct": NO_ACCOUNTING, "scancel": Said(0, "", ""), **told}[command[0]]
-
-
-def state(name: str, **fields: str) -> Said:
-    told = {"JobId": "17", "JobName": "merge-k-1", "JobState": name, **fields}
-    return Said(0, " ".join(f"{key}={value}" for key, value in told.items()), "")
-
-
-class PlayedJob(SlurmJob):
-    """Asks the answers that are played back."""
-
-    _block_type_name = "Played Slurm Job"
-    _block_type_slug = "played-slurm-job"
-
-    played: Any
-
-    def client(self) -> SlurmClient:
-        return SlurmClient(self.played, patience_seconds=1.0, sleep=lambda seconds: None)
-
-
-def block(folder: Path, played: Played, **values: Any) -> PlayedJob:
-    given = {"name": "merge", "command": ("true",), "key": "k-1", **values}
-    return PlayedJob(
-        spec=LaunchSpec(run_directory=str(folder), **given), played=played, poll_seconds=0
-    )
-
-
-def follow(block: PlayedJob) -> Outcome:
-    async def whole() -> Outcome:
-        run = await block.trigger()
-        await run.wait_for_completion()
-        return await run.fetch_result()
-
-    return asyncio.run(whole())
 
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TICK_SECONDS", "FORGOTTEN_SECONDS", "LATE_SECONDS", "KILL_STEPS_SECONDS"):
-        monkeypatch.setattr(slurm, name, 0.01)
-
-
-def write_exit(folder: Path, status: int) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / EXIT).write_text(json.dumps({"exit_status": status, "job_id": "17"}))
+    hurry(monkeypatch)
 
 
 def test_the_exit_file_tells_the_end_of_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
@@ -187,98 +130,6 @@ def test_a_job_that_never_starts_is_ended_after_its_time_and_one_that_is_held_is
     )
     held.options = at_once
     assert follow(held).kind is Kind.DONE
-
-
-# --- shares, which slurm lists and forgets one by one --------------------------------------------
-
-
-def share(index: int, name: str, **fields: str) -> Said:
-    return state(name, ArrayJobId="17", ArrayTaskId=str(index), **fields)
-
-
-def listed(*shares: Said) -> Said:
-    return Said(0, "\n".join(share.out for share in shares), "")
-
-
-@dataclass
-class Accounted(Played):
-    """A cluster with accounting."""
-
-    sacct: str = ""
-
-    def __call__(self, command: Sequence[str]) -> Said:
-        said = super().__call__(command)
-        return Said(0, self.sacct, "") if command[0] == "sacct" else said
-
-
-TWO, THREE = Shares(count=2), Shares(count=3)
-
-
-def test_shares_that_slurm_has_not_listed_yet_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
-    first = share(0, "COMPLETED")
-    played = Played([first, first, listed(first, share(1, "COMPLETED"))])
-    assert follow(block(tmp_path, played, shares=TWO)).kind is Kind.DONE
-    assert played.asked.count("scontrol") == 3
-
-
-@pytest.mark.parametrize("end", ["TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"])
-def test_what_slurm_told_of_a_share_that_it_has_forgotten_still_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
-    write_exit(tmp_path / "share-1", 0)
-    played = Played([listed(share(0, end), share(1, "RUNNING")), share(1, "COMPLETED")])
-    outcome = follow(block(tmp_path, played, shares=TWO))
-    assert (outcome.may_succeed_later, outcome.failed_shares) == (True, (0,))
-    assert played.asked.count("scontrol") == 2, "the end is seen at once"
-
-
-def test_a_share_that_is_requeued_has_not_ended_yet(tmp_path: Path) -> None:
-    lost = listed(share(0, "NODE_FAIL"), share(1, "COMPLETED"))
-    again = listed(share(0, "PENDING", Restarts="1"), share(1, "COMPLETED"))
-    running = listed(share(0, "RUNNING"), share(1, "RUNNING"))
-    part_lost = listed(share(0, "NODE_FAIL"), share(1, "RUNNING"))
-    played = Played([running, part_lost, again, share(0, "COMPLETED", Restarts="1")])
-    assert follow(block(tmp_path / "again", played, shares=TWO)).kind is Kind.DONE
-    assert follow(block(tmp_path / "lost", Played([lost]), shares=TWO)).kind is Kind.NODE_FAILURE
-
-
-def test_shares_that_were_forgotten_before_anybody_looked_are_told_by_accounting(
-    tmp_path: Path,
-) -> None:
-    rows = "17_0|TIMEOUT|0:15|node1|merge-k-1\n17_1|RUNNING|0:0|node1|merge-k-1\n"
-    played = Accounted([share(2, "RUNNING"), share(2, "COMPLETED")], sacct=rows)
-    write_exit(tmp_path / "share-0", 143)
-    write_exit(tmp_path / "share-1", 3)
-    outcome = follow(block(tmp_path, played, shares=THREE))
-    assert (outcome.kind, outcome.failed_shares) == (Kind.TIME_LIMIT, (0, 1))
-    assert played.asked.count("scontrol") == 2
-
-
-def test_shares_that_were_forgotten_are_told_by_their_exit_files_where_nobody_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
-    write_exit(tmp_path / "share-0", 3)
-    write_exit(tmp_path / "share-1", 0)
-    played = Played([share(2, "RUNNING"), share(2, "COMPLETED")])
-    outcome = follow(block(tmp_path, played, shares=THREE))
-    assert (outcome.kind, outcome.failed_shares) == (Kind.INFRASTRUCTURE, (0,))
-    assert played.asked.count("scontrol") == 2
-
-
-@pytest.mark.parametrize("rest", ["...", "1...%4"])
-def test_shares_that_wait_in_a_list_that_is_cut_are_waited_for(tmp_path: Path, rest: str) -> None:
-    waiting = state("PENDING", ArrayJobId="17", ArrayTaskId=f"0,{rest}")
-    ended = listed(*(share(index, "COMPLETED") for index in range(3)))
-    for index in range(3):  # of a run before, that was requeued
-        write_exit(tmp_path / f"share-{index}", 3)
-    played = Played([waiting, waiting, ended])
-    assert follow(block(tmp_path, played, shares=THREE)).kind is Kind.DONE
-    assert played.asked.count("scontrol") == 3
 
 
 def test_the_script_is_kept_and_the_job_is_noted(tmp_path: Path) -> None:
@@ -409,73 +260,7 @@ def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) 
     assert "scancel" not in played.asked
 
 
-# --- no room in the queue -------------------------------------------------------------------------
-
-
-@dataclass
-class Full(Played):
-    """A queue that takes no more jobs, for so many tries."""
-
-    times: int = 10_000
-    refused: Event = field(default_factory=Event)
-
-    def __call__(self, command: Sequence[str]) -> Said:
-        said = super().__call__(command)
-        if command[0] != "sbatch" or self.asked.count("sbatch") > self.times:
-            return said
-        self.refused.set()
-        return Said(1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: refused\n")
-
-
-def test_a_submission_waits_until_there_is_room_and_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(slurm, "ROOM_PAUSE_SECONDS", 0.001)
-    played = Full([state("COMPLETED")], times=7)
-    assert follow(block(tmp_path, played)).kind is Kind.DONE
-    assert played.asked.count("sbatch") == 8
-    (told,) = [text for text in caplog.messages if "waits to be submitted" in text]
-    assert "QOSMaxSubmitJobPerUserLimit" in told
-
-
-def test_a_submission_that_finds_no_room_for_too_long_is_infrastructure(tmp_path: Path) -> None:
-    full = block(tmp_path, played := Full([UNKNOWN]))
-    full.options = SlurmOptions(room_seconds=0)
-    with pytest.raises(InfrastructureError, match=r"QOSMaxSubmitJob.*no room came in 0 s"):
-        follow(full)
-    assert played.asked.count("sbatch") == 1
-
-
-def test_a_submission_that_waits_for_room_is_cancelled_at_once(tmp_path: Path) -> None:
-    played = Full([UNKNOWN])
-
-    async def whole() -> None:
-        triggering = asyncio.create_task(block(tmp_path, played).trigger())
-        await asyncio.to_thread(played.refused.wait, 10)
-        triggering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await triggering
-
-    asyncio.run(asyncio.wait_for(whole(), 10))
-    assert played.asked.count("sbatch") == 1
-    assert "scancel" not in played.asked
-
-
-@pytest.mark.parametrize("name", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
-def test_other_clusters_are_refused_before_slurm_is_asked_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "there")
-    played = Played([state("COMPLETED")])
-    with pytest.raises(ConfigError, match=rf"variable {name} \(there\).*unset it"):
-        follow(block(tmp_path / "run", played))
-    assert not played.asked
-    assert not (tmp_path / "run").exists()
-
-
 # --- a log that could not be opened ---------------------------------------------------------------
-
-NO_LOG = {"Reason": "RaisedSignal:53(Real-time_signal_19)", "ExitCode": "0:53", "NodeList": "n7"}
 
 
 @pytest.mark.parametrize("restarts", ["0", "1"])
@@ -488,12 +273,6 @@ def test_a_job_whose_log_could_not_be_opened_is_the_nodes_fault(
     outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG, Restarts=restarts)])))
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.NODE_FAILURE, True)
     assert f"could not open the job's log, {tmp_path / LOG}: does n7 see" in outcome.message
-
-
-def test_a_share_whose_log_could_not_be_opened_is_told_by_accounting_too(tmp_path: Path) -> None:
-    rows = "17_0|FAILED|0:53|n7|merge-k-1\n17_1|COMPLETED|0:0|n7|merge-k-1\n"
-    outcome = follow(block(tmp_path, Accounted([UNKNOWN], sacct=rows), shares=TWO))
-    assert (outcome.kind, outcome.failed_shares) == (Kind.NODE_FAILURE, (0,))
 
 
 def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path: Path) -> None:
