@@ -26,9 +26,8 @@ from typing import Any
 TIMEOUT_SECONDS = 300.0
 """Tells waiting for ever from being slow: eight ranks on two cores hand each other some 300
 messages a second, and a call of half a minute may take four times that on a busy machine."""
-PRELOADED = ("torch", "torch.distributed", "torch.testing", "torch._dynamo")
-"""What the server imports; whoever else uses it asks for these as well, as it starts but once.
-The last costs seconds, and every rank that recomputes activations needs it."""
+PRELOADED = ("torch", "torch.distributed", "torch.testing")
+"""What the server imports; whoever else uses it asks for these as well, as it starts but once."""
 
 Target = tuple[str, str, str]
 """File, module and qualified name of a function."""

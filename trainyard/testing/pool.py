@@ -54,8 +54,9 @@ NAME = "trainyard rank"
 class RankPool:
     """Up to `max_ranks` processes that serve one call after another."""
 
-    def __init__(self, max_ranks: int = MAX_RANKS) -> None:
-        self.max_ranks = max_ranks
+    def __init__(self, max_ranks: int = MAX_RANKS, preloaded: Sequence[str] = PRELOADED) -> None:
+        """preloaded: what ranks find imported, where theirs is the first pool of this process."""
+        self.max_ranks, self.preloaded = max_ranks, (*preloaded,)
         self._ranks: list[_Rank] = []
         self._num_calls = 0
         self._store: Any = None
@@ -117,15 +118,18 @@ class RankPool:
             self._store = _serve_store()
         for number in range(count):
             if number == len(self._ranks):
-                self._ranks.append(_Rank(number, self._store.port))
+                self._ranks.append(self._rank(number))
             elif not self._ranks[number].process.is_alive():
-                self._ranks[number] = _Rank(number, self._store.port)
+                self._ranks[number] = self._rank(number)
         return self._ranks[:count]
 
     def _replace(self, ranks: Sequence[_Rank]) -> None:
         for rank in ranks:
             rank.kill()
-            self._ranks[rank.number] = _Rank(rank.number, self._store.port)
+            self._ranks[rank.number] = self._rank(rank.number)
+
+    def _rank(self, number: int) -> _Rank:
+        return _Rank(number, self._store.port, self.preloaded)
 
     # --- replies ----------------------------------------------------------------------------
 
@@ -164,9 +168,9 @@ def _out_of_time(running: Sequence[_Rank], timeout_seconds: float) -> TimeoutErr
 class _Rank:
     """One process, and the pipe to it."""
 
-    def __init__(self, number: int, port: int) -> None:
+    def __init__(self, number: int, port: int, preloaded: Sequence[str]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOADED])
+        context.set_forkserver_preload([*preloaded])
         self.number = number
         self.connection, theirs = context.Pipe()
         self._stacks, stacks = context.Pipe(duplex=False)

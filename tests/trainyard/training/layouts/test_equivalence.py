@@ -6,47 +6,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainyard.training.layouts.cases import (
-    FACTORS,
-    Cut,
-    all_cuts,
-    cut_of,
-    degrees_of,
-    pairwise_cuts,
-    valid_rows,
-)
+from tests.trainyard.training.layouts.cases import Cut, all_cuts, pairwise_cuts
 from tests.trainyard.training.layouts.compare import assert_equals_one_process
-from trainyard.testing.covering import combinations_of
 from trainyard.testing.pool import RankPool
 
+# Choosing cuts takes seconds: a run without slow tests need not import this.
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-@pytest.mark.distributed
-@pytest.mark.slow
+
 @pytest.mark.parametrize("cut", pairwise_cuts(), ids=str)
 def test_every_pair_of_choices_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks)
 
 
-@pytest.mark.distributed
 @pytest.mark.full
 @pytest.mark.parametrize("cut", all_cuts(), ids=str)
 def test_every_cut_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks)
-
-
-def test_the_selection_has_every_pair_and_no_more_than_it_needs() -> None:
-    chosen = [tuple(getattr(cut, name) for name in FACTORS) for cut in pairwise_cuts()]
-    assert combinations_of(chosen) == combinations_of(valid_rows())
-    assert 30 <= len(chosen) <= 50
-
-
-def test_the_full_cross_multiplies_recomputation_and_means_of_communication() -> None:
-    possible, cuts = [cut_of(row) for row in valid_rows()], all_cuts()
-    assert {(degrees_of(cut), cut.recompute) for cut in cuts} == {
-        (degrees_of(cut), cut.recompute) for cut in possible
-    }
-    means = ("tensor", "context", "pp", "chunks", "dp", "reduction")
-    assert {tuple(getattr(cut, name) for name in means) for cut in cuts} == {
-        tuple(getattr(cut, name) for name in means) for cut in possible
-    }
-    assert 400 <= len(set(cuts)) == len(cuts) <= 600
