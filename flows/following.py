@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import time
@@ -21,7 +20,15 @@ from prefect import get_run_logger
 
 from flows.blocks.away import PlaceAwayError
 from flows.blocks.container_note import NOTE
-from flows.blocks.notes import SUBMITTED, Ending, reached, read_ending, write_ending, write_note
+from flows.blocks.notes import (
+    SUBMITTED,
+    Ending,
+    noted,
+    reached,
+    read_ending,
+    write_ending,
+    write_note,
+)
 from flows.blocks.run import BlockRun
 from flows.blocks.table import BLOCKS
 from flows.board_progress import progress_shown
@@ -214,21 +221,16 @@ class _Following:
         if self._place.block not in ENDED_BY_HAND:
             return None
         file, _ = ENDED_BY_HAND[self._place.block]
-        with reached(Path(self._spec.run_directory)):
-            try:
-                document: dict[str, Any] = json.loads(
-                    Path(self._spec.run_directory, file).read_text()
-                )
-            except FileNotFoundError:
-                return None
-        return document
+        folder = Path(self._spec.run_directory)
+        with reached(folder):
+            return noted(folder / file)
 
     def _by_hand(self) -> str:
-        noted = self._noted()
-        if noted is None:
+        job = self._noted()
+        if job is None:
             return ""
         _, command = ENDED_BY_HAND[self._place.block]
-        return f": end it there ({command.format_map(noted)})"
+        return f": end it there ({command.format_map(job)})"
 
 
 def _is_cancelled() -> bool:

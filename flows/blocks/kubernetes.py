@@ -6,8 +6,6 @@ What is watched while it lives: flows/blocks/kubernetes_run.py."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from flows.blocks.kubernetes_client import KubernetesClient
 from flows.blocks.kubernetes_evidence import read_ends
 from flows.blocks.kubernetes_run import KubernetesJobRun
 from flows.blocks.notes import SUBMITTED, reached, read_note, write_note
-from flows.blocks.room import NoRoomError, Room
+from flows.blocks.room import Room
 from flows.blocks.run import when_found
 from flows.launch.events import note
 from flows.launch.kubernetes import MANIFESTS, render_kubernetes, resource_name
@@ -55,12 +53,7 @@ class KubernetesJob(JobBlock[Outcome]):
         """Find the job of this key, or create it, as soon as the quota of the namespace has room
         for it. Being cancelled meanwhile ends the job."""
         room = Room(self.spec.name, self.options.room_seconds, self.logger)
-        while True:
-            try:
-                return await when_found(self.spec, self._open())
-            except NoRoomError as full:
-                pause = room.pause(full, time.monotonic(), ROOM_PAUSE_SECONDS)
-            await asyncio.sleep(pause)  # nothing is there: being cancelled has nothing to end
+        return await room.submitted(lambda: when_found(self.spec, self._open()), ROOM_PAUSE_SECONDS)
 
     async def _open(self) -> KubernetesJobRun:
         folder, name = Path(self.spec.run_directory), resource_name(self.spec)

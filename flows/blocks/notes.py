@@ -36,15 +36,21 @@ def read_note(path: Path, name: str) -> dict[str, Any] | None:
     """What was noted of the job of this name; None when nothing was.
 
     Raises ConfigError when the folder is another job's."""
-    try:
-        document: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    if document["name"] != name:
+    document = noted(path)
+    if document is not None and document["name"] != name:
         raise ConfigError(
             f"run folder {path.parent} is of job {document['name']}, not of {name}: each "
             f"submission needs a folder of its own"
         )
+    return document
+
+
+def noted(path: Path) -> dict[str, Any] | None:
+    """What was noted there, of whichever job; None when nothing was."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
     return document
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from flows.console import Log
 from trainyard.errors import InfrastructureError
+
+T = TypeVar("T")
 
 AGAIN_SECONDS = 3600.0
 """Between two lines in the log."""
@@ -23,6 +30,16 @@ class Room:
         self._log = log
         self._since: float | None = None
         self._told: float | None = None
+
+    async def submitted(self, submit: Callable[[], Awaitable[T]], most: float) -> T:
+        """What is submitted as soon as there is room, with a try each `most` seconds. Between two
+        tries nothing is there: being cancelled has nothing to end."""
+        while True:
+            try:
+                return await submit()
+            except NoRoomError as full:
+                pause = self.pause(full, time.monotonic(), most)
+            await asyncio.sleep(pause)
 
     def pause(self, full: NoRoomError, now: float, most: float) -> float:
         """There is no room now: seconds until the next try, at most so many. Raises what was said

@@ -19,7 +19,7 @@ from flows.blocks.lines import Followed
 from flows.blocks.live import live
 from flows.blocks.notes import SUBMITTED, read_note, write_note
 from flows.blocks.program import other_clusters
-from flows.blocks.room import NoRoomError, Room
+from flows.blocks.room import Room
 from flows.blocks.run import BlockRun, when_found
 from flows.blocks.signs import Signs
 from flows.blocks.slurm_client import SlurmClient
@@ -74,12 +74,10 @@ class SlurmJob(JobBlock[Outcome]):
         """Find the job of this key, or submit it, as soon as there is room. Being cancelled
         meanwhile cancels the job."""
         room = Room(self.spec.name, self.options.room_seconds, self.logger)
-        while True:
-            try:
-                return await when_found(self.spec, asyncio.to_thread(self._find_or_submit))
-            except NoRoomError as full:
-                pause = room.pause(full, time.monotonic(), ROOM_PAUSE_SECONDS)
-            await asyncio.sleep(pause)
+        return await room.submitted(
+            lambda: when_found(self.spec, asyncio.to_thread(self._find_or_submit)),
+            ROOM_PAUSE_SECONDS,
+        )
 
     def _find_or_submit(self) -> SlurmJobRun:
         if elsewhere := other_clusters(os.environ):
