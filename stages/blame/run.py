@@ -148,6 +148,6 @@ def _training_data(run: RunDescription) -> GPTDataset | BlendedDataset:
     cache = run.data.data_cache_path
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
     sizes = (run.length.samples, 0, 0)
-    dataset = build_datasets(run.data, form, sizes, indexer).train
+    dataset = build_datasets(run.data, form, sizes, indexer, run.length.consumed).train
     assert dataset is not None
     return dataset

@@ -82,7 +82,8 @@ def sample_order(config: CertifyConfig, folder: RunFolder, facts: RunFacts) -> S
     cache = config.data_cache_path
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
     form = SampleFormat(facts.seq_length, facts.training.seed, vocab_size=ANY, eod=ANY)
-    dataset = build_datasets(data, form, (facts.length.samples, 0, 0), indexer).train
+    length = facts.length
+    dataset = build_datasets(data, form, (length.samples, 0, 0), indexer, length.consumed).train
     assert dataset is not None
     return SampleOrder(data, dataset, facts)
 

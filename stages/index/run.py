@@ -27,9 +27,10 @@ def run(config: IndexConfig, stage: StageRun) -> dict[str, Any]:
     """Build what the run will ask for; returns its sizes."""
     form = SampleFormat(config.seq_length, config.seed, vocab_size=ANY, eod=ANY)
     training = config.training()
-    sizes = num_samples(training, length_of(training, 1, config.seq_length))
+    length = length_of(training, 1, config.seq_length)
+    sizes = num_samples(training, length)
     entries = OutputEntries(stage)
-    built = build_datasets(config.data, form, sizes, entries)
+    built = build_datasets(config.data, form, sizes, entries, length.consumed)
     return {
         "train_samples": len(built.train) if built.train is not None else 0,
         "valid_samples": sum(len(dataset) for _, dataset in built.valid),

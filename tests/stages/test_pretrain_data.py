@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stages.pretrain.config import PretrainConfig
+from tests.stages.test_certify import found_in
 from tests.stages.test_pretrain import OPTIONS, arguments
 from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.tokenizers.chats import NAMED, write_folder
@@ -72,6 +73,25 @@ def test_indices_of_these_options_are_built_ahead_too(
     assert status == 0, log
     _, log = train(zygote, tmp_path / "run", [*flags, "--data-cache-path", str(tmp_path / "out")])
     assert "kept index" not in log
+
+
+@pytest.mark.slow
+def test_a_last_batch_that_ends_behind_the_run_is_taken_and_proven(
+    zygote: Zygote, tokens: str, tmp_path: Path
+) -> None:
+    table = f"0:2 {4 * 16}:4 {12 * 16 + 5}:8"  # 2 up to 4 samples, 4 up to 12
+    options = {"train_samples": 21, "step_batch_size_schedule": table, "save_interval": 4}
+    blend = ["--data-path", "1", f"{tokens}/t"]  # makes as many samples as are asked for
+    words = arguments("x", tmp_path, **options)[2:]
+    for flag in ("--train-iters", "--global-batch-size"):
+        del words[(at := words.index(flag)) : at + 2]
+    assert zygote.run("stages.pretrain", [*blend, *words, "--exit-interval", "4"])[0] == 143
+    status, _, log = zygote.run("stages.pretrain", [*blend, *words])
+    assert status == 0, log
+    lines = parse_ledger((tmp_path / "ledger.jsonl").read_bytes())
+    assert [line["consumed_train_samples"] for line in lines] == [2, 4, 8, 12, 20, 28]
+    found = found_in(tmp_path)
+    assert found.is_complete, found.sentence
 
 
 @pytest.mark.slow

@@ -72,19 +72,25 @@ def build_datasets(
     form: SampleFormat,
     sizes: tuple[int, int, int],
     indexer: Indexer = IN_MEMORY,
+    taken: int = 0,
 ) -> Datasets:
     """Training, validation and test data of at least the given numbers of samples, none for 0.
 
-    With --full-validation a validation or test set is one epoch of what there is, whatever its
-    number; with --multiple-validation-sets each set has that number. Test data without weights are
+    With --full-validation a validation or test set is one epoch of what there is, whatever its number;
+    with --multiple-validation-sets each set has that number. Test data without weights are
     at most one epoch, and none where no path or part of --split is meant for them, or that part
     comes to less than a sample.
+
+    taken: training samples that all steps take. Where the last batch ends behind the data made for
+    the given number, they are made for this one; the number alone decides the order otherwise.
 
     indexer: where their indices come from, `cache.IndexCache` for --data-cache-path.
 
     Raises ConfigError when another split that is wanted has no documents or too few tokens."""
     builder = _Builder(expand(data), form, indexer)
     train = builder.split("train", sizes[0]) if sizes[0] else None
+    if train is not None and data.dataloader_type == "single" and len(train) < taken:
+        train = builder.split("train", taken)
     valid = tuple(builder.sets("valid", sizes[1])) if sizes[1] else ()
     return Datasets(train, valid, *(builder.test(sizes[2]) if sizes[2] else ((), "")))
 

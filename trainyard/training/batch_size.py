@@ -48,6 +48,10 @@ class BatchSchedule:
     """The first begins at 0; each after the one before."""
     micro_batch_size: int
     dp: int
+    ramp_samples: int = 0
+    """Length of --rampup-batch-size, 0 without."""
+    by_table: bool = False
+    """Whether the sizes are those of --step-batch-size-schedule."""
 
     @property
     def is_constant(self) -> bool:
@@ -64,23 +68,32 @@ class BatchSchedule:
         return self._size(self._stage(consumed))
 
     def iterations_to(self, samples: int) -> int:
-        """Whole steps that a run of so many samples has; a last part of a batch is left out."""
-        return self._walk(samples=samples)[0]
+        """Steps that a run of so many samples has, by Megatron-LM's count: a last batch that is
+        not full is left out, but in a ramp, or by a table, it is taken whole."""
+        steps, consumed = self._walk(below=self._begun_below(samples))
+        return steps + max(0, samples - consumed) // self.final.global_batch_size
 
     def samples_after(self, iterations: int) -> int:
         """Samples that so many steps from the beginning consume."""
         return self._walk(iterations=iterations)[1]
 
-    def _walk(self, samples: int | None = None, iterations: int | None = None) -> tuple[int, int]:
-        """(steps, samples) when the next step would exceed a bound; stage by stage, not step by
-        step."""
+    def _begun_below(self, samples: int) -> int:
+        """Below so many consumed samples a step is begun, whether or not the run has room for it.
+        In a ramp, as in Megatron-LM, another one is begun where the run is exactly over."""
+        if self.by_table:
+            return samples
+        return min(self.ramp_samples, samples) + 1 if self.ramp_samples else 0
+
+    def _walk(self, below: int | None = None, iterations: int | None = None) -> tuple[int, int]:
+        """(steps, samples) when `below` samples are consumed, or steps taken; stage by stage, not
+        step by step."""
         done = consumed = 0
         ends: Sequence[int | None] = [stage.begin for stage in self.stages[1:]] + [None]
         for stage, end in zip(self.stages, ends, strict=True):
             size = stage.global_batch_size
             bounds = [] if end is None else [max(0, -(-(end - consumed) // size))]
-            if samples is not None:
-                bounds.append(max(0, (samples - consumed) // size))
+            if below is not None:
+                bounds.append(max(0, -(-(below - consumed) // size)))
             if iterations is not None:
                 bounds.append(iterations - done)
             steps = min(bounds)
@@ -131,7 +144,13 @@ def build_batch_schedule(
         Stage(s.begin, _fit(s.global_batch_size, micro_batch_size, dp, option, decrease_if_needed))
         for s in stages
     ]
-    return BatchSchedule(tuple(_joined(fitted)), micro_batch_size, dp)
+    return BatchSchedule(
+        tuple(_joined(fitted)),
+        micro_batch_size,
+        dp,
+        ramp_samples=rampup_batch_size[2] if rampup_batch_size else 0,
+        by_table=step_batch_size_schedule is not None,
+    )
 
 
 def constant_batch_size(global_batch_size: int | None, micro_batch_size: int, dp: int) -> BatchSize:
@@ -151,6 +170,7 @@ def run_length(
     if train_iters is not None:
         samples = schedule.samples_after(train_iters)
         if not schedule.is_constant:
+            samples -= schedule.iterations_to(samples) > train_iters  # the one more of a ramp
             raise ConfigError(
                 f"a batch size that changes needs --train-samples, as iterations differ: "
                 f"--train-iters {train_iters} would be --train-samples {samples} (the lengths of "
@@ -228,20 +248,28 @@ def _first_of_step(step: int, samples_per_step: float, samples: int) -> int:
 
 
 def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[Stage]:
-    """`0:768 250B:1536`: from so many consumed tokens on, steps of this size."""
+    """`0:768 250B:1536`: from so many consumed tokens on, steps of this size. In Megatron-LM's
+    arithmetic: floating-point numbers of tokens, and whole samples of them, rounded down."""
     option = "--step-batch-size-schedule"
     stages = []
     for entry in text.replace(",", " ").split():
-        tokens, colon, size = entry.partition(":")
-        if not colon or not size.isdigit() or int(size) < 1:
+        tokens, _, size = entry.partition(":")
+        begin, batch = _count(tokens), _count(size)
+        if begin is None or not batch:
             raise ConfigError(
                 f"{option}: {entry!r} is not TOKENS:SIZE, as in 0:768 250B:1536 (K, M, B, T)"
             )
-        stages.append(Stage(-(-_tokens(tokens, entry) // seq_length), int(size)))
+        stages.append(Stage(begin // seq_length, batch))
+    stages.sort(key=lambda stage: stage.begin)
     if not stages or stages[0].begin != 0:
         raise ConfigError(f"{option} {text!r} must begin at 0 tokens, as in 0:768 250B:1536")
-    if any(a.begin >= b.begin for a, b in pairwise(stages)):
-        raise ConfigError(f"{option} {text!r}: the numbers of tokens must grow")
+    for before, stage in pairwise(stages):
+        if before.begin == stage.begin:
+            raise ConfigError(
+                f"{option} {text!r}: batches of {before.global_batch_size} and "
+                f"{stage.global_batch_size} begin at the same sample ({stage.begin}); put them at "
+                f"least --seq-length ({seq_length}) tokens apart"
+            )
     last = stages[-1].global_batch_size
     if global_batch_size is not None and global_batch_size != last:
         raise ConfigError(
@@ -251,14 +279,7 @@ def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[St
     return stages
 
 
-def _tokens(text: str, entry: str) -> int:
-    match = re.fullmatch(r"(\d+)(?:\.(\d+))?([KMBT]?)", text.upper())
-    if match is None:
-        raise ConfigError(
-            f"--step-batch-size-schedule: {entry!r} begins with no number of tokens, such as 0, "
-            "500M, 1.5T"
-        )
-    whole, fraction, suffix = match.groups(default="")
-    numerator, denominator = int(whole + fraction) * SUFFIXES[suffix], 10 ** len(str(fraction))
-    tokens: int = -(-numerator // denominator)
-    return tokens
+def _count(text: str) -> int | None:
+    """500, 1.5K, 250B as a number, its fraction cut off; None for what is none."""
+    match = re.fullmatch(r"(\d{0,18}\.?\d{1,18})([KMBT]?)", text.strip().upper())
+    return match and int(float(match[1]) * SUFFIXES[match[2]])

@@ -115,7 +115,7 @@ def build_run_data(
     there, and the others find it."""
     sizes = num_samples(training, length)
     indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
-    built = build_datasets(data, form, sizes, indexer)
+    built = build_datasets(data, form, sizes, indexer, length.consumed)
     assert built.train is not None
     final = length.schedule.final
     return RunData(data, built.train, built.valid, final, dp_rank, built.test, built.untested)

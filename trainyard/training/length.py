@@ -21,6 +21,11 @@ class RunLength:
     """After which the validation loss is measured: the last step is one of them, if any is."""
 
     @property
+    def consumed(self) -> int:
+        """Samples that the steps take: more than asked for where the last batch ends behind."""
+        return self.schedule.samples_after(self.steps)
+
+    @property
     def global_batch_size(self) -> int:
         """The final one, which validation takes and numbers of iterations count in."""
         return self.schedule.final.global_batch_size

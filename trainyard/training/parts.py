@@ -86,7 +86,8 @@ def provided_data(
 
     vocab_size: ids are checked against it; None where only the model knows what they mean."""
     sizes = num_samples(config.training, length)
-    train, valid, *rest = provide(sizes[0], sizes[1])
+    wanted = max(sizes[0], length.consumed)
+    train, valid, *rest = provide(wanted, sizes[1])
     check = _Check(vocab_size)
     named = _named(valid, "valid")
     tests = _named(rest[0] if rest else None, "test")
@@ -98,7 +99,7 @@ def provided_data(
     final = length.schedule.final
     if isinstance(train, ExternalData):
         return RunData(config.data, train, measured, final, dp_rank, tested)
-    least = sizes[0] if config.data.dataloader_type == "single" else final.global_batch_size
+    least = wanted if config.data.dataloader_type == "single" else final.global_batch_size
     if len(train) < least:
         raise ConfigError(
             f"dataset_provider: the training data has {len(train)} samples and the run takes "

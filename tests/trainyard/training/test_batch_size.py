@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.trainyard.megatron.core_program import ramp_steps
 from trainyard.errors import ConfigError
 from trainyard.training.batch_size import (
     BatchSchedule,
@@ -31,13 +32,12 @@ def megatrons(consumed: int, start: int, increment: int, samples: int, final: in
     return start + int(consumed / per_increment) * increment
 
 
-def walked(batches: BatchSchedule, samples: int) -> list[int]:
-    """Consumed samples before each step of a run, step by step."""
-    consumed, found = 0, []
-    while consumed + batches.at(consumed).global_batch_size <= samples:
-        found.append(consumed)
-        consumed += batches.at(consumed).global_batch_size
-    return [*found, consumed]
+def walked(batches: BatchSchedule, steps: int) -> list[int]:
+    """Consumed samples before each step of a run and behind its last, step by step."""
+    found = [0]
+    for _ in range(steps):
+        found.append(found[-1] + batches.at(found[-1]).global_batch_size)
+    return found
 
 
 @settings(max_examples=50)
@@ -67,10 +67,28 @@ def test_steps_and_samples_of_a_run_are_those_of_walking_it(
     final = start + increment * num_steps
     batches = schedule(global_batch_size=final, micro_batch_size=1, dp=1, rampup_batch_size=rampup)
     total = data.draw(st.integers(0, 2 * samples + 50))
-    walk = walked(batches, total)
-    assert batches.iterations_to(total) == len(walk) - 1
-    for steps in data.draw(st.lists(st.integers(0, len(walk) - 1), max_size=4)):
-        assert batches.samples_after(steps) == walk[steps]
+    steps = batches.iterations_to(total)
+    if rampup:
+        assert steps == ramp_steps(lambda n: batches.at(n).global_batch_size, samples, final, total)
+    else:
+        assert steps == total // final
+    for step, consumed in enumerate(walked(batches, steps)):
+        assert batches.samples_after(step) == consumed
+
+
+def test_a_last_batch_that_the_run_has_no_room_for() -> None:
+    ramp, table = (
+        schedule(rampup_batch_size=(16, 16, 100)),
+        schedule(step_batch_size_schedule="0:16 32:48 150:64", seq_length=1),
+    )
+    assert [ramp.iterations_to(n) for n in (31, 32, 99, 100, 101, 191, 192, 256)] == [
+        *(2, 3, 5, 5, 5, 5, 6, 7)
+    ]
+    assert [table.iterations_to(n) for n in (16, 17, 32, 33, 80, 81, 176, 177)] == [
+        *(1, 2, 2, 3, 3, 4, 5, 6)
+    ]
+    assert schedule().iterations_to(127) == 1
+    assert schedule(step_batch_size_schedule="0:64").iterations_to(65) == 2
 
 
 def test_the_ramp_of_the_largest_gpt3() -> None:
@@ -90,7 +108,7 @@ def test_the_ramp_of_the_largest_gpt3() -> None:
 
 def test_the_golden_sequence_of_a_small_ramp() -> None:
     batches = schedule(rampup_batch_size=(16, 16, 100))
-    sizes = [batches.at(consumed).global_batch_size for consumed in walked(batches, 400)[:-1]]
+    sizes = [batches.at(consumed).global_batch_size for consumed in walked(batches, 9)[:-1]]
     assert sizes == [16, 16, 16, 32, 48, 64, 64, 64, 64]
 
 
@@ -103,8 +121,8 @@ def test_a_table_over_tokens() -> None:
         step_batch_size_schedule="0:768 1.5M:1536 250B:3072",
     )
     assert batches.at(0).global_batch_size == 768
-    assert batches.at(1464).global_batch_size == 768
-    assert batches.at(1465).global_batch_size == 1536, "1,465 samples are 1,500,160 tokens"
+    assert batches.at(1463).global_batch_size == 768
+    assert batches.at(1464).global_batch_size == 1536, "1,464 samples are 1,499,136 tokens"
     assert batches.at(250 * 10**9 // 1024 - 1).global_batch_size == 1536
     assert batches.at(250 * 10**9 // 1024).global_batch_size == 3072
     assert batches.final.num_microbatches == 96
@@ -136,8 +154,12 @@ def test_a_constant_batch() -> None:
         ({"rampup_batch_size": (10, 6, 9)}, "--rampup-batch-size: the size 10 must be divisible"),
         ({"step_batch_size_schedule": "0-64"}, "'0-64' is not TOKENS:SIZE"),
         ({"step_batch_size_schedule": "1M:64"}, "must begin at 0 tokens"),
-        ({"step_batch_size_schedule": "0:32 xM:64"}, "no number of tokens"),
-        ({"step_batch_size_schedule": "0:32 2M:48 1M:64"}, "must grow"),
+        ({"step_batch_size_schedule": "0:32 xM:64"}, "'xM:64' is not TOKENS:SIZE"),
+        ({"step_batch_size_schedule": "0:32 1K:0"}, "'1K:0' is not TOKENS:SIZE"),
+        (
+            {"step_batch_size_schedule": "0:32 2M:48 2000.5K:64", "seq_length": 2048},
+            r"batches of 48 and 64 begin at the same sample \(976\); .*--seq-length \(2048\)",
+        ),
         ({"step_batch_size_schedule": "0:32 2M:48"}, "ends at a batch of 48"),
         (
             {"step_batch_size_schedule": "0:64", "rampup_batch_size": (16, 16, 100)},
@@ -156,5 +178,8 @@ def test_runs_whose_length_is_not_said_are_refused() -> None:
             run_length(schedule(), *lengths)
     with pytest.raises(ConfigError, match="--train-iters 8 would be --train-samples 320"):
         run_length(schedule(rampup_batch_size=(16, 16, 100)), 8, None)
+    with pytest.raises(ConfigError, match="--train-iters 3 would be --train-samples 47 "):
+        run_length(schedule(rampup_batch_size=(16, 16, 100)), 3, None)
+    assert schedule(rampup_batch_size=(16, 16, 100)).iterations_to(47) == 3
     with pytest.raises(ConfigError, match="less than the first batch"):
         run_length(schedule(), None, 63)
