@@ -76,7 +76,7 @@ def build_datasets(
 ) -> Datasets:
     """Training, validation and test data of at least the given numbers of samples, none for 0.
 
-    With --full-validation a validation or test set is one epoch of what there is, whatever its number;
+    With --full-validation a validation set is one epoch of what there is, whatever its number;
     with --multiple-validation-sets each set has that number. Test data without weights are
     at most one epoch, and none where no path or part of --split is meant for them, or that part
     comes to less than a sample.
@@ -119,7 +119,7 @@ class _Builder:
 
     def sets(self, split: str, size: int) -> Iterator[tuple[str, Built]]:
         """The sets of the validation or test data."""
-        wanted = None if self._data.full_validation else size
+        wanted = None if self._data.full_validation and split == "valid" else size
         if not self._data.multiple_validation_sets or self._data.mock_data:
             yield split, self.split(split, wanted)
             return

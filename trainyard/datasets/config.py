@@ -41,7 +41,8 @@ class DataConfig:
     multiple_validation_sets: bool = False
     """Measure each prefix of the validation and test data by itself; they have no weights then."""
     full_validation: bool = False
-    """Measure on every sample of the validation data each time, and of the test data."""
+    """Measure on every sample of the validation data each time; of the test data on --eval-iters
+    batches, with or without it."""
     drop_last_partial_validation_sequence: bool = True
     """Leave out what remains of the validation data behind its last whole sample; kept, it is
     filled up with padding that does not count."""
@@ -135,16 +136,16 @@ class DataConfig:
             raise ConfigError(f"--dataset-size must be at least 1, got {self.dataset_size}")
 
     def _check_validation(self) -> None:
-        for flag, asked in (
-            ("--multiple-validation-sets", self.multiple_validation_sets),
-            ("--full-validation", self.full_validation),
+        for flag, asked, splits in (
+            ("--multiple-validation-sets", self.multiple_validation_sets, ("valid", "test")),
+            ("--full-validation", self.full_validation, ("valid",)),
         ):
             if not asked or self._reads_a_list():
                 continue
-            if any(has_weights(self.sources(split)) for split in ("valid", "test")):
+            if any(has_weights(self.sources(split)) for split in splits):
                 raise ConfigError(
-                    f"{flag} takes validation and test data as they are: give their prefixes "
-                    "without weights"
+                    f"{flag} takes validation {'and test ' if 'test' in splits else ''}data as "
+                    "they are: give their prefixes without weights"
                 )
 
     def _reads_a_list(self) -> bool:

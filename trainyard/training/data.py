@@ -64,10 +64,11 @@ class RunData:
                 yield self._part(name, dataset, number, eval_iters)
 
     def tests(self, eval_iters: int) -> Iterator[Measurement]:
-        """The same for each test set: its first samples, or all of a set that holds fewer."""
+        """The same for each test set: its first samples, or all of a set that holds fewer; with
+        --full-validation too, as in Megatron-LM."""
         wanted = eval_iters * self.batch_size.global_batch_size
         for name, dataset in self.test:
-            if self.config.full_validation or len(dataset) < wanted:
+            if len(dataset) < wanted:
                 yield self._whole(name, dataset)
             else:
                 yield self._part(name, dataset, 0, eval_iters)

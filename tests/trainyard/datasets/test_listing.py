@@ -89,7 +89,5 @@ def test_weights_in_a_list_meet_the_same_rules(tmp_path: Path) -> None:
     listed = tmp_path / "list.json"
     listed.write_text(json.dumps({"train": ["a"], "valid": [1, "b", 2, "c"]}))
     data = DataConfig(per_split_data_args_path=str(listed), full_validation=True)
-    with pytest.raises(
-        ConfigError, match="--full-validation takes validation and test data as they are"
-    ):
+    with pytest.raises(ConfigError, match="--full-validation takes validation data as they are"):
         expand(data)
