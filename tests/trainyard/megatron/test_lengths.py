@@ -1,0 +1,137 @@
+"""Where --split cuts, how many steps a run has and which samples each split serves, beside what was
+recorded from Megatron core 0.16.1. The tables, which that does not have, follow Megatron-LM's main
+branch of 2026; their vectors and those of the ramp count steps as its `update_train_iters` does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.trainyard.megatron import core_program
+from tests.vectors import GOLDEN
+from trainyard.corpus.indexed import IndexedWriter
+from trainyard.datasets.build import build_datasets, split_documents
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.gpt import SampleFormat
+from trainyard.datasets.paths import parse_split
+from trainyard.training.batch_size import build_batch_schedule
+
+CORE = core_program
+FORM = SampleFormat(CORE.SEQ_LENGTH, CORE.SEED, CORE.VOCAB_SIZE, CORE.EOD)
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / "megatron_lengths.json").read_text())
+    return found
+
+
+def numpys(split: str) -> list[tuple[float, float] | None]:
+    """The bounds by the published rule: parts over their numpy sum, added up one by one."""
+    parts = np.array([float(part) for part in split.split(",")], np.float64)
+    first, second, third = (parts / np.sum(parts)).tolist()
+    bounds = [(0, first), (first, first + second), (first + second, first + second + third)]
+    return [bound if bound[0] < bound[1] else None for bound in bounds]
+
+
+def ours(split: str) -> list[tuple[float, float] | None]:
+    return [bound if bound[0] < bound[1] else None for bound in parse_split(split)]
+
+
+def test_fractional_splits_cut_at_megatrons_documents(golden: dict[str, Any]) -> None:
+    assert CORE.split_digests(ours) == golden["splits"]
+    assert CORE.split_digests(numpys) == golden["splits"]
+    cut = [split_documents(15, bound) for bound in parse_split("0.7,0.2,0.1")]
+    assert [len(documents) for documents in cut] == [11, 3, 1]
+
+
+def test_a_ramp_has_megatrons_steps(golden: dict[str, Any]) -> None:
+    found = []
+    for start, increment, samples, final, total in CORE.ramps():
+        ramp = build_batch_schedule(
+            global_batch_size=final,
+            micro_batch_size=1,
+            dp=1,
+            rampup_batch_size=(start, increment, samples),
+        )
+        found.append(ramp.iterations_to(total))
+    assert found == golden["ramps"]
+
+
+def test_a_table_has_megatrons_batches_and_steps(golden: dict[str, Any]) -> None:
+    for (text, seq_length, total), recorded in zip(CORE.tables(), golden["tables"], strict=True):
+        sizes, steps = recorded
+        table = build_batch_schedule(
+            global_batch_size=None,
+            micro_batch_size=1,
+            dp=1,
+            seq_length=seq_length,
+            step_batch_size_schedule=text,
+        )
+        assert table.iterations_to(total) == steps, (text, seq_length, total)
+        for (begin, size), before in zip(sizes, [sizes[0], *sizes], strict=False):
+            assert table.at(begin).global_batch_size == size, (text, begin)
+            assert table.at(max(0, begin - 1)).global_batch_size == before[1], (text, begin)
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tokens")
+    for name, documents in CORE.token_files().items():
+        with (
+            (made / f"{name}.bin").open("wb") as bin_file,
+            (made / f"{name}.idx").open("wb") as idx_file,
+        ):
+            writer = IndexedWriter(bin_file, np.uint16)
+            for document in documents:
+                writer.add_document([document])
+            writer.write_index(idx_file)
+    return made
+
+
+def data_config(folder: Path, options: dict[str, Any]) -> DataConfig:
+    kept = {name: value for name, value in options.items() if name != "sizes"}
+    for name, words in kept.items():
+        if isinstance(words, list):
+            kept[name] = tuple(str(folder / w) if w in CORE.FILES else w for w in words)
+    return DataConfig(**kept)
+
+
+@pytest.mark.parametrize("name", CORE.datasets())
+def test_splits_serve_megatrons_samples(golden: dict[str, Any], folder: Path, name: str) -> None:
+    options = CORE.datasets()[name]
+    built = build_datasets(data_config(folder, options), FORM, options["sizes"])
+    sets = {"train": [built.train], "valid": [s for _, s in built.valid]}
+    sets["test"] = [dataset for _, dataset in built.test]
+    served = {split: [CORE.served(rows(one)) for one in found] for split, found in sets.items()}
+    assert served == golden["datasets"][name]
+
+
+def rows(dataset: Any) -> list[NDArray[np.int64]]:
+    return list(dataset.__getitems__(range(len(dataset)))["tokens"])
+
+
+# --- the real one -------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
+def test_megatron_core_does_what_was_recorded(golden: dict[str, Any], tmp_path: Path) -> None:
+    """Needs `pip install --no-deps megatron-core`, which nothing else here does."""
+    program = [sys.executable, "-W", "ignore", str(Path(CORE.__file__)), str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found == {name: golden[name] for name in found}
+    assert {"splits", "datasets"} <= set(found)
