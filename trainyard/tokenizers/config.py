@@ -69,6 +69,9 @@ class TokenizerConfig:
     """Special tokens to add (SentencePiece, TikTokenizer), or the tags of MultimodalTokenizer."""
     tokenizer_hf_no_use_fast: bool = False
     """Accepted; there is one Hugging Face tokenizer here, the fast one."""
+    tokenizer_hf_include_special_tokens: bool = False
+    """BertWordPiece: put [CLS] before and [SEP] after every text or sentence, as Megatron-LM's main
+    does; BERT's dataset adds its own. HuggingFaceTokenizer puts its special tokens anyway."""
     tokenizer_hf_no_include_special_tokens: bool = False
     """Leave out the special tokens that a Hugging Face tokenizer puts around a text."""
     tokenizer_sentencepiece_legacy: bool = False
@@ -107,6 +110,11 @@ class TokenizerConfig:
         if self.vocab_extra_ids < 0 or (self.vocab_extra_ids and kind not in TAKES_EXTRA_IDS):
             raise ConfigError(
                 f"--vocab-extra-ids {self.vocab_extra_ids}: {kind} takes none; leave the option out"
+            )
+        if self.tokenizer_hf_include_special_tokens and self.tokenizer_hf_no_include_special_tokens:
+            raise ConfigError(
+                "--tokenizer-hf-include-special-tokens and "
+                "--tokenizer-hf-no-include-special-tokens exclude each other; give one of them"
             )
         if self.tiktoken_num_special_tokens < 3:
             raise ConfigError(

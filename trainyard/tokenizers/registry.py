@@ -119,9 +119,9 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
 @cache
 def _warn_legacy() -> None:
     log.warning(
-        "--legacy-tokenizer changes nothing here: ids are those of Megatron-LM since 0.15. Files "
-        "made before, or with that option there, may differ in the BOS before a text, the end of "
-        "a document and special tokens within a text (docs/corpus.md says which)"
+        "--legacy-tokenizer changes nothing here. Files that Megatron-LM made before 0.15, or with "
+        "that option, may differ in the BOS before a text, the end of a document and special "
+        "tokens within a text (docs/corpus.md says which)"
     )
 
 

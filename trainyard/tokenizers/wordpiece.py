@@ -1,10 +1,11 @@
 """BertWordPieceLowerCase and BertWordPieceCase: BERT's word pieces from a local vocab.txt.
 
-A text becomes its pieces and nothing around them: datasets put [CLS] and [SEP] where they belong,
-so `--tokenizer-hf-no-include-special-tokens` is taken as given. (Megatron's newest version puts
-them around every text, and its datasets then once more.) [SEP] ends a document. The cased kind has
-the hundred <extra_id_N> of T5 unless `--vocab-extra-ids` asks for another number, as there; the
-other has as many as are asked for."""
+A text becomes its pieces and nothing around them, as in Megatron-LM up to 0.16: datasets put [CLS]
+and [SEP] where they belong. With `--tokenizer-hf-include-special-tokens` they are around every
+text, as Megatron-LM's main has it by default (its datasets then put them once more), and an empty
+text is these two tokens. [SEP] ends a document. The cased kind has the hundred <extra_id_N> of T5
+unless `--vocab-extra-ids` asks for another number, as there; the other has as many as are asked
+for."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class WordPieceTokenizer(EngineTokenizer):
         )
         self.bos, self.eos = self.cls, self.sep
         """As Megatron has it where the vocabulary has none of its own."""
-        super().__init__(config, library, files, eod=self.sep, pad=self.pad_id, around=False)
+        around = config.tokenizer_hf_include_special_tokens
+        super().__init__(config, library, files, eod=self.sep, pad=self.pad_id, around=around)
         contents = [token.content for token in library.get_added_tokens_decoder().values()]
         self._shortens = not any(
             re.fullmatch(f"[{IN_WORDS}]*", token) or len(token) > KEPT_LETTERS for token in contents

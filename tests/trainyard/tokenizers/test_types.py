@@ -18,6 +18,7 @@ from tests.trainyard.tokenizers.kinds import build, options
 from trainyard.artifacts import store
 from trainyard.config import ROLE, digest_relevant, from_dict, leaves
 from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.tokenizers import library as library_module
 from trainyard.tokenizers import registry
 from trainyard.tokenizers import wordpiece as wordpiece_module
 from trainyard.tokenizers.base import DESCRIPTION, Tokenizer, as_lists, description
@@ -78,6 +79,45 @@ def test_wordpiece_knows_berts_special_tokens(tmp_path: Path) -> None:
     assert bert.encode("un" * 51) == [1]  # words of more than 100 characters are unknown
     assert bert.decode([5, 6, 7, 9]) == "unaffable!"
     assert bert.encode("") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            "BertWordPieceLowerCase",
+            [[2, 5, 6, 7, 10, 8, 9, 1, 4, 3], [2, 8, 3], [2, 3], [2, 3], [2, 8, 3, 8, 3]],
+        ),
+        (
+            "BertWordPieceCase",
+            [[2, 1, 10, 8, 9, 1, 4, 3], [2, 8, 3], [2, 3], [2, 3], [2, 8, 3, 8, 3]],
+        ),
+    ],
+)
+def test_wordpiece_with_special_tokens_has_the_ids_of_megatron_core(
+    tmp_path: Path, kind: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What megatron-core 0.16.1 made of this vocabulary with include_special_tokens, the default of
+    its main: MegatronHFTokenizer.text_to_ids, with transformers 5.23."""
+    texts = ["UNAFFABLE\u4f60a! b [MASK]", "a", "", "  ", "a[SEP]a"]
+    bert = wordpiece(tmp_path, kind, tokenizer_hf_include_special_tokens=True)
+    assert [bert.encode(text) for text in texts] == bert.encode_batch(texts) == expected
+    assert as_lists(bert.encode_flat(texts)) == expected
+    assert [bert.reference_array(text).tolist() for text in texts] == expected
+    without = [ids[1:-1] for ids in expected]
+    assert wordpiece(tmp_path, kind).encode_batch(texts) == without
+    monkeypatch.setattr(wordpiece_module, "any_long", lambda texts: True)
+    monkeypatch.setattr(library_module, "any_long", lambda texts: True)
+    assert as_lists(bert.encode_flat(texts)) == expected
+
+
+def test_special_tokens_cannot_be_both_put_and_left_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exclude each other; give one of them"):
+        wordpiece(
+            tmp_path,
+            tokenizer_hf_include_special_tokens=True,
+            tokenizer_hf_no_include_special_tokens=True,
+        )
 
 
 def test_extra_ids_come_after_the_vocabulary(tmp_path: Path) -> None:
@@ -278,7 +318,7 @@ def test_a_carried_tokenizer_has_every_option_but_those_of_place_and_speed(tmp_p
         "vocab_size": 280,
         "tokenizer_special_tokens": ["<unk>", "<s>", "</s>", "<x>"],
         "tokenizer_hf_no_use_fast": True,
-        "tokenizer_hf_no_include_special_tokens": True,
+        "tokenizer_hf_include_special_tokens": True,
         "tokenizer_sentencepiece_legacy": True,
         "tokenizer_sentencepiece_ignore_extra_whitespaces": False,
         "tiktoken_pattern": "v1",
@@ -289,7 +329,8 @@ def test_a_carried_tokenizer_has_every_option_but_those_of_place_and_speed(tmp_p
         "force_system_message": True,
     }
     kept = [name for name, _, field in leaves(TokenizerConfig) if ROLE not in field.metadata]
-    assert {*changed, "vocab_extra_ids"} == set(kept)  # the last goes with other types alone
+    # The last two go with other types alone, or not with the one above.
+    assert {*changed, "vocab_extra_ids", "tokenizer_hf_no_include_special_tokens"} == set(kept)
     lines = [b"%s %d" % (b64encode(bytes([i])), i) for i in range(256)]
     lines += [b"%s %d" % (b64encode(bytes([97, i])), 256 + i) for i in range(24)]
     (tmp_path / "a.tiktoken").write_bytes(b"\n".join(lines))
@@ -303,6 +344,7 @@ def test_a_carried_tokenizer_has_every_option_but_those_of_place_and_speed(tmp_p
     (tmp_path / "again").mkdir()
     again = carried(tokenizer, tmp_path / "again")
     expected = changed | {"tokenizer_special_tokens": second, "vocab_extra_ids": 0}
+    expected["tokenizer_hf_no_include_special_tokens"] = False
     assert digest_relevant(again.config) == expected
     assert again.encode("<x>ab</s>") == tokenizer.encode("<x>ab</s>") == [3, 102, 103, 2]
     assert again.config.use_gigatoken  # of speed: the default of whoever loads it
