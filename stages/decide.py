@@ -45,6 +45,14 @@ class MadeInShares(Protocol):
         """For the whole: folders of shares, removed once it is published."""
 
 
+@runtime_checkable
+class MadeByVersions(Protocol):
+    """What it asks besides of one whose output depends on the version of a library."""
+
+    def versions(self) -> dict[str, str]:
+        """Name and version of each such library. Another version runs the stage again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a run would be made of, and the reason to make it."""
@@ -53,6 +61,8 @@ class Decision:
     config: dict[str, Any]
     """The part of the configuration that decides what is made."""
     code: dict[str, str]
+    """Version and digest of our sources, and the versions of libraries that the output depends
+    on."""
     lineage: str
     reason: str | None
     """Why there is work; None when the output is there already."""
@@ -78,10 +88,12 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
     there.
 
     Raises ArtifactError for an input that does not exist."""
+    versions = config.versions() if isinstance(config, MadeByVersions) else {}
     inputs = {name: _resolved(name, urls, config) for name, urls in config.inputs().items() if urls}
     options = digest_relevant(config)
-    code = {"version": VERSION, "digest": code_digest(*modules)}
-    lineage = digest_document([stage, options, {name: i.digest for name, i in inputs.items()}])
+    code = {"version": VERSION, "digest": code_digest(*modules), **versions}
+    made_of: list[Any] = [stage, options, {name: i.digest for name, i in inputs.items()}]
+    lineage = digest_document([*made_of, versions] if versions else made_of)
     output = config.output()
     if output is None:
         return Decision(inputs, options, code, lineage, "it only prints", None, None)
@@ -196,6 +208,9 @@ def _changed_option(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def _changed_code(before: dict[str, str], now: dict[str, str]) -> str | None:
+    for name in sorted(now.keys() - {"version", "digest"}):
+        if name in before and before[name] != now[name]:
+            return f"the version of {name} changed ({before[name]} -> {now[name]})"
     if before.get("version") != now["version"]:
         return f"the code changed (version {before.get('version')} -> {now['version']})"
     if before.get("digest") != now["digest"]:

@@ -26,6 +26,7 @@ from typing import Any
 from stages import lifeline
 from stages.context import STOPPING, StageRun
 from stages.failure import add_step, read_step
+from stages.libraries import loaded_libraries
 from stages.lifeline import LIFELINE
 from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Slot
@@ -51,7 +52,6 @@ HANDOVER = "TRAINYARD_RANKS"
 STEP_FILE = "step"
 """In it: the last step that rank 0 has finished, of a stage that has steps."""
 
-SHAPING = ("numpy", "tokenizers", "torch")
 BY_STATUS: dict[int, type[TrainyardError]] = {
     kind.exit_status: kind
     for kind in (DataError, ConfigError, InfrastructureError, RerunElsewhere, ValidationFailed)
@@ -72,7 +72,7 @@ def run_here_or_spawn(
         return _spawn(run, arguments, count)
     with _first_cause_first(count):
         metrics: dict[str, Any] = importlib.import_module(run_module).run(config, run)
-    run.libraries = _libraries()
+    run.libraries = loaded_libraries()
     return metrics
 
 
@@ -95,12 +95,6 @@ def num_ranks(config: Any) -> int:
     if "RANK" in os.environ and _has_ranks(config):
         return int(os.environ.get("WORLD_SIZE", "1"))
     return int(getattr(config, "nproc_per_node", 1))
-
-
-def _libraries() -> dict[str, str]:
-    """Versions of the libraries that shape results, of those that this process has loaded."""
-    loaded = {name: sys.modules[name] for name in SHAPING if name in sys.modules}
-    return {name: str(module.__version__) for name, module in loaded.items()}
 
 
 # --- the parent -------------------------------------------------------------------------------
@@ -295,7 +289,7 @@ def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> N
     if result is not None:
         records = [asdict(record) for record in run.records.values()]
         document = {"metrics": metrics, "records": records, "slot": _slot(run)}
-        document["libraries"] = _libraries()
+        document["libraries"] = loaded_libraries()
         result.write_text(json.dumps(document))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from trainyard.artifacts.output import Output
 from trainyard.config import also, execution, location
 from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE
-from trainyard.corpus.sentences import model_folder
+from trainyard.corpus.sentences import model_folder, nltk_version
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
 
@@ -115,6 +115,10 @@ class TokenizeConfig:
         """The corpus, the tokenizer's files, and the model that tells where sentences end."""
         model = (str(model_folder(self.lang)),) if self.split_sentences else ()
         return {"input": self.input, "tokenizer": self.tokenizer.inputs(), "sentences": model}
+
+    def versions(self) -> dict[str, str]:
+        """NLTK's, which decides where sentences end."""
+        return {"nltk": nltk_version()} if self.split_sentences else {}
 
     def output(self) -> Output | None:
         """A prefix; a share has one of its own."""

@@ -68,15 +68,22 @@ def _check(
     if missing:
         raise ArtifactError(_unfit(config, missing, "not made yet"))
     manifests = [one[0] for one in found if one is not None]
-    for what, mine in (("lineage", stage.lineage), ("code", stage.code)):
-        foreign = [rank for rank, m in enumerate(manifests) if _trait(m, what) != mine]
-        if foreign:
-            why = "code" if what == "code" else "input or other options"
-            raise ArtifactError(_unfit(config, foreign, f"made of another {why}"))
+    versions = config.versions()
+    told = {rank: _otherwise(m, stage, versions) for rank, m in enumerate(manifests)}
+    why = next(filter(None, told.values()), None)
+    if why is not None:
+        raise ArtifactError(_unfit(config, [rank for rank in told if told[rank] == why], why))
 
 
-def _trait(manifest: Manifest, what: str) -> str | None:
-    return manifest.lineage if what == "lineage" else manifest.code.get("digest")
+def _otherwise(share: Manifest, stage: StageRun, versions: dict[str, str]) -> str | None:
+    """How a share was made otherwise than this run would make it; None when it was not."""
+    for name, version in versions.items():
+        found = share.code.get(name, version)
+        if found != version:
+            return f"made with {name} {found}, and this run has {version}"
+    if share.lineage != stage.lineage:
+        return "made of another input or other options"
+    return "made of another code" if share.code.get("digest") != stage.code else None
 
 
 def _unfit(config: TokenizeConfig, ranks: Sequence[int], why: str) -> str:

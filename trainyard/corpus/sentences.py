@@ -2,26 +2,67 @@
 
 The model of a language is four text files, `tokenizers/punkt_tab/LANG` in a folder of NLTK_DATA or
 in one of NLTK's own places; the pickles of older NLTK are never read. A text is never cut for its
-size: Megatron cuts at every millionth letter, in the middle of a sentence."""
+size: Megatron cuts at every millionth letter, in the middle of a sentence.
+
+Where sentences end depends on the version of NLTK, which is pinned and which manifests name."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing import parent_process
 from pathlib import Path
 from string import whitespace
 from typing import Any, NamedTuple
 
 from trainyard.errors import ArtifactError, ConfigError
 
+log = logging.getLogger(__name__)
+
+NLTK = "3.10.0"
+"""The pinned version. It cuts as 3.8 and all versions between do, and so as Megatron's tool, which
+3.8.1 is the last to serve in full; 3.10.1 cannot be imported from an environment below the working
+directory; 3.10.2 and later end sentences at curly quotes and guillemets too."""
+
 MODEL = Path("tokenizers", "punkt_tab")
 ENDS = ".?!"
 FROM_END = re.compile(r"[.?!]\S*")
 """A word from the first letter on that may end a sentence."""
 WHITE_SPACE = re.compile(r"\s*")
+
+
+# --- the version ------------------------------------------------------------------------------
+
+
+def nltk_version() -> str:
+    """The installed version of NLTK, without importing it; ConfigError when there is none."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("nltk")
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(
+            "--split-sentences needs the package nltk, which is not installed; trainyard's extra "
+            "[tokenize] brings it"
+        ) from error
+
+
+def _warn_of_version(found: str) -> None:
+    if found != NLTK and parent_process() is None:  # once, not by every worker as well
+        log.warning(
+            "NLTK %s is installed and trainyard is pinned to %s. Where sentences end depends on "
+            "the version (3.10.2 and later cut at curly quotes, those before 3.8 at other "
+            "places), so these token files may differ from those of other machines and of "
+            "Megatron-LM. The manifest names the version; `pip install nltk==%s` for the usual "
+            "bytes",
+            found,
+            NLTK,
+            NLTK,
+        )
 
 
 # --- models -----------------------------------------------------------------------------------
@@ -191,12 +232,14 @@ def _end(text: str, first: int, stop: int) -> int:
 
 
 def _punkt(folder: Path) -> Any:
+    found = nltk_version()
+    _warn_of_version(found)
     try:
         from nltk.tokenize.punkt import PunktSentenceTokenizer
     except ImportError as error:
         raise ConfigError(
-            "--split-sentences needs the package nltk, which is not installed; trainyard's extra "
-            "[tokenize] brings it"
+            f"--split-sentences needs NLTK, and NLTK {found} cannot be imported: {error}; "
+            f"`pip install nltk=={NLTK}`"
         ) from error
     with suppress(ImportError):
         from nltk import redos  # type: ignore[import-untyped]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import orjson
@@ -17,7 +21,15 @@ from trainyard.errors import ArtifactError, ConfigError
 
 pytestmark = pytest.mark.slow
 
-CORPORA = ("books_en", "code", "corpus_en", "multilingual_mix", "wiki_zh")
+OF_NLTK_3_8_1 = {
+    "books_en": ("4d0511f114c3134e572acd764da6cd21", "e64d6d92885429899205074d6d7bede6"),
+    "code": ("6f147a69570641ab0fc1bb9feb14693a", "77f42ae8757165eb14889eef9c0dcfbc"),
+    "corpus_en": ("e7f06fa53efdf604ede9a099bb1c2af0", "ad000fdbd463f0ab8485e0dc341b3d0e"),
+    "multilingual_mix": ("848f2e3acdd271c1c814792218de2f19", "993e6033630f748e249b0474a6a42f93"),
+    "wiki_zh": ("449c377014b1c01fe1ab1772d9df16e2", "f2c27722f2e24b0ff58eaf161f18e471"),
+}
+"""Of every fifth document's sentences, without and with the newlines kept."""
+CORPORA = tuple(OF_NLTK_3_8_1)
 
 
 @pytest.fixture
@@ -25,16 +37,14 @@ def nltk_data(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of NLTK's models, named by NLTK_DATA as a user names it."""
     folder = shared / "data" / "nltk_data"
     monkeypatch.setenv("NLTK_DATA", str(folder))
+    monkeypatch.setattr("nltk.data.path", [str(folder)])  # read once, when nltk is imported
     return folder
 
 
 def nltk_punkt(nltk_data: Path, keep_newlines: bool = False) -> Any:
     """NLTK's own tokenizer; with the pattern that Megatron gives it to keep newlines."""
-    import nltk
     from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
 
-    if str(nltk_data) not in nltk.data.path:
-        nltk.data.path.append(str(nltk_data))
     if not keep_newlines:
         return PunktTokenizer("english")
 
@@ -64,6 +74,20 @@ def test_sentences_are_those_of_nltk(
     ours = SentenceSplitter("english", keep_newlines)
     for text in corpus(shared, name, 401):
         assert ours.split(text) == theirs.tokenize(text)
+
+
+@pytest.mark.parametrize("keep_newlines", [False, True])
+@pytest.mark.parametrize("name", CORPORA)
+def test_sentences_are_those_of_the_nltk_that_megatrons_tool_ran_with(
+    name: str, keep_newlines: bool, shared: Path, nltk_data: Path
+) -> None:
+    """Whatever is installed here: digests of what NLTK 3.8.1 made, with the pickle that Megatron's
+    tool loads and its pattern for --keep-newlines."""
+    ours = SentenceSplitter("english", keep_newlines)
+    digest = hashlib.md5()
+    for text in corpus(shared, name, 5):
+        digest.update(json.dumps(ours.split(text)).encode())
+    assert digest.hexdigest() == OF_NLTK_3_8_1[name][keep_newlines]
 
 
 @pytest.mark.slow
@@ -169,9 +193,16 @@ def test_unbroken_text_takes_time_in_proportion(
     assert times[1] < 10 * times[0] + 0.2  # the square would be 16 times, and seconds
 
 
-def test_nltk_does_not_watch_the_clock(nltk_data: Path) -> None:
-    from nltk import redos
+def test_a_newer_nltk_does_not_watch_the_clock(
+    nltk_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 3.10.3 on there is a module with a limit of five seconds for each look at a text."""
+    import nltk
 
+    redos: Any = ModuleType("nltk.redos")
+    redos.DEFAULT_TIMEOUT = 5.0
+    monkeypatch.setitem(sys.modules, "nltk.redos", redos)
+    monkeypatch.setattr(nltk, "redos", redos, raising=False)
     SentenceSplitter()
     assert redos.DEFAULT_TIMEOUT is None
 
