@@ -53,10 +53,8 @@ def gpt_config(checkpoint: Checkpoint) -> tuple[GPTConfig, int]:
         check_model(config, padded, len(checkpoint.names("model.")), url)
         return config, padded
     except ConfigError as error:
-        where = "" if str(error).startswith(url) else f"{url}: "
-        raise ArtifactError(
-            f"{where}{error}; the checkpoint was made by another version"
-        ) from error
+        told = str(error) if str(error).startswith(url) else f"{url}: {error}"
+        raise ArtifactError(f"{told}; the checkpoint was made by another version") from error
 
 
 def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--load") -> LoadedGPT:
