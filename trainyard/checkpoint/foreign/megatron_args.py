@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainyard.checkpoint.foreign.bounds import MAX_LAYERS, check_layers
+from trainyard.checkpoint.foreign.bounds import check_layers
 from trainyard.checkpoint.strict import shown
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.models.config_positions import LLAMA3_LENGTH
+from trainyard.models.config_sizes import MAX_LAYERS
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
 SAME_NAME = (

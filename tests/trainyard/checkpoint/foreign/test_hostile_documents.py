@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from trainyard.checkpoint.foreign import documents
-from trainyard.checkpoint.foreign.bounds import MAX_LAYERS, check_model
+from trainyard.checkpoint.foreign.bounds import check_model
 from trainyard.checkpoint.foreign.documents import read_document
 from trainyard.checkpoint.foreign.hf_files import weight_map
 from trainyard.checkpoint.foreign.hf_read import open_huggingface
 from trainyard.checkpoint.foreign.meta import open_meta
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.models.config_sizes import MAX_LAYERS
 
 pytestmark = pytest.mark.timeout(20)  # a reader that builds what is told runs for minutes
 
