@@ -116,11 +116,12 @@ def _resolved(name: str, urls: tuple[str, ...], config: StageConfig) -> Input:
     try:
         return resolve(name, urls)
     except ArtifactError as error:
-        url = next((url for url in urls if str(error).startswith(f"{url}: no file")), None)
+        url = next((url for url in urls if str(error).startswith(f"{url}: ")), None)
         if url is None:
             raise
         option = _option_of(url, name, config)
-        hub = NO_HUB if option == MODEL and is_local(url) else ""
+        is_nothing = option == MODEL and is_local(url) and "no file matches" in str(error)
+        hub = NO_HUB if is_nothing else ""
         raise ArtifactError(f"{option} {error}{hub}".lstrip()) from error
 
 

@@ -11,6 +11,8 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,27 +89,55 @@ def look_around() -> Machine:
     )
 
 
+def memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
+    """Memory that this process may fill at the very most: that of the machine or of its control
+    group, and the space to swap to."""
+    sizes = dict(_sizes_in(Path("/proc/meminfo")))
+    whole = sizes.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = [whole]
+    for folder, is_old in _memory_groups(groups, membership):
+        file = folder / ("memory.limit_in_bytes" if is_old else "memory.max")
+        with suppress(OSError, ValueError):  # "max": no limit
+            found.append(int(file.read_text()))
+    return min(found) + sizes.get("SwapTotal", 0)
+
+
 def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
     """How many processes of this one's control group the kernel has ended for want of memory, of
     the group's or of the machine's; 0 where it does not say.
 
     Who is ended so leaves no word, and others see SIGKILL: that there is one more tells them."""
+    for folder, is_old in _memory_groups(groups, membership):
+        file = folder / ("memory.oom_control" if is_old else "memory.events")
+        count = _count_in(file, "oom_kill")
+        if count is not None:
+            return count
+    return 0
+
+
+def _memory_groups(groups: Path, membership: Path) -> Iterator[tuple[Path, bool]]:
+    """Folders of the control groups that bound this process's memory, and whether they are of
+    version 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        return 0
+        return
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
             continue
-        root, file = (
-            (groups / "memory", "memory.oom_control") if controllers else (groups, "memory.events")
-        )
+        root = groups / "memory" if controllers else groups
         for folder in (root / path.lstrip("/"), root):  # in a container its own group is the root
-            count = _count_in(folder / file, "oom_kill")
-            if count is not None:
-                return count
-    return 0
+            yield folder, bool(controllers)
+
+
+def _sizes_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Lines such as `MemTotal:  8000 kB`, in bytes."""
+    with suppress(OSError):
+        for line in path.read_text().splitlines():
+            name, _, words = line.partition(":")
+            if words.endswith(" kB"):
+                yield name, int(words.split()[0]) * 1024
 
 
 def _count_in(path: Path, name: str) -> int | None:

@@ -14,7 +14,7 @@ from stages.context import StageRun
 from trainyard.checkpoint.gpt import LoadedGPT, load_gpt
 from trainyard.errors import ConfigError
 from trainyard.inference.measure import device_clock, request_timing, throughput
-from trainyard.inference.static import GenerationResult, check_lengths, generate
+from trainyard.inference.static import GenerationResult, check_lengths, check_room, generate
 from trainyard.models.init import named_generator
 from trainyard.parallel.device import device_name, peak_memory_bytes, resolve_device
 from trainyard.tokenizers.base import Tokenizer
@@ -30,6 +30,9 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     device = resolve_device(config.device)
     loaded = load_gpt(config.load, device=str(device))
     loaded.model.eval()
+    if config.num_input_tokens is not None:
+        sizes = config.inference_max_requests, config.num_input_tokens
+        check_room(loaded.model, *sizes, config.num_tokens_to_generate)
     prompts = prompt_tokens(config, loaded.tokenizer)
     check_lengths(loaded.model, prompts, config.num_tokens_to_generate)
     warm_up(config, loaded, prompts, device)

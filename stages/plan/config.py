@@ -10,6 +10,7 @@ from trainyard.artifacts.output import Output
 from trainyard.config import execution, location
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.models.config_sizes import MAX_SIZE, check_above_zero, check_at_most
 from trainyard.models.memory import Layout
 from trainyard.models.moe_config import MoEConfig
 from trainyard.parallel.config import ParallelConfig
@@ -105,8 +106,8 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit each other."""
-        for name in SIZES:
-            self._positive(name)
+        check_above_zero(self, *SIZES)
+        check_at_most(self, MAX_SIZE, *SIZES)
         if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
             raise ConfigError(f"--gpu-memory-gib must be positive, got {self.gpu_memory_gib}")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
@@ -133,6 +134,7 @@ class PlanConfig:
             )
         self.layout().check(self.model, self.moe)
         model = self.model
+        model.check_params(self.padded_vocab_size)
         check_model(
             self.parallel(),
             num_layers=model.num_layers,
@@ -141,11 +143,6 @@ class PlanConfig:
             ffn_hidden_size=model.ffn_size,
             seq_length=model.seq_length,
         )
-
-    def _positive(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
     @property
     def replicas(self) -> int:

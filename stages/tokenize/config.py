@@ -7,6 +7,7 @@ from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import also, execution, location
+from trainyard.corpus.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE
 from trainyard.corpus.sentences import model_folder, nltk_version
 from trainyard.errors import ConfigError
@@ -43,6 +44,9 @@ class TokenizeConfig:
     or skip, count and list it in PREFIX.bad_lines.jsonl."""
     max_bad_lines: int | None = None
     """With --on-bad-line skip: stop when there are more; any number when not given."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """Largest document, in bytes after decompression (of its line; in Parquet, of its texts); a
+    larger one is a bad line."""
     validate_tokenizer: float = 0.0
     """Share of the documents, 0 to 1, that is encoded by the tokenizer's reference library as well;
     stops at the first difference."""
@@ -81,6 +85,7 @@ class TokenizeConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_bound(self.max_document_bytes)
         if not 0 <= self.validate_tokenizer <= 1:
             raise ConfigError(
                 f"--validate-tokenizer {self.validate_tokenizer}: a share of the documents, 0 to 1"

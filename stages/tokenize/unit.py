@@ -183,6 +183,7 @@ class _Work:
             on_bad_line=config.on_bad_line,
             splitter=self._splitter,
             advice=ADVICE,
+            max_bytes=config.max_document_bytes,
         )
         blocks = reader.blocks()
         block = next(blocks, None)  # waits for the store, where its bytes come from one

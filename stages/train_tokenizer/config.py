@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trainyard.artifacts.output import Output
 from trainyard.config import location
+from trainyard.corpus.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.errors import ConfigError
 
 NUM_BYTES = 256
@@ -24,6 +25,9 @@ class TrainTokenizerConfig:
     """Number of tokens, the 256 bytes and <|endoftext|> included."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of a JSON document that hold text."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """Largest document, in bytes after decompression (of its line; in Parquet, of its texts); a
+    larger one stops the run."""
 
     def __post_init__(self) -> None:
         least = NUM_BYTES + len(SPECIAL_TOKENS)
@@ -32,6 +36,7 @@ class TrainTokenizerConfig:
                 f"--vocab-size must be at least {least} (256 bytes, {' '.join(SPECIAL_TOKENS)}), "
                 f"got {self.vocab_size}"
             )
+        check_bound(self.max_document_bytes)
         if not self.input:
             raise ConfigError("--input names no file")
         if not self.json_keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -41,7 +41,7 @@ def run(config: TrainTokenizerConfig, stage: StageRun) -> dict[str, Any]:
     files = check_inputs(config.input, stage.inputs["input"].files, config.json_keys)
     sizes = {url: store.info(url).size_bytes for url in files}
     with stage.progress(sum(sizes.values()), "bytes", "read") as progress:
-        batches = read_batches(sizes, config.json_keys, progress)
+        batches = read_batches(sizes, config, progress)
         tokenizer = stoppable(lambda: train(batches, config.vocab_size))
         num_bytes = progress.done
     reached = tokenizer.get_vocab_size()
@@ -57,14 +57,15 @@ def run(config: TrainTokenizerConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def read_batches(
-    sizes: dict[str, int], keys: Sequence[str], progress: Progress
+    sizes: dict[str, int], config: TrainTokenizerConfig, progress: Progress
 ) -> Iterator[list[str]]:
     """The texts of all documents, some hundred at a time."""
     batch: list[str] = []
     found = False
     for url, size in sizes.items():
         for source in split_ranges(url, size, READ_BYTES):
-            for document in DocumentReader(source, keys):
+            reader = DocumentReader(source, config.json_keys, max_bytes=config.max_document_bytes)
+            for document in reader:
                 batch += [text for sentences in document.values for text in sentences]
                 if len(batch) >= BATCH:
                     found = True

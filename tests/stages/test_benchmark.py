@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from stages.benchmark.config import BenchmarkConfig
 from stages.benchmark.run import run
-from tests.stages.directly import run_directly
+from tests.stages.directly import run_directly, run_program
+from tests.trainyard.checkpoint import samples
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
-from trainyard.config import from_dict
+from trainyard.config import from_dict, to_dict
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 
@@ -113,3 +115,59 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         from_dict(BenchmarkConfig, {"load": "x", **options})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"hidden_size": 10**15},
+            r"config\.json: .*--hidden-size must be at most 2147483647, got",
+        ),
+        ({"num_layers": 4000}, "says 4000 layers, and there are 28 tensors"),
+        (
+            {"hidden_size": 2**22},
+            "final_layernorm.weight is .32., wanted .4194304.",
+        ),
+        (
+            {"ffn_hidden_size": 2**30},
+            r"linear_fc1.weight is .128, 32., wanted .1073741824, 32.",
+        ),
+    ],
+)
+def test_a_model_that_the_tensors_are_not_of_is_refused_before_memory_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(samples, "to_dict", lambda config: {**to_dict(config), **changes})
+    save_gpt(str(tmp_path / "run"), random_gpt(MODEL))
+    line = ["--load", str(tmp_path / "run"), "--prompts", "a", "--device", "cpu"]
+    done = run_program("stages.benchmark", *line)
+    assert done.status == 1, done.err
+    assert re.search(words, done.err), done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_input_tokens": 10**15}, "--num-input-tokens 1000000000000000 and --num-tokens"),
+        (
+            {"num_input_tokens": 5, "inference_max_requests": 10**12},
+            "--inference-max-requests 1000000000000: the keys and values .* take .* GiB, and this "
+            "machine has .* GiB of memory; generate for fewer",
+        ),
+    ],
+)
+def test_more_prompts_than_there_is_room_for_are_refused(
+    checkpoint: str, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        benchmark(checkpoint, tmp_path / "out", **options)
+
+
+def test_a_model_larger_than_the_memory_is_refused(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.parallel.device.memory_bytes", lambda: 2**16)
+    words = r"--load .*: the weights of its 39,\d{3} parameters take 0.0 GiB, and this machine has"
+    with pytest.raises(ConfigError, match=words):
+        benchmark(checkpoint, tmp_path / "out", prompts=["a"])

@@ -153,6 +153,20 @@ def test_what_is_missing_is_told_by_its_option(tmp_path: Path) -> None:
     for name in ("b.jsonl", "*.txt", "empty"):
         with pytest.raises(ArtifactError, match=r"^--input .*: no file matches; check the path$"):
             decide_on(str(tmp_path / name), "m.json")
+    for name, target, words in (
+        (
+            "loop.jsonl",
+            "loop.jsonl",
+            "a link to loop.jsonl, which leads back to it; mend or",
+        ),
+        ("lost.jsonl", "nowhere", "a link to nowhere, which does not exist; mend or remove it"),
+        ("null.jsonl", "/dev/null", "not a file but a pipe or a device; copy it into a file"),
+        ("x" * 300, "", "the file system takes no name as long; choose a shorter one"),
+    ):
+        if target:
+            (tmp_path / name).symlink_to(target)
+        with pytest.raises(ArtifactError, match=f"^--input .*{name}: {words}"):
+            decide_on(str(tmp_path / name), "m.json")
     message = r"^--tokenizer-model meta/llama: no file .*hub are not looked up: download the files"
     with pytest.raises(ArtifactError, match=message):
         decide_on(str(tmp_path / "a.jsonl"), "meta/llama")

@@ -206,3 +206,20 @@ def test_the_command(tmp_path: Path) -> None:
     assert "nothing to do" in done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["parts", "whole.bin", "whole.idx", "whole.manifest.json"]
+
+
+@pytest.mark.parametrize("ending", [".bin", ".idx"])
+@pytest.mark.parametrize("given", ["{}", "{}.idx", "{}.bin"])
+def test_half_a_pair_that_is_a_link_to_itself_ends_with_status_1(
+    tmp_path: Path, ending: str, given: str
+) -> None:
+    put(str(tmp_path / "in/a"), FIRST)
+    (tmp_path / f"in/a{ending}").unlink()
+    (tmp_path / f"in/a{ending}").symlink_to(f"a{ending}")
+    (tmp_path / "in/a.manifest.json").unlink(missing_ok=True)
+    inputs = given.format(tmp_path / "in/a")
+    done = run_program(
+        "stages.merge", "--input", inputs, "--output-prefix", str(tmp_path / "whole")
+    )
+    assert done.status == 1, done.err
+    assert f"a{ending}" in done.err

@@ -130,6 +130,16 @@ TP, PP = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
             r"5 tokens in 1 documents, less than one sample of --seq-length 16",
         ),
         (
+            {"num_layers": 3000, "hidden_size": 2**20, "nproc_per_node": 1},
+            2,
+            r"a model of 4\.0e\+16 parameters, and at most 1e\+15 are taken: .*--hidden-size 10485",
+        ),
+        (
+            {"hidden_size": 2**20},
+            2,
+            r"weights and gradients of 26,\d{3},\d{3},\d{3},\d{3} parameters .* take .* GiB, and ",
+        ),
+        (
             {"tokens": "foreign"},
             1,
             r"foreign: token 50256 in document 7 at place 99 is outside the vocabulary of 31 ",

@@ -14,7 +14,7 @@ import pytest
 
 from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run
-from tests.stages.directly import run_directly
+from tests.stages.directly import run_directly, run_program
 from tests.stages.test_reshard import GPT
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.checkpoint.load import open_checkpoint
@@ -76,3 +76,15 @@ def test_what_lies_is_not_converted(
         reshard(tmp_path / "theirs", tmp_path / "out")
     with pytest.raises((ArtifactError, ConfigError)):
         open_checkpoint(str(tmp_path / "out"))
+
+
+def test_a_folder_of_another_model_type_ends_with_status_2(tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(UNTIED))
+    reshard(tmp_path / "run", tmp_path / "theirs", saver="hf")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "other"}))
+    line = ["--load-dir", str(tmp_path / "theirs"), "--save-dir", str(tmp_path / "made")]
+    done = run_program("stages.reshard", *line)
+    assert done.status == 2, done.err
+    assert "model_type is 'other'; this version reads LlamaForCausalLM (model_type " in done.err
+    assert not (tmp_path / "made").exists()

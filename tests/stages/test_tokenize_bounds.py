@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from pathlib import Path
 
@@ -26,10 +27,10 @@ TOKENIZERS = {
 FLAGS = {"vocab": "--vocab-file", "merge": "--merge-file", "model": "--tokenizer-model"}
 
 
-def tokenized(source: Path, shared: Path, kind: str = "gpt2") -> Run:
+def tokenized(source: Path, shared: Path, kind: str = "gpt2", *options: str) -> Run:
     """A run of the command with one of the tokenizers."""
     name, files = TOKENIZERS[kind]
-    line = [*command(source, source.with_name("out"))[:-1], name, "--append-eod"]
+    line = [*command(source, source.with_name("out"))[:-1], name, "--append-eod", *options]
     for part, file in files.items():
         line += [FLAGS[part], str(shared / "data/vocab" / file)]
     return run_once(line)
@@ -136,7 +137,8 @@ def test_twenty_million_documents(shared: Path, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_a_document_of_500_megabytes(shared: Path, tmp_path: Path) -> None:
-    run = tokenized(write_long(tmp_path / "long.jsonl", 500_000_000), shared)
+    source = write_long(tmp_path / "long.jsonl", 500_000_000)
+    run = tokenized(source, shared, "gpt2", "--max-document-bytes", "500000000")
     assert run.peak_bytes < CONSTANT + 8 * 500_000_000
 
 
@@ -149,3 +151,19 @@ def test_a_file_of_two_gigabytes(shared: Path, tmp_path: Path) -> None:
             with corpus.open("rb") as source:
                 shutil.copyfileobj(source, out)
     assert tokenized(tmp_path / "large.jsonl", shared).peak_bytes < CONSTANT
+
+
+@pytest.mark.full
+def test_a_line_of_gigabytes_in_a_small_file_is_refused_at_once(
+    tmp_path: Path, shared: Path
+) -> None:
+    source = tmp_path / "bomb.jsonl.gz"
+    with gzip.open(source, "wb", 1) as out:
+        for _ in range(1500):
+            out.write(b"x" * 1_000_000)
+        out.write(b'\n{"text": "end"}\n')
+    with pytest.raises(RuntimeError, match=r"byte 0\): the line has more than 268435456 bytes"):
+        tokenized(source, shared)
+    run = tokenized(source, shared, "gpt2", "--on-bad-line", "skip")
+    assert run.peak_bytes < CONSTANT + 2 * (256 << 20)
+    assert run.wall_seconds < 60

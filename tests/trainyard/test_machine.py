@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from trainyard.machine import memory_kills
+from trainyard.machine import memory_bytes, memory_kills
 
 EVENTS = "low 0\nhigh 3\nmax 9\noom 2\noom_kill 2\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
@@ -41,3 +42,25 @@ def test_kills_are_counted_in_the_group_of_this_process(
 
 def test_a_machine_without_control_groups_says_nothing(tmp_path: Path) -> None:
     assert memory_kills(tmp_path, tmp_path / "membership") == 0
+
+
+@pytest.mark.parametrize(
+    ("membership", "folder", "file", "text", "bound"),
+    [
+        ("0::/jobs/a\n", "jobs/a", "memory.max", "1048576\n", True),
+        ("0::/jobs/a\n", "jobs/a", "memory.max", "max\n", False),
+        ("4:memory:/b\n", "memory/b", "memory.limit_in_bytes", "1048576\n", True),
+        ("4:memory:/b\n", "memory/b", "memory.limit_in_bytes", f"{2**63 - 4096}\n", False),
+        ("", "", "memory.max", "1048576\n", False),
+    ],
+)
+def test_memory_is_that_of_the_group_or_of_the_machine(
+    tmp_path: Path, membership: str, folder: str, file: str, text: str, bound: bool
+) -> None:
+    whole = memory_bytes(tmp_path / "none", tmp_path / "none")
+    write(tmp_path / "groups" / folder, file, text)
+    (tmp_path / "membership").write_text(membership)
+    found = memory_bytes(tmp_path / "groups", tmp_path / "membership")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert whole >= machine * 0.99
+    assert found == (whole - machine + 2**20 if bound else whole)

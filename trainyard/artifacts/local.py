@@ -23,11 +23,15 @@ from trainyard.artifacts import process
 from trainyard.artifacts.backend import SourceFile
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.direct import append_files
+from trainyard.artifacts.links import NO_FILE
 from trainyard.artifacts.uncached import Fill, append_filled
 from trainyard.artifacts.urls import is_local, local_path
 from trainyard.errors import ArtifactError
 
 TEMPORARY = ".tmp-"
+
+LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
+"""Of a link, or of what is gone since."""
 
 
 def _path(url: str) -> Path:
@@ -39,6 +43,21 @@ def _path(url: str) -> Path:
 def _version(found: os.stat_result) -> str:
     # Whoever changes a file in place can put its modification time back, but not the other one.
     return f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Pass over a link that leads nowhere, and a file that is gone since it was listed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in LEADS_NOWHERE:
+            raise
 
 
 def _open_at_once(path: str | Path, flags: int) -> int:
@@ -53,7 +72,7 @@ class LocalBackend:
         file = open(_path(url), "rb", opener=_open_at_once)  # noqa: SIM115  # the caller closes it
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.close()
-            raise ArtifactError(f"{url}: not a file but a pipe or a device; copy it into a file")
+            raise ArtifactError(f"{url}: {NO_FILE}")
         return file
 
     def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
@@ -75,21 +94,27 @@ class LocalBackend:
     def size_and_version(self, url: str) -> tuple[int, str]:
         path = _path(url)
         found = path.stat()
-        if path.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "is a folder, not a file", str(path))
+        if not stat.S_ISREG(found.st_mode):
+            kind = IsADirectoryError if path.is_dir() else FileNotFoundError
+            raise kind(f"{path} is no file")
         return found.st_size, _version(found)
 
     def is_file(self, url: str) -> bool:
-        return _path(url).is_file()
+        try:
+            return _path(url).is_file()
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # so none can have it
+                return False
+            raise
 
     def list_files(self, url: str) -> dict[str, int]:
         root = _path(url)
         found = {}
-        for folder, folders, names in os.walk(root):
+        for folder, folders, names in os.walk(root, onerror=_raise_unless_gone):
             folders.sort()
             for name in names:
                 path = Path(folder, name)
-                with suppress(FileNotFoundError):  # a link to nowhere, or gone since
+                with _unless_gone():
                     found[path.relative_to(root).as_posix()] = path.stat().st_size
         return dict(sorted(found.items()))
 
@@ -97,7 +122,7 @@ class LocalBackend:
         found = {}
         with suppress(FileNotFoundError), os.scandir(_path(url)) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):
+                with _unless_gone():
                     if entry.is_file():
                         found[entry.name] = entry.stat().st_size
         return dict(sorted(found.items()))

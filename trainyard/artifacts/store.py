@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 from trainyard.artifacts import local
 from trainyard.artifacts.backend import Backend, SourceFile, Writer
 from trainyard.artifacts.digest import LARGE, digest_bytes, digesting, hasher
-from trainyard.artifacts.faults import rights, store_fault
+from trainyard.artifacts.faults import store_fault, system_fault
+from trainyard.artifacts.links import broken_link, why_absent
 from trainyard.artifacts.local import LocalBackend
 from trainyard.artifacts.uncached import Fill, filled
 from trainyard.artifacts.urls import (
@@ -31,7 +32,7 @@ from trainyard.artifacts.urls import (
     parent,
     refuse_secrets,
 )
-from trainyard.errors import ArtifactError, ConfigError, InfrastructureError, TrainyardError
+from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
 observers: list[Callable[[str, str], None]] = []
 """Called with (operation, url) before each operation."""
@@ -101,22 +102,8 @@ def operation(name: str, url: str) -> Iterator[Backend]:
         yield backend(url)
     except TrainyardError:
         raise
-    except (FileExistsError, NotADirectoryError) as error:
-        if name in ("open", "create", "replace", "move"):
-            raise ConfigError(
-                f"{url}: a file stands where a folder is needed; choose another place"
-            ) from error
-        raise ArtifactError(f"{url}: there is no such file or object") from error
-    except FileNotFoundError as error:
-        if "bucket does not exist" in str(error):
-            raise ConfigError(f"{url}: the bucket does not exist; create it first") from error
-        raise ArtifactError(f"{url}: there is no such file or object") from error
-    except IsADirectoryError as error:
-        raise ArtifactError(f"{url}: this is a folder, not a file") from error
-    except PermissionError as error:
-        raise ConfigError(f"{url}: access refused ({error}); check {rights(url)}") from error
     except OSError as error:
-        raise InfrastructureError(f"{url}: {name} failed: {error}") from error
+        raise system_fault(url, name, error) from error
     except ValueError as error:
         if "endpoint" in str(error).lower():
             raise ConfigError(f"AWS_ENDPOINT_URL is not a URL: {error}") from error
@@ -196,7 +183,7 @@ def list_folder(url: str) -> dict[str, int]:
 def expand(url: str) -> list[str]:
     """The files that a URL, a pattern or a folder stands for, sorted; hidden files are passed over.
 
-    Raises ArtifactError when there is none."""
+    Raises ArtifactError when there is none, or for a link that leads to no file."""
     with operation("list", url) as store:
         if has_glob(url) and not store.is_file(url):
             found = store.glob(url)
@@ -207,8 +194,10 @@ def expand(url: str) -> list[str]:
                 n for n in store.list_files(url) if not any(p.startswith(".") for p in n.split("/"))
             ]
             found = [join(url, name) for name in names]
+        if broken := broken_link(url):
+            raise ArtifactError(f"{broken[0]}: {broken[1]}")
     if not found:
-        raise ArtifactError(f"{url}: no file matches; check the path")
+        raise ArtifactError(f"{url}: {why_absent(url, 'no file matches; check the path')}")
     return found
 
 
@@ -216,8 +205,8 @@ def fetch(url: str, folder: Path) -> Path:
     """A local path with the contents of a URL: the file itself, or a copy under `folder`."""
     path = local_path(url)
     if path is not None:
-        if not path.is_file():
-            raise ArtifactError(f"{url}: there is no such file or object")
+        if not exists(url):
+            raise ArtifactError(f"{url}: {why_absent(url)}")
         return path
     target = folder / f"{digest_bytes(url.encode())[:16]}-{basename(url)}"
     if not target.exists():

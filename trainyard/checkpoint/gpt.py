@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.fit import refuse_differences
+from trainyard.checkpoint.foreign.bounds import check_model
+from trainyard.checkpoint.layout import slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.steps import CONFIG
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
+from trainyard.parallel.device import check_memory
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import load_tokenizer
 
@@ -44,9 +49,12 @@ def gpt_config(checkpoint: Checkpoint) -> tuple[GPTConfig, int]:
     if not isinstance(document.get("model"), dict) or type(padded) is not int:
         raise ArtifactError(f"{url}: has no 'model' table and 'padded_vocab_size'; not a GPT")
     try:
-        return from_dict(GPTConfig, document["model"], f"{url}: model"), padded
+        config = from_dict(GPTConfig, document["model"], f"{url}: model")
+        check_model(config, padded, len(checkpoint.names("model.")), url)
+        return config, padded
     except ConfigError as error:
-        raise ArtifactError(f"{error}; the checkpoint was made by another version") from error
+        told = str(error) if str(error).startswith(url) else f"{url}: {error}"
+        raise ArtifactError(f"{told}; the checkpoint was made by another version") from error
 
 
 def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--load") -> LoadedGPT:
@@ -55,6 +63,14 @@ def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--l
     Raises ConfigError, naming `option`, when there is no checkpoint."""
     checkpoint = open_checkpoint(url, option)
     config, padded_vocab_size = gpt_config(checkpoint)
+    _check_tensors(checkpoint, config, padded_vocab_size)
+    count = config.num_params(padded_vocab_size)
+    check_memory(
+        f"{option} {url}: the weights of its {count:,} parameters take",
+        count * torch.get_default_dtype().itemsize,
+        torch.device(device),
+        "take a machine with more",
+    )
     with torch.device(device):
         tokens = _tokens(checkpoint, padded_vocab_size)
         model = GPTModel(config, padded_vocab_size, true_vocab_size=tokens)
@@ -68,6 +84,18 @@ def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--l
         checkpoint.step,
         checkpoint,
     )
+
+
+def _check_tensors(checkpoint: Checkpoint, config: GPTConfig, padded_vocab_size: int) -> None:
+    """Refuse tensors that are not those of the configuration before memory is asked for it."""
+    held = {name: checkpoint.spec(name) for name in checkpoint.names("model.")}
+    if sum(math.prod(spec.shape) for spec in held.values()) == config.num_params(padded_vocab_size):
+        return
+    with torch.device("meta"):
+        model = GPTModel(config, padded_vocab_size)
+    wanted = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    shards = {name: slices_held(name, tensor) for name, tensor in wanted.items()}
+    refuse_differences(checkpoint.url, held, shards, "model.")
 
 
 def _tokens(checkpoint: Checkpoint, padded_vocab_size: int) -> int:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from trainyard.corpus.bounds import MAX_DOCUMENT_BYTES, too_large
 from trainyard.corpus.compression import BrokenError, contents
 from trainyard.corpus.formats import check_inputs, split_name, split_ranges
 from trainyard.corpus.jsonl import json_rows
@@ -53,7 +54,8 @@ class DocumentReader:
     """The documents of a byte range: iterate for one after the other, or over `blocks()` for
     columns of them, several times as fast.
 
-    `keys` name the texts, `id_key` what is kept as the document's id if it is there. With a
+    `keys` name the texts, `id_key` what is kept as the document's id if it is there. A document of
+    more than `max_bytes` (of its line; of a row, its texts) is a bad line. With a
     `splitter`, strings are cut into sentences; a list of strings is taken as sentences as it is.
 
     A bad line raises DataError with file, line, byte, the beginning of the line and `advice`; with
@@ -71,12 +73,14 @@ class DocumentReader:
         on_bad_line: Literal["stop", "skip"] = "stop",
         splitter: Splitter | None = None,
         advice: str = "",
+        max_bytes: int = MAX_DOCUMENT_BYTES,
     ) -> None:
         self.source = source
         self.keys = tuple(keys)
         self.id_key = id_key
         self.on_bad_line = on_bad_line
         self._split = splitter.split if splitter else None
+        self._max_bytes = max_bytes
         self._advice = f"; {advice}" if advice else ""
         self.lines = 0
         """Lines (Parquet: rows) seen so far, blank and bad ones too."""
@@ -103,12 +107,12 @@ class DocumentReader:
     def _rows(self) -> Iterator[Rows]:
         held, compression = split_name(self.source.url)
         if held == "jsonl":
-            return json_rows(self.source, compression, self.keys)
+            return json_rows(self.source, compression, self.keys, self._max_bytes)
         if held == "text":
-            return _text_rows(self.source.url, compression, self.keys)
+            return _text_rows(self.source.url, compression, self.keys, self._max_bytes)
         from trainyard.corpus.parquet import parquet_rows
 
-        return parquet_rows(self.source, self.keys, self.id_key)
+        return parquet_rows(self.source, self.keys, self.id_key, self._max_bytes)
 
     def _block(self, rows: Rows) -> Block:
         try:
@@ -178,13 +182,15 @@ def locate(url: str, offset: int, row: int | None = None) -> str:
     return f"{url}: line {number} (byte {offset})"
 
 
-def _text_rows(url: str, compression: str, keys: Sequence[str]) -> Iterator[Rows]:
+def _text_rows(url: str, compression: str, keys: Sequence[str], max_bytes: int) -> Iterator[Rows]:
     data = bytearray()
     record = {}
     bad = []
     try:
         for piece in contents(url, compression):
             data += piece
+            if len(data) > max_bytes:
+                raise FaultError(too_large(max_bytes, "the file, which is one document,"))
         record = dict.fromkeys(keys, decode(data))
     except BrokenError as error:
         reason = f"{error}; the text of which {len(data)} bytes could be read is lost"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trainyard.corpus.lines import Lines, TornError, line_blocks
+from trainyard.corpus.bounds import too_large
+from trainyard.corpus.lines import BEGINNING, Lines, LongLine, TornError, line_blocks
 from trainyard.corpus.parse import begins, excerpt, parse_lines
 from trainyard.corpus.records import BadLine, ByteRange, Rows
 from trainyard.errors import DataError
@@ -17,13 +18,16 @@ SPREAD = (
 )
 
 
-def json_rows(source: ByteRange, compression: str, keys: Sequence[str]) -> Iterator[Rows]:
-    """The records of a range, about a megabyte of lines at once."""
+def json_rows(
+    source: ByteRange, compression: str, keys: Sequence[str], max_bytes: int
+) -> Iterator[Rows]:
+    """The records of a range, about a megabyte of lines at once; a line of more than `max_bytes`
+    holds none."""
     first = 1
     looked = source.start > 0
     try:
-        for offset, lines in line_blocks(source, compression):
-            rows = _rows(offset, lines, first, keys)
+        for offset, lines in line_blocks(source, compression, max_bytes):
+            rows = _rows(offset, lines, first, keys, max_bytes)
             if not looked and (rows.bad or rows.records):
                 looked = True
                 _refuse_one_document(source.url, rows, first)
@@ -35,10 +39,15 @@ def json_rows(source: ByteRange, compression: str, keys: Sequence[str]) -> Itera
         yield _no_rows(bad)
 
 
-def _rows(offset: int, lines: Lines, first: int, keys: Sequence[str]) -> Rows:
+def _rows(offset: int, lines: Lines, first: int, keys: Sequence[str], max_bytes: int) -> Rows:
     faults: dict[int, str] = {}
-    kept, records = parse_lines(lines, keys, faults)
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    for i in np.flatnonzero(lengths > max_bytes):
+        lines[i] = LongLine(lines[i][:BEGINNING])
+    long = [i for i, line in enumerate(lines) if isinstance(line, LongLine)]
+    faults |= dict.fromkeys(long, too_large(max_bytes))
+    parsed = [b"" if i in faults else line for i, line in enumerate(lines)] if long else lines
+    kept, records = parse_lines(parsed, keys, faults)
     offsets = offset + np.cumsum(lengths + 1) - (lengths + 1)
     bad = [
         BadLine(first + i, int(offsets[i]), reason, excerpt(lines[i]))
@@ -71,10 +80,17 @@ def _refuse_one_document(url: str, rows: Rows, first: int) -> None:
         refused = "a JSON array" if isinstance(rows.records[0], list) else ""
     else:
         number, offset = bad.line, bad.offset
-        ends = bytes(rows.raw[number - first][-16:]).rstrip()[-1:]
-        refused = "a piece of a JSON document" if ends in (b",", b"[", b"{") else ""
+        refused = _document_of(rows.raw[number - first])
     if refused:
         raise DataError(
             f"{url}: line {number} (byte {offset}) is {refused}: {SPREAD}"
             f"{begins(excerpt(rows.raw[number - first]))}"
         )
+
+
+def _document_of(line: bytes | bytearray) -> str:
+    """What a bad line is when it is no line of JSONL at all."""
+    if isinstance(line, LongLine):
+        return "a JSON array" if line.lstrip().startswith(b"[") else ""
+    ends = bytes(line[-16:]).rstrip()[-1:]
+    return "a piece of a JSON document" if ends in (b",", b"[", b"{") else ""

@@ -14,14 +14,15 @@ from trainyard.corpus.compression import PIECE_BYTES, BrokenError, contents
 from trainyard.corpus.records import ByteRange
 from trainyard.errors import DataError
 
-MAX_LINE_BYTES = 1 << 31
-"""A longer line is refused: it is no document, and would have to fit in memory several times."""
-
 Lines = list[bytes | bytearray]
 
 
 BEGINNING = 1024
 """Bytes of an unfinished line that are kept for the message."""
+
+
+class LongLine(bytes):
+    """The beginning of a line that is too long to be kept."""
 
 
 class TornError(Exception):
@@ -34,12 +35,13 @@ class TornError(Exception):
         self.beginning = beginning
 
 
-def line_blocks(source: ByteRange, compression: str) -> Iterator[tuple[int, Lines]]:
+def line_blocks(source: ByteRange, compression: str, max_bytes: int) -> Iterator[tuple[int, Lines]]:
     """Lines without their line feeds, about a megabyte at once, and where the first one begins.
 
-    A long line comes alone. Whoever takes the list may clear it, so that a line is not kept in
-    memory while its document is worked on."""
-    reader = _Reader(source, compressed=bool(compression))
+    A long line comes alone; one of more than `max_bytes`, unless it is read whole at once, as a
+    `LongLine` before its end is looked for. Whoever takes the list may clear it, so that a line is
+    not kept in memory while its document is worked on."""
+    reader = _Reader(source, bool(compression), max_bytes)
     # One byte early: a line feed there means that a line begins with the range.
     start = max(source.start - 1, 0)
     with closing(contents(source.url, compression, start, source.end)) as pieces:
@@ -58,13 +60,15 @@ def line_blocks(source: ByteRange, compression: str) -> Iterator[tuple[int, Line
 class _Reader:
     """Cuts pieces into lines. `pending` is the line that has not ended, and begins at `offset`."""
 
-    def __init__(self, source: ByteRange, compressed: bool) -> None:
+    def __init__(self, source: ByteRange, compressed: bool, max_bytes: int) -> None:
         self.url = source.url
         self.end = sys.maxsize if compressed else source.end
         self.offset = max(source.start - 1, 0)
         self.pending = bytearray()
         self.done = source.start >= source.end
         self._compressed = compressed
+        self._max_bytes = max_bytes
+        self._is_long = False  # in a line whose beginning was handed out
         self._between = source.start > 0  # in a line that began before the range
 
     @property
@@ -76,10 +80,18 @@ class _Reader:
         """What ends in this piece."""
         if self._between:
             piece = self._skip(piece)
+        if self._is_long:
+            rest = self._skip_rest(piece)
+            if rest is None:
+                return
+            piece = rest
         cut = self._cut(piece)
         if cut < 0:
             self.pending += piece
-            self._check_length()
+            if len(self.pending) > self._max_bytes:
+                yield self.offset, [LongLine(self.pending[:BEGINNING])]
+                self.offset, self.pending = self.position, bytearray()
+                self._is_long = True
             return
         if len(self.pending) > PIECE_BYTES:
             first = piece.find(b"\n")
@@ -116,6 +128,14 @@ class _Reader:
         self.offset += skipped
         return piece[skipped:]
 
+    def _skip_rest(self, piece: bytes) -> bytes | None:
+        """What follows a long line; None where it goes on, or the next begins beyond the range."""
+        end = piece.find(b"\n") + 1
+        self.offset += end or len(piece)
+        self._is_long = not end
+        self.done = bool(end) and self.offset >= self.end
+        return None if self._is_long or self.done else piece[end:]
+
     def _cut(self, piece: bytes) -> int:
         """Where in the piece the last line ends; the first line feed at the range's last byte or
         after it is the last that counts."""
@@ -132,10 +152,3 @@ class _Reader:
         self.offset += len(line) + 1
         self.pending = bytearray()
         return offset, [line]
-
-    def _check_length(self) -> None:
-        if len(self.pending) > MAX_LINE_BYTES:
-            raise DataError(
-                f"{self.url}: the line that begins at byte {self.offset} has more than "
-                f"{MAX_LINE_BYTES} bytes; a document is one line, so is this a JSONL file?"
-            )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from trainyard.artifacts import store
+from trainyard.corpus.bounds import too_large
 from trainyard.corpus.parse import excerpt, written
 from trainyard.corpus.records import BadLine, ByteRange, Rows
 from trainyard.errors import ConfigError, DataError
@@ -49,29 +50,36 @@ def row_groups(url: str) -> list[RowGroup]:
         return _footer(url, lambda: _row_groups(file, size))
 
 
-def parquet_rows(source: ByteRange, keys: Sequence[str], id_key: str | None) -> Iterator[Rows]:
-    """The rows of the row groups that begin in a range."""
+def parquet_rows(
+    source: ByteRange, keys: Sequence[str], id_key: str | None, max_bytes: int
+) -> Iterator[Rows]:
+    """The rows of the row groups that begin in a range; one with texts of more than `max_bytes` is
+    a bad line."""
     with _opened(source.url) as (file, size):
         groups = _footer(source.url, lambda: _row_groups(file, size))
         columns = _footer(source.url, lambda: _columns(file, source.url, keys, id_key))
         total = 0
         for group in groups:
             if source.start <= group.offset < source.end:
-                for rows in _group_rows(file, group, columns, total + 1, keys[0]):
+                for rows in _group_rows(file, group, columns, total + 1, keys[0], max_bytes):
                     yield rows
                     total += rows.num_lines
 
 
 def _group_rows(
-    file: Any, group: RowGroup, columns: list[str], first: int, shown: str
+    file: Any, group: RowGroup, columns: list[str], first: int, shown: str, max_bytes: int
 ) -> Iterator[Rows]:
     """Its rows, the first of them number `first` of the range. What cannot be read is one bad
     line, which says how many rows are lost with it."""
     done = 0
     try:
+        stored = _arrow(lambda: _stored_bytes(file, group, columns))
+        if group.num_rows == 1 and stored > max_bytes + LOT_BYTES:  # not for the text alone
+            yield _no_rows(BadLine(first, group.offset, too_large(max_bytes, "the row"), ""), 1)
+            return
         batches = _arrow(lambda: _batches(file, group, columns))
         while (batch := _arrow(lambda: next(batches, None))) is not None:
-            yield _rows(batch, group, first + done, shown)
+            yield _rows(batch, group, first + done, shown, max_bytes)
             done += batch.num_rows
         if done != group.num_rows:  # pages that lie about themselves end without a word
             raise _BrokenError(f"its pages hold {done} rows, its footer says {group.num_rows}")
@@ -81,14 +89,19 @@ def _group_rows(
             f"the row group cannot be read on ({error}); {lost} of its {group.num_rows} rows are "
             "lost"
         )
-        nothing = np.empty(0, np.int64)
-        bad = [BadLine(first + done, group.offset, reason, "")]
-        yield Rows([], nothing, nothing, nothing, lost, bad, lambda _: "", [])
+        yield _no_rows(BadLine(first + done, group.offset, reason, ""), lost)
 
 
-def _rows(batch: Any, group: RowGroup, first: int, shown: str) -> Rows:
+def _no_rows(bad: BadLine, count: int) -> Rows:
+    nothing = np.empty(0, np.int64)
+    return Rows([], nothing, nothing, nothing, count, [bad], lambda _: "", [])
+
+
+def _rows(batch: Any, group: RowGroup, first: int, shown: str, max_bytes: int) -> Rows:
     bad: list[BadLine] = []
     try:
+        if batch.nbytes > max_bytes:
+            raise OverflowError  # each by itself
         records = _as_text(batch).to_pylist()
         numbers = np.arange(first, first + len(records))
     except (ValueError, OverflowError):
@@ -96,6 +109,11 @@ def _rows(batch: Any, group: RowGroup, first: int, shown: str) -> Rows:
         records, kept = [], []
         for i in range(batch.num_rows):
             try:
+                if _text_bytes(batch.slice(i, 1)) > max_bytes:
+                    bad.append(
+                        BadLine(first + i, group.offset, too_large(max_bytes, "the row"), "")
+                    )
+                    continue
                 records += _as_text(batch.slice(i, 1)).to_pylist()
                 kept.append(first + i)
             except (ValueError, OverflowError) as error:
@@ -115,9 +133,23 @@ def _rows(batch: Any, group: RowGroup, first: int, shown: str) -> Rows:
     )
 
 
+def _text_bytes(row: Any) -> int:
+    """Of the texts of one row, lists of them too."""
+    import pyarrow as arrow  # type: ignore[import-untyped]
+    import pyarrow.compute as compute  # type: ignore[import-untyped]
+
+    total = 0
+    for column in row.columns:
+        while arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type):
+            column = column.flatten()
+        with suppress(arrow.ArrowNotImplementedError):  # no text, of which others say more
+            total += compute.sum(compute.binary_length(column)).as_py() or 0
+    return total
+
+
 def _as_text(batch: Any) -> Any:
     """Columns of bytes, which some writers mean as text, as text; ValueError if they are none."""
-    import pyarrow as arrow  # type: ignore[import-untyped]
+    import pyarrow as arrow
 
     for i, field in enumerate(batch.schema):
         if arrow.types.is_binary(field.type) or arrow.types.is_large_binary(field.type):
@@ -127,15 +159,20 @@ def _as_text(batch: Any) -> Any:
 
 
 def _batches(file: Any, group: RowGroup, columns: list[str]) -> Iterator[Any]:
-    metadata = file.metadata.row_group(group.number)
-    chunks = [metadata.column(i) for i in range(metadata.num_columns)]
-    read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-    size = sum(chunk.total_uncompressed_size for chunk in read)
+    size = _stored_bytes(file, group, columns)
     rows = int(max(1, min(LOT_ROWS, group.num_rows * LOT_BYTES // max(size, 1))))
     batches: Iterator[Any] = file.iter_batches(
         rows, row_groups=[group.number], columns=columns, use_threads=False
     )
     return batches
+
+
+def _stored_bytes(file: Any, group: RowGroup, columns: list[str]) -> int:
+    """Of some columns of a row group before compression, as the footer has it."""
+    metadata = file.metadata.row_group(group.number)
+    chunks = [metadata.column(i) for i in range(metadata.num_columns)]
+    read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    return sum(chunk.total_uncompressed_size for chunk in read)
 
 
 def _columns(file: Any, url: str, keys: Sequence[str], id_key: str | None) -> list[str]:

@@ -18,6 +18,7 @@ from trainyard.inference.config import GREEDY, SamplingConfig
 from trainyard.inference.kv_cache import StaticKVCache
 from trainyard.inference.sampling import choose_tokens, draw_uniforms, request_generators
 from trainyard.models.gpt import GPTModel
+from trainyard.parallel.device import check_memory
 
 PADDING = 0
 
@@ -89,12 +90,31 @@ def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tok
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(f"prompt {index} has no tokens; give it at least one")
-        total, limit = len(prompt) + max_new_tokens, model.config.positions
-        if total > limit:
-            raise ConfigError(
-                f"prompt {index} of {len(prompt)} tokens and --num-tokens-to-generate "
-                f"{max_new_tokens} make {total}, and the model has {limit} positions; shorten one"
-            )
+        _check_length(model, f"prompt {index} of {len(prompt)} tokens", len(prompt), max_new_tokens)
+
+
+def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: int) -> None:
+    """Refuse a batch of random prompts, by the options that ask for it, that the positions of the
+    model or the memory of its device have no room for."""
+    _check_length(model, f"--num-input-tokens {length}", length, max_new_tokens)
+    config = model.config
+    row = config.num_layers * 2 * config.kv_size * (length + max_new_tokens)
+    check_memory(
+        f"--inference-max-requests {num_prompts}: the keys and values of so many prompts of "
+        f"{length + max_new_tokens} tokens take",
+        float(num_prompts * row * model.dtype.itemsize),
+        model.device,
+        "generate for fewer at a time",
+    )
+
+
+def _check_length(model: GPTModel, what: str, length: int, max_new_tokens: int) -> None:
+    total, limit = length + max_new_tokens, model.config.positions
+    if total > limit:
+        raise ConfigError(
+            f"{what} and --num-tokens-to-generate {max_new_tokens} make {total}, and the model has "
+            f"{limit} positions; shorten one"
+        )
 
 
 def _new_cache(model: GPTModel, batch_size: int, capacity: int) -> StaticKVCache:

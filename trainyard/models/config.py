@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainyard.errors import ConfigError
 from trainyard.models.config_layer import AttentionOptions, MLPOptions
 from trainyard.models.config_memory import RecomputeOptions
-from trainyard.models.config_sizes import ModelSizes, check_above_zero
+from trainyard.models.config_sizes import MAX_PARAMS, ModelSizes, check_above_zero
 
 if TYPE_CHECKING:
     from trainyard.models.memory import Layout
@@ -47,6 +48,20 @@ class GPTConfig(RecomputeOptions, InitOptions, MLPOptions, AttentionOptions):
         self._check_mlp()
         self._check_init()
         self._check_recompute()
+        self.check_params(self.make_vocab_size_divisible_by)
+
+    def check_params(self, padded_vocab_size: int) -> None:
+        """Refuse a model of more parameters than can be counted in bytes."""
+        count = self.num_params(padded_vocab_size)
+        if count > MAX_PARAMS:
+            raise ConfigError(
+                f"a model of {count:.1e} parameters, and at most {MAX_PARAMS:.0e} are taken: make "
+                f"one of these smaller: --num-layers {self.num_layers}, --hidden-size "
+                f"{self.hidden_size}, --ffn-hidden-size {self.ffn_size}, --num-attention-heads "
+                f"{self.num_attention_heads} of --kv-channels {self.head_dim}, "
+                f"--max-position-embeddings {self.positions}, {padded_vocab_size} rows of the "
+                "embedding"
+            )
 
     @property
     def qkv_bias(self) -> bool:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.errors import ConfigError
-from trainyard.models.config_sizes import ModelSizes, check_above_zero
+from trainyard.models.config_sizes import MAX_SIZE, ModelSizes, check_above_zero, check_at_most
+
+LLAMA3_LENGTH = 8192
+"""From which Llama 3.1 stretches wavelengths: fixed in the programs of Meta and Megatron-LM."""
 
 PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "none"]
 
@@ -29,9 +32,11 @@ class PositionOptions(ModelSizes):
     rotary_seq_len_interpolation_factor: float | None = None
     """Divide positions by this before they rotate (linear interpolation)."""
     use_rope_scaling: bool = False
-    """Stretch long wavelengths as Llama 3.1 does, from an original length of 8192."""
+    """Stretch long wavelengths as Llama 3.1 does."""
     rope_scaling_factor: float = 8.0
     """By how much --use-rope-scaling stretches."""
+    rope_scaling_original_max_position_embeddings: int = LLAMA3_LENGTH
+    """Length that the model was trained for before --use-rope-scaling; Megatron-LM has no other."""
     yarn_rotary_scaling_factor: float = 1.0
     """By how much YaRN stretches (arXiv:2309.00071)."""
     yarn_original_max_position_embeddings: int = 4096
@@ -54,10 +59,18 @@ class PositionOptions(ModelSizes):
             "rotary_base",
             "rotary_seq_len_interpolation_factor",
             "rope_scaling_factor",
+            "rope_scaling_original_max_position_embeddings",
             "yarn_rotary_scaling_factor",
             "yarn_original_max_position_embeddings",
             "yarn_beta_fast",
             "yarn_beta_slow",
+        )
+        check_at_most(
+            self,
+            MAX_SIZE,
+            "max_position_embeddings",
+            "rope_scaling_original_max_position_embeddings",
+            "yarn_original_max_position_embeddings",
         )
         if not 0.0 < self.rotary_percent <= 1.0:
             raise ConfigError(f"--rotary-percent must be in (0, 1], got {self.rotary_percent}")

@@ -7,6 +7,14 @@ from typing import Any
 
 from trainyard.errors import ConfigError
 
+MAX_LAYERS = 4096
+"""Each has a dozen tensors, of which every checkpoint holds the names."""
+MAX_SIZE = 2**31 - 1
+"""Of a width, a number of heads, a length or a vocabulary: token files and kernels count in 32
+bits."""
+MAX_PARAMS = 10**15
+"""Of a whole model; the bytes of its checkpoint still count in 64 bits."""
+
 
 def flag(name: str) -> str:
     """A field as it is written on the command line."""
@@ -19,6 +27,14 @@ def check_above_zero(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{flag(name)} must be above 0, got {value}")
+
+
+def check_at_most(config: Any, most: int, *names: str) -> None:
+    """Refuse a given value that is above `most`."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value > most:
+            raise ConfigError(f"{flag(name)} must be at most {most}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +69,17 @@ class ModelSizes:
             "ffn_hidden_size",
             "kv_channels",
             "num_query_groups",
+            "seq_length",
+            "make_vocab_size_divisible_by",
+        )
+        check_at_most(self, MAX_LAYERS, "num_layers")
+        check_at_most(
+            self,
+            MAX_SIZE,
+            "hidden_size",
+            "num_attention_heads",
+            "ffn_hidden_size",
+            "kv_channels",
             "seq_length",
             "make_vocab_size_divisible_by",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.errors import ConfigError
+from trainyard.models.config_sizes import MAX_SIZE, check_at_most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class MoEConfig:
             return
         if self.num_experts <= 0:
             raise ConfigError(f"--num-experts must be above 0, got {self.num_experts}")
+        check_at_most(self, MAX_SIZE, "num_experts", "moe_ffn_hidden_size")
         if not 0 < self.moe_router_topk <= self.num_experts:
             raise ConfigError(
                 f"--moe-router-topk ({self.moe_router_topk}) must be from 1 to --num-experts "

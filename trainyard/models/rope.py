@@ -14,7 +14,6 @@ from torch import Tensor
 
 from trainyard.models.config import GPTConfig
 
-LLAMA3_ORIGINAL_LENGTH = 8192
 LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
 """Wavelengths longer than the original length / low are stretched, shorter than / high are not."""
 
@@ -54,15 +53,16 @@ def rotary_frequencies(config: GPTConfig, device: torch.device) -> Tensor:
     exponents = torch.arange(0, dim, 2, device=device, dtype=torch.float32)
     frequencies = 1.0 / config.rotary_base ** (exponents / dim)
     if config.use_rope_scaling:
-        return _llama3_scaled(frequencies, config.rope_scaling_factor)
+        length = config.rope_scaling_original_max_position_embeddings
+        return _llama3_scaled(frequencies, config.rope_scaling_factor, length)
     if config.position_embedding_type == "yarn":
         return _yarn_scaled(frequencies, config)
     return frequencies
 
 
-def _llama3_scaled(frequencies: Tensor, factor: float) -> Tensor:
+def _llama3_scaled(frequencies: Tensor, factor: float, original_length: int) -> Tensor:
     """Long wavelengths by the factor, short ones not, those between by a share of it."""
-    turns = LLAMA3_ORIGINAL_LENGTH * frequencies / (2 * math.pi)  # over the original length
+    turns = original_length * frequencies / (2 * math.pi)  # over the original length
     low, high = LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * frequencies / factor + kept * frequencies

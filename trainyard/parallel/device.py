@@ -8,6 +8,9 @@ import sys
 import torch
 
 from trainyard.errors import ConfigError
+from trainyard.machine import memory_bytes
+
+GIBIBYTE = 2**30
 
 
 def resolve_device(option: str, local_rank: int = 0) -> torch.device:
@@ -36,6 +39,20 @@ def peak_memory_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def check_memory(what: str, needed: float, device: torch.device, advice: str) -> None:
+    """Refuse what cannot fit the whole memory of a device, or of this machine for the CPU.
+
+    what: begins the message, as in "the weights of 7 parameters take"."""
+    is_cuda = device.type == "cuda"
+    found = torch.cuda.get_device_properties(device).total_memory if is_cuda else memory_bytes()
+    if needed > found:
+        where = f"device {device}" if is_cuda else "this machine"
+        raise ConfigError(
+            f"{what} {needed / GIBIBYTE:,.1f} GiB, and {where} has {found / GIBIBYTE:,.1f} GiB of "
+            f"memory; {advice}"
+        )
 
 
 def device_name(device: torch.device) -> str:

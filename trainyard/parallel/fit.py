@@ -3,6 +3,8 @@ Standard library only, so that it is told before torch is loaded."""
 
 from __future__ import annotations
 
+import math
+
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import CP, PP, TP, ParallelConfig
 from trainyard.parallel.pipeline.partition import partition
@@ -127,7 +129,8 @@ def nearest(flag: str, choices: list[int]) -> str:
 
 def divisors(value: int, wanted: int) -> list[int]:
     """The divisors of `value` next to `wanted`: at most one below and one above."""
-    found = [size for size in range(1, value + 1) if value % size == 0]
+    small = [size for size in range(1, math.isqrt(value) + 1) if value % size == 0]
+    found = sorted({*small, *(value // size for size in small)})
     below, above = [n for n in found if n <= wanted], [n for n in found if n > wanted]
     return below[-1:] + above[:1]
 

@@ -42,6 +42,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
 FILES = ("tokenizer_model", "vocab_file", "merge_file", "chat_template")
 """Options that name files."""
 
+MAX_VOCAB_SIZE = 2**31 - 1
+"""Token files hold ids in 32 bits."""
+
 TAKES_EXTRA_IDS = ("BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer")
 
 
@@ -107,6 +110,11 @@ class TokenizerConfig:
                 raise ConfigError(f"--tokenizer-type {kind} needs --{name.replace('_', '-')}")
         if self.vocab_size is not None and self.vocab_size < 1:
             raise ConfigError(f"--vocab-size must be positive, got {self.vocab_size}")
+        if self.vocab_size is not None and self.vocab_size > MAX_VOCAB_SIZE:
+            raise ConfigError(
+                f"--vocab-size must be at most {MAX_VOCAB_SIZE}, as token files hold ids in 32 "
+                f"bits, got {self.vocab_size}"
+            )
         if self.vocab_extra_ids < 0 or (self.vocab_extra_ids and kind not in TAKES_EXTRA_IDS):
             raise ConfigError(
                 f"--vocab-extra-ids {self.vocab_extra_ids}: {kind} takes none; leave the option out"

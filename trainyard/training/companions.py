@@ -16,7 +16,7 @@ from trainyard.artifacts import store
 from trainyard.config import to_dict
 from trainyard.models.flops import FlopConvention
 from trainyard.models.memory import Layout
-from trainyard.parallel.device import device_name
+from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.training.board import open_board
 from trainyard.training.callbacks.base import Callback, StepEvent
@@ -186,6 +186,20 @@ class Companions:
         if not self._is_gpt:
             return None, layout
         return plan_memory(config.model, self._vocab_size, layout, config.precision), layout
+
+    def check_memory(self) -> None:
+        """Refuse a model whose weights and gradients alone are more than the device holds."""
+        plan, _ = self.plan()
+        if plan is not None:
+            count = self._config.model.num_params(self._vocab_size)
+            check_memory(
+                f"the weights and gradients of {count:,} parameters (--num-layers, --hidden-size, "
+                "the vocabulary) take on the most loaded rank",
+                plan.parameters + plan.gradients,
+                self._device,
+                "choose a smaller model, or share it over more ranks with "
+                "--tensor-model-parallel-size or --pipeline-model-parallel-size",
+            )
 
     @contextmanager
     def explaining_memory(self) -> Iterator[None]:

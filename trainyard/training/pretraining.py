@@ -118,6 +118,7 @@ class Pretraining:
             self._is_gpt,
             self.parts.flop_convention,
         )
+        self.companions.check_memory()
         keep = self.keeper.keep_timings if self.keeper else _drop
         self._timings = Timings(training.save_interval or self.length.steps, keep)
         between = config.non_persistent.non_persistent_save_interval

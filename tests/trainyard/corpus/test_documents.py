@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tempfile
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -299,11 +302,78 @@ def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
             list(DocumentReader(ByteRange(url, start, 40), TEXT, on_bad_line="skip"))
 
 
-def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainyard.corpus.lines.MAX_LINE_BYTES", 1 << 20)
-    url = write(tmp_path / "a.jsonl", GOOD + b"x" * (1 << 22))
-    with pytest.raises(DataError, match="line that begins at byte 17 has more than 1048576"):
-        read(url, on_bad_line="skip")
+LONG = r"line 2 \(byte 17\): the line has more than \d+ bytes, the bound of --max-document-bytes"
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n" + GOOD])
+@pytest.mark.parametrize("size", [100, 1 << 20, 1 << 22])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_line_that_is_too_long_is_a_bad_one(
+    tmp_path: Path, end: bytes, size: int, ending: str
+) -> None:
+    data = GOOD + b'{"text": "' + b"x" * size + b'"}' + end
+    data = gzip.compress(data) if ending else data
+    url = write(tmp_path / f"a.jsonl{ending}", data)
+    with pytest.raises(DataError, match=LONG):
+        read(url, max_bytes=size)
+    documents, bad, lines = read(url, on_bad_line="skip", max_bytes=size)
+    assert [one.line for one in documents] == ([1, 3] if GOOD in end else [1])
+    assert [(one.line, one.offset) for one in bad] == [(2, 17)]
+    assert lines == (3 if GOOD in end else 2)
+    assert len(read(url, max_bytes=size + 12)[0]) == lines
+
+
+def test_a_line_that_is_too_long_is_refused_before_its_end_is_looked_for(tmp_path: Path) -> None:
+    """A megabyte of gzip that holds a gigabyte, and is damaged behind a hundredth of it."""
+    data = gzip.compress(b'{"text": "' + b"x" * (100 << 20), 1)
+    url = write(tmp_path / "a.jsonl.gz", data[: len(data) // 10])
+    words = r"line 1 \(byte 0\): the line has more than 1048576 bytes"
+    with pytest.raises(DataError, match=words):
+        read(url, max_bytes=1 << 20)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), max_size=12),
+    cuts=st.lists(st.integers(0, 500), max_size=4),
+    piece=st.sampled_from([3, 16, 1 << 20]),
+)
+def test_long_lines_are_the_same_for_any_cut_of_a_file(
+    sizes: list[int], cuts: list[int], piece: int
+) -> None:
+    lines = [b'{"text": "%s"}' % (b"x" * size) for size in sizes]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainyard.corpus.compression.PIECE_BYTES", piece)
+        patch.setattr("trainyard.corpus.lines.PIECE_BYTES", piece)
+        data = b"\n".join(lines)
+        url = write(Path(folder, "a.jsonl"), data)
+        bounds = sorted({0, *(min(cut, len(data)) for cut in cuts), len(data)})
+        found, bad, seen = [], [], 0
+        for start, end in pairwise(bounds):
+            reader = DocumentReader(
+                ByteRange(url, start, end), TEXT, on_bad_line="skip", max_bytes=32
+            )
+            found += [one.length for one in reader]
+            bad += [one.offset for one in reader.bad]
+            seen += reader.lines
+    ends = list(accumulate(len(line) + 1 for line in lines))
+    assert found == [len(line) for line in lines if len(line) <= 32]
+    assert bad == [
+        end - len(line) - 1 for end, line in zip(ends, lines, strict=True) if len(line) > 32
+    ]
+    assert seen == len(lines)
+
+
+def test_a_text_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.txt", b"x" * 101)
+    with pytest.raises(DataError, match=r"a\.txt: .*the file, which is one document, has more"):
+        read(url, max_bytes=100)
+    assert len(read(url, max_bytes=101)[0]) == 1
+
+
+def test_an_array_in_one_long_line_is_told_as_one(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.jsonl", b'[{"text": "' + b"x" * (1 << 22) + b'"}]')
+    with pytest.raises(DataError, match="is a JSON array: documents must be objects"):
+        read(url, on_bad_line="skip", max_bytes=1 << 20)
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:

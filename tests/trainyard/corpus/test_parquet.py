@@ -34,11 +34,15 @@ def write(path: Path, columns: dict[str, Any], rows_a_group: int = 1000, **optio
 
 
 def read(
-    url: str, unit_bytes: int = 1, keys: tuple[str, ...] = ("text",), skip: bool = False
+    url: str,
+    unit_bytes: int = 1,
+    keys: tuple[str, ...] = ("text",),
+    skip: bool = False,
+    **options: Any,
 ) -> tuple[list[Document], list[BadLine], int]:
     documents, bad, lines = [], [], 0
     for source in split_ranges(url, store.info(url).size_bytes, unit_bytes):
-        reader = DocumentReader(source, keys, on_bad_line="skip" if skip else "stop")
+        reader = DocumentReader(source, keys, on_bad_line="skip" if skip else "stop", **options)
         documents += [doc._replace(line=doc.line + lines) for doc in reader]
         bad += [one._replace(line=one.line + lines) for one in reader.bad]
         lines += reader.lines
@@ -241,3 +245,34 @@ def test_rows_that_the_footer_promised_are_missed_aloud(
 
 def test_a_row_is_located(tmp_path: Path) -> None:
     assert locate("a.parquet", 4, 17) == "a.parquet: row 17 of the row group at byte 4"
+
+
+@pytest.mark.parametrize("rows_a_group", [1, 2, 10])
+@pytest.mark.parametrize("kind", ["text", "list", "bytes"])
+def test_a_row_that_is_too_large_is_a_bad_line(
+    tmp_path: Path, rows_a_group: int, kind: str
+) -> None:
+    plain = ["a", "x" * (3 << 20), "b", "y" * 1001, "z" * 1000]
+    texts: list[Any] = {
+        "text": plain,
+        "list": [[text[:1], text[1:]] for text in plain],
+        "bytes": [text.encode() for text in plain],
+    }[kind]
+    url = write(tmp_path / "a.parquet", {"text": texts}, rows_a_group)
+    words = r"row 2 of .*: the row has more than 1000 bytes, the bound of --max-document-bytes; cut"
+    with pytest.raises(DataError, match=words):
+        read(url, max_bytes=1000)
+    documents, bad, lines = read(url, skip=True, max_bytes=1000)
+    assert ["".join(one.values[0]) for one in documents] == ["a", "b", "z" * 1000]
+    assert ([one.line for one in documents], [one.line for one in bad]) == ([1, 3, 5], [2, 4])
+    assert lines == 5
+    assert len(read(url)[0]) == 5
+
+
+def test_a_row_that_is_far_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = write(tmp_path / "a.parquet", {"text": ["x" * (3 << 20)]})
+    monkeypatch.setattr("trainyard.corpus.parquet._batches", None)
+    with pytest.raises(DataError, match="the row has more than 1000 bytes"):
+        read(url, max_bytes=1000)

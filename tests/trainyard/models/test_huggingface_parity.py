@@ -146,6 +146,14 @@ def test_quick_geglu_is_the_gated_quick_gelu() -> None:
     [
         {"rotary_base": 500000.0, "use_rope_scaling": True},
         {"rotary_base": 500000.0, "use_rope_scaling": True, "rope_scaling_factor": 32.0},
+        *(
+            {
+                "rotary_base": 500000.0,
+                "use_rope_scaling": True,
+                "rope_scaling_original_max_position_embeddings": length,
+            }
+            for length in (4096, 16384)
+        ),
         {"position_embedding_type": "yarn", "yarn_rotary_scaling_factor": 4.0},
         {
             "position_embedding_type": "yarn",

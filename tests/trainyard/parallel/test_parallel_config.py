@@ -125,6 +125,13 @@ def test_the_feed_forward_width_and_the_vocabulary_are_cut_too() -> None:
         check_model(config, **SIZES, padded_vocab_size=126)
 
 
+def test_a_large_width_is_refused_at_once_with_its_divisors() -> None:
+    config = ParallelConfig(tensor_model_parallel_size=4)
+    width = 2**31 - 1  # a prime
+    with pytest.raises(ConfigError, match=rf"works: 1 or {width}"):
+        check_model(config, **{**SIZES, "ffn_hidden_size": width})
+
+
 def test_a_fitting_model_is_taken() -> None:
     config = ParallelConfig(
         tensor_model_parallel_size=4,

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from trainyard.errors import ArtifactError
 from trainyard.models.config import GPTConfig
-
-MAX_LAYERS = 4096
-
-MAX_POSITIONS = 2**31
-
-MAX_PARAMS = 10**15
+from trainyard.models.config_sizes import MAX_LAYERS, MAX_PARAMS
 
 
 def check_layers(num_layers: int, where: str) -> int:
@@ -31,10 +26,6 @@ def check_model(config: GPTConfig, rows: int, num_tensors: int, where: str) -> N
         raise ArtifactError(
             f"{where}: says {config.num_layers} layers, and there are {num_tensors} tensors; some "
             "files are missing, or it is of another model"
-        )
-    if config.positions > MAX_POSITIONS:
-        raise ArtifactError(
-            f"{where}: says {config.positions} positions; {MAX_POSITIONS} are read at most"
         )
     if config.num_params(rows) > MAX_PARAMS:
         raise ArtifactError(

@@ -15,12 +15,7 @@ from typing import Any
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
-from trainyard.models.rope import (
-    LLAMA3_HIGH_FREQUENCY,
-    LLAMA3_LOW_FREQUENCY,
-    LLAMA3_ORIGINAL_LENGTH,
-    yarn_gain,
-)
+from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY, yarn_gain
 
 LLAMA = "LlamaForCausalLM"
 MISTRAL = "MistralForCausalLM"
@@ -210,7 +205,9 @@ def _rope_parameters(config: GPTConfig) -> dict[str, Any]:
             "factor": config.rope_scaling_factor,
             "low_freq_factor": LLAMA3_LOW_FREQUENCY,
             "high_freq_factor": LLAMA3_HIGH_FREQUENCY,
-            "original_max_position_embeddings": LLAMA3_ORIGINAL_LENGTH,
+            "original_max_position_embeddings": (
+                config.rope_scaling_original_max_position_embeddings
+            ),
         }
     if config.position_embedding_type == "yarn":
         return theta | {

@@ -88,15 +88,16 @@ def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
 
 
 def _class_of(fields: Fields, where: str) -> str:
-    named = fields.raw("architectures")
-    kind = fields.raw("model_type")
-    name = named[0] if isinstance(named, list) and named else MODEL_TYPES.get(str(kind))
-    if name in MODEL_TYPES.values():
-        return str(name)
-    raise ConfigError(
-        f"{where} is of {name or kind or 'a class that it does not name'}; this version reads "
-        f"{', '.join(MODEL_TYPES.values())}"
-    )
+    """By `model_type`, as transformers chooses; the class that a file may name must be its own."""
+    kind, named = fields.raw("model_type"), fields.raw("architectures")
+    name = MODEL_TYPES.get(kind) if isinstance(kind, str) else None
+    if name is not None and named in (None, [name]):
+        return name
+    stated = f"model_type is {kind!r:.60}" if kind is not None else "has no model_type"
+    if name is not None:
+        stated += f", and its architectures is {named!r:.60}, not {name}"
+    known = ", ".join(f"{cls} (model_type {kind})" for kind, cls in MODEL_TYPES.items())
+    raise ConfigError(f"{where}: {stated}; this version reads {known}")
 
 
 # --- Llama and its kind -------------------------------------------------------------------------

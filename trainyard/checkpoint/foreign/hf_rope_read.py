@@ -10,11 +10,7 @@ from typing import Any
 
 from trainyard.checkpoint.foreign.fields import Fields
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.rope import (
-    LLAMA3_HIGH_FREQUENCY,
-    LLAMA3_LOW_FREQUENCY,
-    LLAMA3_ORIGINAL_LENGTH,
-)
+from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY
 
 DEFAULT_THETA = 10000.0
 
@@ -32,7 +28,7 @@ def read_rope(fields: Fields, positions: int, where: str) -> dict[str, Any]:
     if kind == "linear":
         values["rotary_seq_len_interpolation_factor"] = rope.need("factor", float)
     elif kind == "llama3":
-        values |= _llama3(rope)
+        values |= _llama3(rope, positions)
     elif kind == "yarn":
         values |= _yarn(rope, positions, where)
     elif kind != "default":
@@ -70,11 +66,16 @@ def _kind(rope: Fields, where: str) -> str:
     return kinds.pop() or "default" if kinds else "default"
 
 
-def _llama3(rope: Fields) -> dict[str, Any]:
+def _llama3(rope: Fields, positions: int) -> dict[str, Any]:
     rope.must_be("low_freq_factor", LLAMA3_LOW_FREQUENCY)
     rope.must_be("high_freq_factor", LLAMA3_HIGH_FREQUENCY)
-    rope.must_be("original_max_position_embeddings", LLAMA3_ORIGINAL_LENGTH)
-    return {"use_rope_scaling": True, "rope_scaling_factor": rope.need("factor", float)}
+    return {
+        "use_rope_scaling": True,
+        "rope_scaling_factor": rope.need("factor", float),
+        "rope_scaling_original_max_position_embeddings": rope.get(
+            "original_max_position_embeddings", positions
+        ),
+    }
 
 
 def _yarn(rope: Fields, positions: int, where: str) -> dict[str, Any]:

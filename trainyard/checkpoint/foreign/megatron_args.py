@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainyard.checkpoint.foreign.bounds import MAX_LAYERS, check_layers
+from trainyard.checkpoint.foreign.bounds import check_layers
 from trainyard.checkpoint.strict import shown
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.models.config_positions import LLAMA3_LENGTH
+from trainyard.models.config_sizes import MAX_LAYERS
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
 SAME_NAME = (
@@ -63,6 +65,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "activation_func_clamp_value": (None,),
     "glu_linear_offset": (None, 0, 0.0),
     "attention_output_gate": (None, False),
+    "enable_hyper_connections": (None, False),
     "mrope_section": (None,),
     "onnx_safe": (None, False),
 }
@@ -166,6 +169,13 @@ def args_of(
         raise ConfigError(
             "Megatron-LM has no argument for --quick-gelu without a gate; take a saver for Hugging "
             "Face"
+        )
+    original = config.rope_scaling_original_max_position_embeddings
+    if config.use_rope_scaling and original != LLAMA3_LENGTH:
+        raise ConfigError(
+            f"Megatron-LM scales rotary embedding from a length of {LLAMA3_LENGTH} alone, and this "
+            f"model has --rope-scaling-original-max-position-embeddings {original}; take --saver "
+            "hf, or keep the checkpoint in our format (--saver trainyard)"
         )
     values = {name: getattr(config, name) for name in SAME_NAME}
     values |= {

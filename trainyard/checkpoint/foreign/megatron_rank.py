@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.checkpoint.foreign.bounds import MAX_LAYERS
 from trainyard.checkpoint.foreign.megatron_names import (
     EMBEDDING,
     TIED_COPY,
@@ -24,6 +23,7 @@ from trainyard.checkpoint.foreign.megatron_progress import iteration_in
 from trainyard.checkpoint.foreign.pickles import TensorRef
 from trainyard.checkpoint.foreign.torch_file import TorchFile
 from trainyard.errors import ArtifactError
+from trainyard.models.config_sizes import MAX_LAYERS
 
 ALLOWED = ("megatron.", "fp16.", "apex.", "transformer_engine.")
 """Classes that may be noted: enums and helpers that `args`, the scaler of the loss and FP8 keep."""

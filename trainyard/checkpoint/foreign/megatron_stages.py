@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.checkpoint.foreign.bounds import MAX_LAYERS
 from trainyard.checkpoint.foreign.megatron_names import (
     FINAL_NORM,
     OUTPUT,
@@ -19,6 +18,7 @@ from trainyard.checkpoint.foreign.megatron_names import (
 from trainyard.checkpoint.foreign.megatron_optimizer import Unknown
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.models.config_sizes import MAX_LAYERS
 from trainyard.parallel.pipeline.partition import Partition, StageLayers, partition
 
 OTHER_ORDERS = ("use_legacy_models", "use_kitchen", "use_transformer_engine_op_fuser")

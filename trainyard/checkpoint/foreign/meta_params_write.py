@@ -25,6 +25,7 @@ from trainyard.checkpoint.foreign.meta_params import (
 )
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.models.config_positions import LLAMA3_LENGTH
 
 STEPS = (256, 1024, 4096, *(2**power for power in range(14, -1, -1)))
 """Tried as multiple_of, those of published files first."""
@@ -48,11 +49,15 @@ def refuse_for_meta(config: GPTConfig, num_files: int) -> None:
     """ConfigError, in words, for a model that these files do not hold, or not as so many."""
     is_windowed = config.window_size is not None
     factor = config.rotary_seq_len_interpolation_factor
+    original = config.rope_scaling_original_max_position_embeddings
     rules = {
         "--position-embedding-type yarn": config.position_embedding_type == "yarn",
         f"--rotary-seq-len-interpolation-factor {factor}": factor is not None,
         "--use-rope-scaling in a model that only Mistral's params.json describes": (
             is_mistral(config) and config.use_rope_scaling
+        ),
+        f"--rope-scaling-original-max-position-embeddings {original} (must be {LLAMA3_LENGTH})": (
+            config.use_rope_scaling and original != LLAMA3_LENGTH
         ),
     }
     broken = [

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainyard.checkpoint.foreign.bounds import MAX_LAYERS
 from trainyard.checkpoint.foreign.megatron_names import (
     LAYER,
     OURS_LAYER,
@@ -22,6 +21,7 @@ from trainyard.checkpoint.foreign.megatron_names import (
     our_name,
     their_name,
 )
+from trainyard.models.config_sizes import MAX_LAYERS
 
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\.(.+)")
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.")

@@ -66,6 +66,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama 3.2": ("LlamaConfig", {**LLAMA, "rope_parameters": LLAMA3}),
+    **{
+        f"llama 3.2 from {length}": (
+            "LlamaConfig",
+            {
+                **LLAMA,
+                "rope_parameters": {**LLAMA3, "original_max_position_embeddings": length},
+            },
+        )
+        for length in (16, 4096, 16384)
+    },
     "llama yarn": ("LlamaConfig", {**LLAMA, "rope_parameters": YARN}),
     "llama yarn gain": (
         "LlamaConfig",

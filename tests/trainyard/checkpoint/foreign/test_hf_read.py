@@ -169,6 +169,16 @@ def test_both_spellings_of_rotary_embedding_say_the_same() -> None:
     assert (read[0].use_rope_scaling, read[0].rope_scaling_factor) == (True, 32.0)
 
 
+def test_llama3_scales_from_the_longest_sequence_where_nothing_else_is_said() -> None:
+    """As in transformers."""
+    scaling = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
+    told = document(rope_parameters=scaling)
+    _, config, _ = read_config(told, "there")
+    theirs = transformers.AutoConfig.for_model(**told)
+    original = theirs.rope_parameters["original_max_position_embeddings"]
+    assert config.rope_scaling_original_max_position_embeddings == original == 64
+
+
 def document(**changes: Any) -> dict[str, Any]:
     """A config.json of a Llama."""
     return {**LLAMA, "architectures": ["LlamaForCausalLM"], "model_type": "llama", **changes}
@@ -186,7 +196,18 @@ def document(**changes: Any) -> dict[str, Any]:
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "type dynamic; this"),
         ({"rope_parameters": {**LLAMA3, "low_freq_factor": 2.0}}, r"rope_parameters\.low_freq"),
         ({"rope_parameters": {**YARN, "short_factor": [1]}}, r"rope_parameters\.short_factor"),
-        ({"architectures": ["MixtralForCausalLM"]}, "of MixtralForCausalLM; this version reads"),
+        (
+            {"architectures": ["MixtralForCausalLM"]},
+            r"architectures is \['MixtralForCausalLM'\], .*; this version reads "
+            r"LlamaForCausalLM \(model_type llama\), MistralForCausalLM",
+        ),
+        ({"model_type": "other"}, "model_type is 'other'; this version reads LlamaForC"),
+        ({"model_type": "mistral"}, "model_type is 'mistral', .* architectures.* LlamaForCausalLM"),
+        ({"model_type": None}, "has no model_type; this version reads .*gpt2"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\]"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
+        ({"architectures": ["LlamaForCausalLM", "x"]}, "architectures is .*'x'"),
+        ({"architectures": []}, r"architectures is \[\]"),
         ({"pruned_heads": {"1": [0]}}, "pruned_heads"),
         ({"auto_map": {"AutoModel": "there.Code"}}, "auto_map"),
     ],

@@ -331,6 +331,15 @@ def test_a_checkpoint_without_a_step_becomes_a_release(tmp_path: Path) -> None:
         (QWEN, {"model_class": "legacy"}, "legacy model class of Megatron-LM has no --qk-layer"),
         (GPTConfig(**SIZES, quick_gelu=True), {}, "no argument for --quick-gelu"),
         (
+            replace(
+                LLAMA,
+                use_rope_scaling=True,
+                rope_scaling_original_max_position_embeddings=4096,
+            ),
+            {},
+            "a length of 8192 alone, and this model has --rope-scaling-original-.* 4096; take",
+        ),
+        (
             GPTConfig(**SIZES, ffn_hidden_size=46),
             {"tp": 4},
             r"linear_fc1\.bias 46 rows cannot be cut in 4",

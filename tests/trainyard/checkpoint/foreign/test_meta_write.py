@@ -294,6 +294,11 @@ TIED = {"untie_embeddings_and_output_weights": False}
         ({"rotary_seq_len_interpolation_factor": 2.0}, 1, "interpolation-factor 2.0"),
         ({"window_size": "7,0", "window_attn_skip_freq": "2"}, 1, "--window-attn-skip-freq"),
         ({"window_size": "7,0", "use_rope_scaling": True}, 1, "--use-rope-scaling in a model"),
+        (
+            {"use_rope_scaling": True, "rope_scaling_original_max_position_embeddings": 4096},
+            1,
+            "rope-scaling-original-max-position-embeddings 4096 .must be 8192",
+        ),
         ({"window_size": "7,0"}, 2, "with --window-size 7,0 is written as Mistral's"),
         (WIDE_HEADS, 2, "with heads of its own width is written as Mistral's"),
         (GROUPED, 4, "2 key and value heads cannot be cut over --target-tensor-parallel-size 4"),
