@@ -92,15 +92,8 @@ pretrain-gpt: install ## The same flow on RECIPE, in the place that PROFILE name
 register: install ## Tell the server of PREFECT_API_URL all that yard PROFILE needs
 	@$(BIN)/python -m flows.register --yard $(PROFILE)
 
-ui: install ## Prefect's pages for the runs under YARD, on localhost, and what they link to
-	@mkdir -p "$(LOCAL_YARD)"
-	@# In the place of this shell, so that what shows the files ends with it, however it ends.
-	@$(BIN)/python -m flows.browse --root "$(YARD)" --port $(BROWSE_PORT) --end-with $$$$ & \
-	  exec env PREFECT_HOME="$(abspath $(LOCAL_YARD))/.prefect" PREFECT_SERVER_ANALYTICS_ENABLED=false \
-	  PREFECT_SERVER_UI_API_URL="http://127.0.0.1:$(UI_PORT)/api" \
-	  PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false \
-	  PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=flows.leases \
-	  DO_NOT_TRACK=1 $(BIN)/prefect server start --host 127.0.0.1 --port $(UI_PORT)
+ui: install ## Prefect's pages for the runs under YARD, on localhost behind a password
+	@exec $(BIN)/python -m flows.ui --root "$(YARD)" --port $(UI_PORT) --browse-port $(BROWSE_PORT)
 
 env: ## .env for docker compose: settings of this machine, new secrets; again: keeps them
 	@$(PYTHON) deploy/env.py

@@ -94,7 +94,7 @@ def line(folder: Path, runs: int) -> None:
     api = LocalApi(folder / "prefect")
     try:
         api.wait()
-        here = {"PREFECT_API_URL": api.url, "TRAINYARD_CACHE": str(folder / "cache")}
+        here = {**api.environment, "TRAINYARD_CACHE": str(folder / "cache")}
         ten = (LINE, str(folder / "yard"), str(STAGES))
         print(f"made for the first time: {program(*ten, **here):.1f} s")
         flow = told("ten stages through the flow", [program(*ten, **here) for _ in range(runs)])
@@ -201,7 +201,7 @@ def resume(folder: Path, runs: int) -> None:
     api = LocalApi(folder / "prefect")
     try:
         api.wait()
-        environment["PREFECT_API_URL"] = api.url
+        environment.update(api.environment)
         seconds = [_resumed(folder / str(number), environment) for number in range(runs)]
         told("from kill to the next step, Slurm", seconds)
     finally:

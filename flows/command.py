@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flows.corpus_jobs import corpus_jobs
+from flows.home import home_under
 from flows.job import read_job
 from flows.options import add_yard_of_flow, check_profile, check_root
 from flows.pretrain_jobs import pretrain_jobs
@@ -19,7 +20,6 @@ from flows.release_jobs import check_checkpoint
 from flows.stage_plan import plan_before
 from flows.turn import TURN
 from trainyard.artifacts import store
-from trainyard.artifacts.urls import is_local
 from trainyard.errors import TrainyardError
 
 
@@ -146,8 +146,7 @@ def run_stage_main(argv: Sequence[str] | None = None) -> int:
 
 def prefect_home(yard: str | None) -> Path:
     """Prefect's database of runs made without a server: under the yard, or under a local one."""
-    root = yard_root(yard)
-    return Path(root if is_local(root) else "yard", ".prefect")
+    return home_under(yard_root(yard))
 
 
 def _parser(flow: str, description: str) -> argparse.ArgumentParser:

@@ -1,7 +1,8 @@
 """Prefect's API for one flow run on this machine, when no server is running.
 
-Prefect would start one itself, but that one lives on when its flow is killed. This one holds the
-read end of a pipe, as stages do, and ends with whoever started it.
+Prefect would start one itself, but that one lives on when its flow is killed, and lets in whoever
+finds its port. This one holds the read end of a pipe, as stages do, ends with whoever started it,
+and asks for a password that it alone knows with that program; both have it from the environment.
 
     python -m flows.local_api SOCKET LIFELINE      (two inherited descriptors)"""
 
@@ -19,6 +20,7 @@ import urllib.request
 from pathlib import Path
 
 from flows.full_disk import full, has_no_room
+from flows.home import PASSWORD, URL, closed, make_home, new_password, private
 from trainyard.errors import InfrastructureError
 
 START_SECONDS = 240.0
@@ -49,12 +51,14 @@ class LocalApi:
     """A server on a port of localhost, a free one unless it is named, with its database under
     PREFECT_HOME."""
 
-    def __init__(self, home: Path, port: int = 0) -> None:
-        """Start it; raises InfrastructureError when nothing can be written there."""
+    def __init__(self, home: Path, port: int = 0, password: str = "") -> None:
+        """Start it; raises InfrastructureError when nothing can be written there. password:
+        USER:PASSWORD that it asks for; a new one when empty."""
         self._home = home
+        password = password or new_password()
         try:
-            home.mkdir(parents=True, exist_ok=True)
-            self._log = (home / "server.log").open("ab")
+            make_home(home)
+            self._log = open(home / "server.log", "ab", opener=private)  # noqa: SIM115
         except OSError as error:
             raise InfrastructureError(
                 f"Prefect's database cannot be kept in {home}: {error}. It lies under the yard "
@@ -65,12 +69,16 @@ class LocalApi:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(("127.0.0.1", port))
             listening.listen(64)
-            self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            self.url = f"{address}/api"
+            self.environment = {URL: self.url, PASSWORD: password}
+            """What leads a program to it."""
             read_end, self._lifeline = os.pipe()
             descriptors = (listening.fileno(), read_end)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "flows.local_api", *map(str, descriptors)],
-                env={**os.environ, **SETTINGS, "PREFECT_HOME": str(home)},
+                env={**os.environ, **SETTINGS, **closed(address, password, home)},
+                umask=0o077,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,

@@ -1,4 +1,4 @@
-"""The process of a flow's own Prefect server, of which several may share one home.
+"""The process of a Prefect server, a flow's own or that of `make ui`; several may share one home.
 
 One after another they bring the database there up to date: two at once would both make the same
 tables, and one of them fail."""
@@ -9,13 +9,16 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import uvicorn
 
-from flows.full_disk import ToldFull
+from flows.full_disk import App, ToldFull
+from flows.guard import Guarded
+from flows.log_in import LogIn
+from trainyard.errors import InfrastructureError
 
 LOCK = "start.lock"
 """In Prefect's folder; held, by the kernel's word, while a server brings its database up."""
@@ -24,29 +27,47 @@ TURN_SECONDS = 120.0
 LOOK_SECONDS = 0.1
 
 
-def serve(home: Path, listening: int) -> None:
-    """Until a signal ends it. home: Prefect's folder; listening: a descriptor."""
+def serve(
+    home: Path,
+    listening: int,
+    names: Iterable[str] = (),
+    any_address: bool = False,
+    has_pages: bool = False,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Until a signal ends it. home: Prefect's folder; listening: a descriptor; names and
+    any_address: as of Guarded; has_pages: for browsers too."""
     from prefect.server.api.server import create_app  # seconds, in which nobody need wait
+
+    def whole() -> App:
+        app: App = ToldFull(create_app(), home)
+        return Guarded(LogIn(app) if has_pages else app, names, any_address)
 
     with ExitStack() as starting:
         starting.enter_context(turn_to_start(home / LOCK))
-        config = uvicorn.Config(
-            lambda: ToldFull(create_app(), home), factory=True, log_level="error", lifespan="on"
-        )
-        server = _Server(config, starting.close)
+        level = "warning" if has_pages else "error"
+        config = uvicorn.Config(whole, factory=True, log_level=level, lifespan="on")
+        server = _Server(config, starting.close, started)
         server.run(sockets=[socket.socket(fileno=listening)])
+        if not server.started:
+            raise SystemExit(InfrastructureError.exit_status)  # it has said why
 
 
 class _Server(uvicorn.Server):
-    """One that tells when its database is up."""
+    """One that tells when its database is up, or never will be, and when it serves."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, tried: Callable[[], None], serves: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._told = started
+        self._tried = tried
+        self._serves = serves
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._told()
+        self._tried()
+        if self.started:
+            self._serves()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from flows.home import PASSWORD
 from flows.launch.outcome import StageError
 from flows.local_api import LocalApi
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
@@ -32,7 +33,6 @@ PATIENCE = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500", "PREFECT_CLIENT_MAX_RETRI
 
 DRAIN_SECONDS = 5.0
 
-PASSWORD = "PREFECT_API_AUTH_STRING"
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 Flow = Callable[..., Coroutine[Any, Any, Any]]
@@ -59,7 +59,7 @@ def run_program(
         if not os.environ.get("PREFECT_API_URL"):
             own = LocalApi(home.absolute())
             _alone.set()
-            os.environ.update(PREFECT_API_URL=own.url, PREFECT_HOME=str(home.absolute()))
+            os.environ.update({**own.environment, "PREFECT_HOME": str(home.absolute())})
         flow = load()  # two seconds of imports, while the server starts
         if own is not None:
             own.wait()

@@ -62,16 +62,22 @@ def bound(root: Root, host: str, port: int, names: Sequence[str] = ()) -> Browse
 
 
 def _say(server: BrowseServer, host: str) -> None:
-    shown = f"[{host}]" if ":" in host else host
-    print(f"{server.root.url} is shown at http://{shown}:{server.server_port}/", flush=True)
-    if not _is_of_this_machine(host):
+    print(f"{server.root.url} is shown at {address(host, server.server_port)}/", flush=True)
+    if not is_of_this_machine(host):
         print(
             f"warning: {host} is reached from other machines, and nobody is asked for a password",
             file=sys.stderr,
         )
 
 
-def _is_of_this_machine(host: str) -> bool:
+def address(host: str, port: int) -> str:
+    """The URL of a server, without a path."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether nobody else reaches what listens at a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

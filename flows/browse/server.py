@@ -8,7 +8,6 @@ and is not trusted: no script runs in it, it loads nothing, and no other page ca
 from __future__ import annotations
 
 import logging
-import re
 import socket
 import socketserver
 from collections.abc import Iterable
@@ -21,14 +20,11 @@ from urllib.parse import quote, unquote
 
 from flows.browse.listing import listing
 from flows.browse.root import KINDS, TEXT, RefusedError, Root
+from flows.hosts import OURS, RULE, host_name, not_ours
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, InfrastructureError, TrainyardError
 
 log = logging.getLogger(__name__)
-
-OURS = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Names of this machine that nobody else can give to another one."""
-HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z_.-]+)(:\d{1,5})?")
 
 HEALTH = "/.health"
 """Answers without a look at the store; no file's name, since those are hidden."""
@@ -135,17 +131,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _check_host(self) -> None:
         """RefusedError unless the request names this server, once."""
-        hosts = self.headers.get_all("Host", [])
-        found = HOST.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
-        if found is None:
-            raise RefusedError(HTTPStatus.BAD_REQUEST, "a request has one header Host, with a name")
-        name = found[1].strip("[]")
+        name = host_name(self.headers.get_all("Host", []))
+        if name is None:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, RULE)
         if name not in self.server.names:
-            raise RefusedError(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                f"this server does not go by the name of {name}: ask for 127.0.0.1 or localhost, "
-                f"or start it with --allow-host {name}",
-            )
+            raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, not_ours(name))
 
     def _found(self, held: ExitStack) -> Answer:
         path, root = self.path.partition("?")[0], self.server.root

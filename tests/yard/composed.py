@@ -52,7 +52,8 @@ def in_flow_image(yard: Compose, *command: str) -> str:
 
 def api(yard: Compose) -> Api:
     """The server's, with its password; asked anew each time, since a restart moves its port."""
-    return Api(f"http://{yard.address('server', 4200)}/api", yard.secret("PREFECT_AUTH"))
+    url = f"http://{yard.address('server', 4200)}/api"
+    return Api(url, yard.secret("PREFECT_AUTH"), has_csrf=True)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.yard.containers import containers, docker, running_engine
 from tests.yard.deployed import WholeServer
 from tests.yard.fake_kube import FakeKube
 from tests.yard.fake_kube_pods import why_no_pods
-from tests.yard.faults import Server
+from tests.yard.faults import PASSWORD, Server
 from tests.yard.yard import Yard
 
 
@@ -33,10 +33,10 @@ def as_from_a_terminal() -> None:
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A running Prefect server: the environment that leads to it."""
-    api = LocalApi(tmp_path_factory.mktemp("prefect"))
+    api = LocalApi(tmp_path_factory.mktemp("prefect"), password=PASSWORD)
     try:
         api.wait()
-        yield {**ENVIRONMENT, "PREFECT_API_URL": api.url}
+        yield {**ENVIRONMENT, **api.environment}
     finally:
         api.stop()
 
@@ -124,4 +124,4 @@ def mortal(tmp_path: Path) -> Iterator[Server]:
 def yard(tmp_path: Path, mortal: Server) -> Yard:
     """A yard of one test alone, with that server; files with another kind have their own."""
     given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "client")}
-    return Yard(tmp_path, {"PREFECT_API_URL": mortal.url, **given})
+    return Yard(tmp_path, {**mortal.environment, **given})

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.program import ENVIRONMENT
-from tests.yard.faults import free_port
+from tests.yard.faults import PASSWORD, free_port
 from tests.yard.yard import Yard
 
 START_SECONDS = 90
@@ -43,18 +43,18 @@ def answer_of(request: urllib.request.Request) -> bytes:
 class Api:
     """What a Prefect server is asked, and told."""
 
-    def __init__(self, url: str, password: str = "") -> None:
-        """url: that of its API; password: USER:PASSWORD that it asks for, with CSRF protection;
-        none when empty."""
+    def __init__(self, url: str, password: str = PASSWORD, has_csrf: bool = False) -> None:
+        """url: that of its API; password: USER:PASSWORD, for a server that asks for one."""
         self.url = url
         self._password = password
+        self._has_csrf = has_csrf
 
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         """An answer of its API; None when it says nothing."""
         head = {"Content-Type": "application/json"}
         if self._password:
             head["Authorization"] = f"Basic {base64.b64encode(self._password.encode()).decode()}"
-        if body is not None and self._password:
+        if body is not None and self._has_csrf:
             csrf = self.ask("csrf-token?client=tests")
             head |= {"Prefect-Csrf-Token": csrf["token"], "Prefect-Csrf-Client": "tests"}
         data = None if body is None else json.dumps(body).encode()
@@ -97,7 +97,7 @@ class WholeServer(Api):
         """password: USER:PASSWORD that it asks for, with CSRF protection; none when empty."""
         self.folder = folder
         port = free_port()
-        super().__init__(f"http://127.0.0.1:{port}/api", password)
+        super().__init__(f"http://127.0.0.1:{port}/api", password, bool(password))
         settings = {"PREFECT_HOME": str(folder / "home"), "PREFECT_UI_ENABLED": "false"}
         if password:
             settings["PREFECT_SERVER_API_AUTH_STRING"] = password

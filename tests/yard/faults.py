@@ -23,6 +23,8 @@ from trainyard.corpus.indexed import IndexedWriter
 
 SECONDS = 90
 REGION = "us-east-1"
+PASSWORD = "tests:of-the-yard"
+"""Of the servers that tests start again, and find by their URL alone."""
 EVERYTHING = json.dumps(
     {
         "Version": "2012-10-17",
@@ -220,8 +222,13 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/api"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads a program to it."""
+        return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": PASSWORD}
+
     def start(self) -> None:
-        self._api = LocalApi(self._home, self._port)
+        self._api = LocalApi(self._home, self._port, PASSWORD)
         self._api.wait()
 
     def kill(self) -> None:

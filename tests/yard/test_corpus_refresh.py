@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.yard.deployed import comes
+from tests.yard.deployed import Api, comes
 from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import read_manifest
 
@@ -64,13 +63,8 @@ def refresh(yard: Yard) -> tuple[Ended, dict[str, Any]]:
 def events(api: dict[str, str]) -> list[str]:
     """Versions that were announced to the server."""
     names = {"filter": {"event": {"name": ["trainyard.corpus.published"]}}}
-    request = urllib.request.Request(
-        f"{api['PREFECT_API_URL']}/events/filter",
-        json.dumps(names).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as answer:
-        return [event["payload"]["version"] for event in json.load(answer)["events"]]
+    found = Api(api["PREFECT_API_URL"]).ask("events/filter", names)
+    return [event["payload"]["version"] for event in found["events"]]
 
 
 def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[str, str]) -> None:

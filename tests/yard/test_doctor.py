@@ -18,6 +18,7 @@ from flows.local_api import LocalApi
 from tests.faulty_s3 import Faults, gateway
 from tests.yard.cluster import Cluster
 from tests.yard.containers import docker, running_engine
+from tests.yard.deployed import WholeServer
 from tests.yard.practice import MAY_PASS, PROCESSES, WRONG_SETTING, Practice
 from trainyard.version import VERSION
 
@@ -110,8 +111,8 @@ def test_a_store_that_takes_calls_and_says_nothing_is_no_hang(
     assert seen.findings["store"]["seconds"] < 14
 
 
-def test_a_server_without_authentication(practice: Practice, prefect_api: dict[str, str]) -> None:
-    seen = practice.visit(CONTAINERS, *SERVER, "work pool", environment=prefect_api)
+def test_a_server_without_authentication(practice: Practice, server: WholeServer) -> None:
+    seen = practice.visit(CONTAINERS, *SERVER, "work pool", environment=server.environment)
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"auth", "work pool"})
     assert "PREFECT_SERVER_API_AUTH_STRING" in seen.told("auth")
     assert "flows.register" in seen.told("work pool")
@@ -121,12 +122,11 @@ def test_a_server_without_authentication(practice: Practice, prefect_api: dict[s
 def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
     secret = "yard:of-a-test"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_SERVER_API_AUTH_STRING", secret)
         patch.setenv("PREFECT_SERVER_CSRF_PROTECTION_ENABLED", "true")
-        api = LocalApi(practice.folder / "server")
+        api = LocalApi(practice.folder / "server", password=secret)
     try:
         api.wait()
-        here = {"PREFECT_API_URL": api.url, "PREFECT_API_AUTH_STRING": secret}
+        here = dict(api.environment)
         seen = practice.visit(CONTAINERS, *SERVER, "slots", environment=here)
         assert (seen.status, seen.ill()) == (0, set()), seen.findings
         assert "no limit of yard profile is registered" in seen.findings["slots"]["told"]

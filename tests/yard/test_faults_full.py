@@ -20,7 +20,16 @@ from flows.limits import LEASE_SECONDS
 from flows.local_api import LocalApi
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
 from tests.yard.deployed import Api
-from tests.yard.faults import Server, in_training, logs, start_stage, steps, training, wait_for
+from tests.yard.faults import (
+    PASSWORD,
+    Server,
+    in_training,
+    logs,
+    start_stage,
+    steps,
+    training,
+    wait_for,
+)
 from tests.yard.limited import LIMIT, limit_training
 from tests.yard.wire import Wire
 from tests.yard.yard import ROOT, Yard
@@ -110,7 +119,7 @@ def test_a_flow_that_is_killed_with_its_own_server_has_its_slot_no_longer_than_a
     tmp_path: Path,
 ) -> None:
     yard = Yard(tmp_path, {"TRAINYARD_CACHE": str(tmp_path / "cache")})
-    own = LocalApi(tmp_path / "yard" / ".prefect")
+    own = LocalApi(tmp_path / "yard" / ".prefect", password=PASSWORD)
     try:
         own.wait()
         limit_training(own.url)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.yard.deployed import Api
 from tests.yard.yard import COLLECTED, ROOT, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(600)]
@@ -72,13 +73,8 @@ def training_past(yard: Yard, step: int) -> int:
 @pytest.fixture(scope="module")
 def versions(yard: Yard, prefect_api: dict[str, str]) -> list[Page]:
     """Every page that was made, the newest first."""
-    request = urllib.request.Request(
-        f"{prefect_api['PREFECT_API_URL']}/artifacts/filter",
-        data=json.dumps({"limit": 200, "sort": "CREATED_DESC"}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        found: list[Page] = json.loads(answer.read())
+    asked = {"limit": 200, "sort": "CREATED_DESC"}
+    found: list[Page] = Api(prefect_api["PREFECT_API_URL"]).ask("artifacts/filter", asked)
     return [page for page in found if page["key"]]
 
 

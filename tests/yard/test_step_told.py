@@ -36,7 +36,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failed]:
     document.write_text(document.read_text().replace("lr = 1e-3", "lr = 1e30\nclip_grad = 0.0"))
     server = Server(folder / "home")
     try:
-        given = {"PREFECT_API_URL": server.url, "TRAINYARD_CACHE": str(folder / "cache")}
+        given = {**server.environment, "TRAINYARD_CACHE": str(folder / "cache")}
         ended = in_one_attempt(Yard(folder, given), folder, str(document)).ends(180)
         assert ended.states("pretrain") == ["runs", "failed", "runs", "failed"], ended.said
         first, second = (json.loads(path.read_text()) for path in folder.rglob("failure.json"))

@@ -1,0 +1,90 @@
+"""What stands before Prefect's server, whose pages and API any site may ask otherwise: requests by
+a foreign name and those of foreign pages are turned away, and no page may frame ours.
+
+The password is Prefect's own business."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import NamedTuple
+
+from flows.full_disk import App, Message, Receive, Send
+from flows.hosts import OURS, RULE, host_name, not_ours
+
+UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
+
+
+class Refusal(NamedTuple):
+    """Why a request is turned away."""
+
+    status: HTTPStatus
+    text: str
+
+
+class Guarded:
+    """An application that foreign pages do not reach."""
+
+    def __init__(self, app: App, names: Iterable[str] = (), any_address: bool = False) -> None:
+        """names: by which it may be called besides this machine's own. any_address: by every
+        address as well, which no page can have resolved to ours."""
+        self._app = app
+        self._names = OURS | {name.lower() for name in names}
+        self._any_address = any_address
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope["headers"])
+        if refusal is None:
+            await self._app(scope, receive, _unframed(send))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.text})
+        else:
+            await answer(send, refusal.status, f"{refusal.text}\n".encode(), b"text/plain")
+
+    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+        hosts, origins = (
+            [value.decode("latin-1").lower() for key, value in headers if key == wanted]
+            for wanted in (b"host", b"origin")
+        )
+        name = host_name(hosts)
+        if name is None:
+            return Refusal(HTTPStatus.BAD_REQUEST, RULE)
+        if name not in self._names and not (self._any_address and _is_address(name)):
+            return Refusal(HTTPStatus.MISDIRECTED_REQUEST, not_ours(name))
+        own = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
+        if foreign := [origin for origin in origins if origin not in own]:
+            told = f"a page of {foreign[0]} asks: only our own pages may"
+            return Refusal(HTTPStatus.FORBIDDEN, told)
+        return None
+
+
+async def answer(
+    send: Send, status: HTTPStatus, body: bytes, kind: bytes, *more: tuple[bytes, bytes]
+) -> None:
+    """Send a whole response."""
+    length = (b"content-length", b"%d" % len(body))
+    headers = [(b"content-type", kind + b"; charset=utf-8"), length, *more]
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _unframed(send: Send) -> Send:
+    async def add_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), UNFRAMED]}
+        await send(message)
+
+    return add_header
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

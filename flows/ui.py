@@ -1,0 +1,146 @@
+"""Prefect's pages and API for the runs of a yard: the server behind `make ui`.
+
+    python -m flows.ui --root yard [--port 4200] [--browse-port 4201]
+
+It asks for a password, which lies in the yard's folder `.prefect` for its owner alone, answers to
+no foreign name and no foreign page, and shows the files that its pages link to beside itself.
+Serves until SIGTERM or SIGINT. Nothing here imports Prefect at the top, since it reads its
+environment when it is imported."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.browse.command import address, is_of_this_machine
+from flows.home import (
+    ASKED,
+    UI,
+    closed,
+    home_under,
+    kept_password,
+    make_home,
+    replace,
+    settings_of_shell,
+)
+from flows.local_server import LOCK, serve, turn_to_start
+from flows.log_in import leading_page
+from flows.program import ENVIRONMENT, fail
+from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+
+PORT = 4200
+LOG_IN = "log-in.html"
+
+SETTINGS = {
+    **ENVIRONMENT,
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "flows.leases",
+    "PREFECT_SERVER_UI_API_URL": "/api",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve; returns the exit status."""
+    given = _parser().parse_args(argv)
+    try:
+        home = _home(given.home or home_under(given.root))
+        os.umask(0o077)
+        listening = _bound(given.host, given.port)
+        server = address(given.host, listening.getsockname()[1])
+        told = f"Prefect's pages: {server}\n{_told(home)}"
+        password = os.environ.get(ASKED) or _kept(home, server)
+    except TrainyardError as error:
+        return fail(error)
+    os.environ.update({**SETTINGS, **closed(server, password, home)})
+    if given.root:
+        _show_files(given.root, given.browse_port)
+    try:
+        serve(
+            home,
+            listening.detach(),
+            names=(given.host, *given.allow_host),
+            any_address=not is_of_this_machine(given.host),
+            has_pages=True,
+            started=lambda: print(told, flush=True),
+        )
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _home(home: Path) -> Path:
+    try:
+        make_home(home)
+    except OSError as error:
+        raise InfrastructureError(
+            f"Prefect's database cannot be kept in {home}: {error}. It lies under --root (YARD of "
+            f"make), or is --home"
+        ) from error
+    return home.absolute()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be listened on: {error}; take another --port "
+            f"(UI_PORT of make), or end what listens there"
+        ) from error
+
+
+def _kept(home: Path, server: str) -> str:
+    """The password of this folder, made and written down where a browser and a shell find it."""
+    with turn_to_start(home / LOCK):  # of two at once in a new yard one makes it
+        password = kept_password(home)
+        replace(home / UI, settings_of_shell(f"{server}/api", password))
+        replace(home / LOG_IN, leading_page(server, password))
+    return password
+
+
+def _told(home: Path) -> str:
+    """How to be let in."""
+    if os.environ.get(ASKED):
+        return f"  they ask for the password of {ASKED}"
+    return (
+        f"  they ask for the password in {home / UI}, or once in each browser open\n"
+        f"  {(home / LOG_IN).as_uri()}\n"
+        f"  for register, workers and prefect in another shell:  . {home / UI}"
+    )
+
+
+def _show_files(root: str, port: int) -> None:
+    """Beside this process, and no longer than it."""
+    command = [sys.executable, "-m", "flows.browse", "--root", root, "--port", str(port)]
+    subprocess.Popen([*command, "--end-with", str(os.getpid())])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.ui",
+        description="Serve Prefect's pages and API for the runs of a yard, behind a password.",
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--root", help="folder or s3:// URL of all runs, whose files are shown too")
+    where.add_argument("--home", type=Path, help="Prefect's folder, if not .prefect under --root")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0: a free one")
+    parser.add_argument("--browse-port", type=int, default=4201, help="where files are shown")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer to this name too: that of a proxy in front; several times for several",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The guard before Prefect's server, without one: names, origins, and what it adds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flows.full_disk import Message, Receive, Send
+from flows.guard import Guarded
+from tests.security.attacks import EVIL, HOSTS, ORIGINS
+
+PORT = 4200
+HOST = f"127.0.0.1:{PORT}"
+
+
+async def served(scope: Message, receive: Receive, send: Send) -> None:
+    """Prefect's server: a request that gets here is answered."""
+    kind = "websocket" if scope["type"] == "websocket" else "http.response"
+    await send({"type": f"{kind}.start", "status": 200, "headers": [(b"x", b"y")]})
+
+
+def first(*headers: tuple[str, str], kind: str = "http", **traits: Any) -> Message:
+    """The first thing that is said to a request."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read of what is refused")
+
+    scope = {"type": kind, "headers": [(k.encode(), v.encode("latin-1")) for k, v in headers]}
+    asyncio.run(Guarded(served, **traits)(scope, receive, send))
+    return sent[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", HOST, "localhost", "LocalHost:1", "[::1]:80"])
+def test_its_own_names_are_let_in_at_any_port(host: str) -> None:
+    assert first(("host", host))["status"] == 200
+    assert first(("host", host), ("origin", f"http://{host}"))["status"] == 200
+
+
+@pytest.mark.parametrize(
+    "pattern", [*HOSTS, " ", "a b", "[::1", "127.0.0.1:x", "127.0.0.1,evil.example", "\xe9"]
+)
+def test_other_names_are_not(pattern: str) -> None:
+    assert first(("host", pattern.format(port=PORT)))["status"] in (400, 421)
+
+
+@pytest.mark.parametrize("hosts", [(), (HOST, EVIL), (EVIL, HOST), (HOST, HOST)])
+def test_one_header_host_is_wanted(hosts: tuple[str, ...]) -> None:
+    assert first(*[("host", one) for one in hosts])["status"] == 400
+
+
+@pytest.mark.parametrize("pattern", [*ORIGINS, HOST, f"ftp://{HOST}", f"http://{HOST}/", "http://"])
+def test_pages_of_other_origins_are_turned_away(pattern: str) -> None:
+    origin = ("origin", pattern.format(port=PORT))
+    assert first(("host", HOST), origin)["status"] == 403
+    both = (("origin", f"http://{HOST}"), origin)
+    assert first(("host", HOST), *both)["status"] == 403
+    told = first(("host", HOST), origin, kind="websocket")
+    assert told["type"] == "websocket.close"
+
+
+def test_a_name_may_be_allowed_and_every_address() -> None:
+    assert first(("host", "yard.example:443"), names=["Yard.Example"])["status"] == 200
+    assert first(("host", "10.0.0.7:4200"), any_address=True)["status"] == 200
+    assert first(("host", "[fe80::1]:4200"), any_address=True)["status"] == 200
+    assert first(("host", f"10.0.0.7.{EVIL}"), any_address=True)["status"] == 421
+
+
+def test_no_page_may_frame_what_it_answers() -> None:
+    headers = first(("host", HOST))["headers"]
+    assert headers == [(b"x", b"y"), (b"content-security-policy", b"frame-ancestors 'none'")]
