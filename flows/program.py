@@ -129,7 +129,8 @@ def of_server(error: Exception) -> TrainyardError | None:
         status = one.response.status_code
         if status in REFUSED:
             return ConfigError(
-                f"{url} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it"
+                f"{url} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it "
+                f"(for that of `make ui`: `. yard/.prefect/ui.env`)"
             )
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
             return InfrastructureError(f"Prefect's API at {url}: {_detail(one.response.text)}")

@@ -28,6 +28,7 @@ from flows.home import (
     replace,
     settings_of_shell,
 )
+from flows.launch.spec import OF_PREFECT
 from flows.local_server import LOCK, serve, turn_to_start
 from flows.log_in import leading_page
 from flows.program import ENVIRONMENT, fail
@@ -118,7 +119,8 @@ def _told(home: Path) -> str:
 def _show_files(root: str, port: int) -> None:
     """Beside this process, and no longer than it."""
     command = [sys.executable, "-m", "flows.browse", "--root", root, "--port", str(port)]
-    subprocess.Popen([*command, "--end-with", str(os.getpid())])
+    without = {name: v for name, v in os.environ.items() if not name.startswith(OF_PREFECT)}
+    subprocess.Popen([*command, "--end-with", str(os.getpid())], env=without)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -73,7 +73,10 @@ def closed(yard: Yard) -> Answer:
     told = "anybody who reaches the server can start programs on the workers: no authentication"
     todo = f"set {CREDENTIALS} on the server, on workers and here"
     if yard.runs_here and urlsplit(api_url()).hostname in LOOPBACK:
-        return warn(f"{told}; it listens to this machine alone", todo)
+        return warn(
+            f"{told}; it listens to this machine alone, whose other users and browsers reach it",
+            f"take that of `make ui`, which has a password, or {todo}",
+        )
     return fail(ConfigError, told, todo)
 
 

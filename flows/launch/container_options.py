@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from flows.launch.spec import OF_PREFECT
 from trainyard.errors import ConfigError
 
 Pull = Literal["missing", "never"]
@@ -80,6 +81,11 @@ class ContainerOptions:
         for name, pattern in lists.items():
             for value in getattr(self, name):
                 _check(name, value, pattern)
+        if ours := [one for one in self.inherited_environment if one.startswith(OF_PREFECT)]:
+            raise ConfigError(
+                f"container option inherited_environment: {ours[0]} is Prefect's; who has its "
+                f"password starts programs on the workers, so stages get no variable {OF_PREFECT}*"
+            )
 
 
 def size_bytes(text: str) -> int:

@@ -66,7 +66,7 @@ def _register(plan: Wanted, given: argparse.Namespace) -> Report:
     if not os.environ.get(URL):
         raise ConfigError(
             f"{URL} is not set: it names the server, such as http://127.0.0.1:4200/api "
-            f"(`make ui` starts one)"
+            f"(`make ui` starts one, and `. yard/.prefect/ui.env` leads there)"
         )
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)

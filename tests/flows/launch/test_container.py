@@ -156,6 +156,7 @@ def test_as_many_gpus_are_named_as_the_job_asks_for() -> None:
         ("capabilities", ("ipc lock",)),
         ("devices", ("infiniband",)),
         ("inherited_environment", ("A=B",)),
+        ("inherited_environment", ("AWS_REGION", "PREFECT_API_AUTH_STRING")),
     ],
 )
 def test_options_that_no_engine_takes_are_refused(name: str, value: Any) -> None:

@@ -1,0 +1,47 @@
+"""What `make ui` refuses before it serves anything."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from flows import ui
+
+
+@pytest.fixture(autouse=True)
+def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_SERVER_API_AUTH_STRING", raising=False)
+    monkeypatch.setattr("os.umask", lambda mask: 0)  # it is this process's
+
+
+def test_a_port_that_is_taken_is_told_and_leads_nobody_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert ui.main(["--root", str(tmp_path), "--port", port]) == 2
+    assert f"--port {port} cannot be listened on" in capsys.readouterr().err
+    assert list((tmp_path / ".prefect").iterdir()) == []
+
+
+def test_a_yard_that_is_a_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "yard").write_text("a file")
+    assert ui.main(["--root", str(tmp_path / "yard"), "--port", "0"]) == 3
+    assert "Prefect's database cannot be kept in" in capsys.readouterr().err
+
+
+def test_a_password_that_others_may_know_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".prefect").mkdir()
+    (tmp_path / ".prefect" / "ui.env").touch(0o644)
+    assert ui.main(["--root", str(tmp_path), "--port", "0"]) == 2
+    assert "ui.env is not its owner's alone" in capsys.readouterr().err
+
+
+def test_a_root_or_a_folder_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        ui.main([])
+    assert "--root --home" in capsys.readouterr().err
