@@ -27,10 +27,13 @@ class Guarded:
     """An application that foreign pages do not reach."""
 
     def __init__(self, app: App, names: Iterable[str] = (), any_address: bool = False) -> None:
-        """names: by which it may be called besides this machine's own. any_address: by every
-        address as well, which no page can have resolved to ours."""
+        """names: by which it may be called besides this machine's own, those of proxies, which may
+        hide them from us, among them. any_address: by every address as well, which no page can
+        have resolved to ours."""
+        given = {name.lower() for name in names}
         self._app = app
-        self._names = OURS | {name.lower() for name in names}
+        self._names = OURS | given
+        self._proxies = {name for name in given - OURS if not _is_address(name)}
         self._any_address = any_address
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -56,10 +59,12 @@ class Guarded:
             return Refusal(HTTPStatus.BAD_REQUEST, RULE)
         if name not in self._names and not (self._any_address and _is_address(name)):
             return Refusal(HTTPStatus.MISDIRECTED_REQUEST, not_ours(name))
-        own = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
-        if foreign := [origin for origin in origins if origin not in own]:
-            told = f"a page of {foreign[0]} asks: only our own pages may"
-            return Refusal(HTTPStatus.FORBIDDEN, told)
+        for origin in origins:
+            scheme, _, place = origin.partition("://")
+            is_own = place == hosts[0] or host_name([place]) in self._proxies
+            if scheme not in ("http", "https") or not is_own:
+                told = f"a page of {origin} asks: only our own pages may"
+                return Refusal(HTTPStatus.FORBIDDEN, told)
         return None
 
 

@@ -71,6 +71,23 @@ def test_a_name_may_be_allowed_and_every_address() -> None:
     assert first(("host", f"10.0.0.7.{EVIL}"), any_address=True)["status"] == 421
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("https://yard.example", 200),
+        ("https://yard.example:8443", 200),
+        ("https://yard.example.evil.example", 403),
+        ("https://yard.example@evil.example", 403),
+        ("http://localhost:1", 403),
+        ("http://0.0.0.0:1", 403),
+        ("ftp://yard.example", 403),
+    ],
+)
+def test_pages_behind_a_proxy_are_known_by_its_name(origin: str, status: int) -> None:
+    names = ["0.0.0.0", "localhost", "yard.example"]
+    assert first(("host", HOST), ("origin", origin), names=names)["status"] == status
+
+
 def test_no_page_may_frame_what_it_answers() -> None:
     headers = first(("host", HOST))["headers"]
     assert headers == [(b"x", b"y"), (b"content-security-policy", b"frame-ancestors 'none'")]
