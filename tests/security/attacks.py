@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 NOBODY = 65534
+BUSY_SECONDS = 30
 EVIL = "evil.example"
 ID = "00000000-0000-4000-8000-000000000000"
 
@@ -129,7 +131,17 @@ class Target(NamedTuple):
         return f"127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str | None) -> Reply:
-        """What it answers; a header that is None is not sent, `_` stands for `-`."""
+        """What it answers; a header that is None is not sent, `_` stands for `-`.
+
+        Asked again while its database is busy, as Prefect's client does."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while (reply := self._once(method, path, body, headers)).status == 503:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(1)
+        return reply
+
+    def _once(self, method: str, path: str, body: Any, headers: dict[str, str | None]) -> Reply:
         head = {"Host": self.authority, "Content-Type": "application/json"}
         for name, value in headers.items():
             key = name.replace("_", "-").title()
