@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from flows import leases, slots
+from flows import leases, slots, ui
 from flows.limits import LEASE_SECONDS, Slots
 from flows.local_api import LEASES
 from flows.slots import Gate, note_begin
@@ -40,7 +40,7 @@ def test_servers_that_outlive_a_flow_take_back_no_lease_when_they_have_just_begu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (name,) = LEASES
-    assert f"{name}={leases.__name__} " in (ROOT / "Makefile").read_text()
+    assert ui.SETTINGS[name] == leases.__name__
     assert f"{name}: {leases.__name__}\n" in (ROOT / "docker-compose.yml").read_text()
 
     async def renewed_late() -> None:
