@@ -43,6 +43,23 @@ FLOATS = (
 WHOLE_NUMBERS = ("rotary_base", "rotary_seq_len_interpolation_factor")
 """Which Megatron-LM's parser takes as integers."""
 
+TAKEN = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "seq_length", "num_attention_heads"),
+    *("num_query_groups", "group_query_attention", "kv_channels", "max_position_embeddings"),
+    *("position_embedding_type", "add_position_embedding", "use_rotary_position_embeddings"),
+    *("rotary_base", "rotary_percent", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
+    *("squared_relu", "swiglu", "untie_embeddings_and_output_weights", "apply_layernorm_1p"),
+    *("normalization", "apply_query_key_layer_scaling", "attention_dropout", "hidden_dropout"),
+    *("mtp_use_repeated_layer", "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk"),
+    *("moe_token_dispatcher_type", "moe_router_pre_softmax", "moe_grouped_gemm"),
+    *("moe_single_grouped_weight", "moe_single_grouped_bias", "moe_router_score_function"),
+    *("moe_router_enable_expert_bias", "moe_router_topk_scaling_factor", "mamba_state_dim"),
+    *("mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "tokenizer_model"),
+    *("tokenizer_type", "tiktoken_pattern", "data_parallel_random_init", "global_batch_size"),
+)
+"""Arguments that Megatron-LM's loader takes from a checkpoint or compares with its own, and that no
+conversion changes."""
+
 REFUSED: dict[str, tuple[Any, ...]] = {
     "num_experts": (None, 0),
     "multi_latent_attention": (None, False),
@@ -160,9 +177,12 @@ def args_of(
     is_legacy: bool,
     transformer_impl: str,
     dtype: str,
+    told: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What a Namespace of arguments says of the model and its layout, enough for Megatron's own
-    checks and for --use-checkpoint-args. dtype: of the weights, as safetensors name it.
+    checks and for --use-checkpoint-args. dtype: of the weights, as safetensors name it. told: the
+    arguments of the run there that made the model, if one did: the command that saved it must load
+    what is written.
 
     Raises ConfigError for what no argument of theirs says."""
     if config.quick_gelu:
@@ -184,8 +204,10 @@ def args_of(
         "max_position_embeddings": config.positions,
         "num_query_groups": config.num_query_groups,
         "position_embedding_type": config.position_embedding_type,
-        "use_rotary_position_embeddings": config.rotary,
-        "add_position_embedding": config.position_embedding_type == "learned_absolute",
+        # With the other kinds of them its loader would make any model one of rope.
+        "use_rotary_position_embeddings": config.position_embedding_type == "rope",
+        # As its parser leaves it, of whatever kind they are.
+        "add_position_embedding": True,
         "add_bias_linear": config.linear_bias,
         "window_size": _sides(config.window_size),
         "window_attn_skip_freq": _frequency(config.window_attn_skip_freq),
@@ -193,6 +215,7 @@ def args_of(
     for name in WHOLE_NUMBERS:
         value = values[name]
         values[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    values |= {name: told[name] for name in TAKEN if told.get(name) is not None}
     pp, vpp = len(split), len(split[0])
     sizes = {len(stage.layers) for stage in stages_in_order(split)}
     return values | {

@@ -39,6 +39,8 @@ class WholeModel:
     num_updates: int
     options: Mapping[str, Any]
     """Of the run: ours and Megatron's names of the optimizer's options are the same."""
+    args: Mapping[str, Any]
+    """Megatron-LM's, where it made the model: numbers and text; empty elsewhere."""
     scheduler: Mapping[str, Any] | None
     """As Megatron-LM's checkpoints keep the schedules."""
     scaler: Mapping[str, Any]
@@ -127,6 +129,7 @@ def _of_checkpoint(source: CheckpointSource) -> WholeModel:
     return replace(
         _of_source(source),
         options=checkpoint.config.get("run") or {},
+        args={},
         scheduler=_scheduler(state),
         scaler=state.get("loss_scaler") or {},
         read_slice=read_slice,
@@ -135,6 +138,7 @@ def _of_checkpoint(source: CheckpointSource) -> WholeModel:
 
 def _of_source(source: Source) -> WholeModel:
     scheduler = getattr(source, "scheduler", None)
+    args = _plain(getattr(source, "args", {}))
     return WholeModel(
         url=source.url,
         config=source.config,
@@ -143,7 +147,8 @@ def _of_source(source: Source) -> WholeModel:
         step=source.step,
         consumed_train_samples=source.consumed_train_samples,
         num_updates=source.num_updates,
-        options=_plain(getattr(source, "args", {})),
+        options=args,
+        args=args,
         scheduler=_plain(scheduler) if isinstance(scheduler, Mapping) else None,
         scaler=getattr(source, "scaler", {}),
         specs=source.specs,

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainyard.checkpoint.foreign.pickles import TensorRef
+from trainyard.checkpoint.foreign.pickles import Noted, TensorRef
 from trainyard.optim.groups import is_embedding_or_output
 
 MAIN = "param"
@@ -135,10 +135,15 @@ def _take_moments(states: States, state: Any, parameter: Parameter) -> None:
     for kind in MOMENTS:
         ref = state.get(kind)
         if not isinstance(ref, TensorRef) or ref.shape != parameter.ref.shape:
-            shape = list(ref.shape) if isinstance(ref, TensorRef) else "missing"
-            raise Unknown(f"its {kind} of {parameter.name} is {shape}")
+            raise Unknown(f"its {kind} of {parameter.name} is {_shape_or_maker(ref)}")
         if not parameter.is_copy:
             states[kind][parameter.name] = ref
+
+
+def _shape_or_maker(value: Any) -> str:
+    if isinstance(value, Noted):
+        return f"made by {value.source}, which is no function that makes tensors"
+    return str(list(value.shape)) if isinstance(value, TensorRef) else "missing"
 
 
 def _main_parameters(main: Any, members: list[list[Parameter]]) -> dict[str, TensorRef]:

@@ -20,13 +20,20 @@ from trainyard.checkpoint.foreign.megatron_names import (
 )
 from trainyard.checkpoint.foreign.megatron_optimizer import Parameter
 from trainyard.checkpoint.foreign.megatron_progress import iteration_in
-from trainyard.checkpoint.foreign.pickles import TensorRef
+from trainyard.checkpoint.foreign.pickle_names import ANYTHING
+from trainyard.checkpoint.foreign.pickles import Noted, TensorRef
 from trainyard.checkpoint.foreign.torch_file import TorchFile
+from trainyard.checkpoint.strict import shown
 from trainyard.errors import ArtifactError
 from trainyard.models.config_sizes import MAX_LAYERS
 
-ALLOWED = ("megatron.", "fp16.", "apex.", "transformer_engine.")
-"""Classes that may be noted: enums and helpers that `args`, the scaler of the loss and FP8 keep."""
+ALLOWED = (ANYTHING,)
+"""Of the files that hold more than tensors: `args`, states of random generators, the scaler of the
+loss and FP8 keep enums, signals, paths and helpers of any release. They are noted, and only what is
+needed must be known."""
+
+TENSORS_ALONE = ("megatron.", "fp16.", "apex.", "transformer_engine.")
+"""Of the files that hold states of the optimizer and nothing else."""
 
 CHUNK = re.compile(r"model\d{1,9}", re.ASCII)
 """Key of a virtual pipeline stage."""
@@ -79,6 +86,7 @@ class RankFile:
     def args(self) -> Mapping[str, Any] | None:
         """The arguments of the run; None where the file has none, as of 2019."""
         args = self.tree.get("args")
+        self._refuse_note("its args", args)
         return args if isinstance(args, Mapping) else None
 
     @property
@@ -111,9 +119,18 @@ class RankFile:
         else:
             models = [self.tree.get(f"model{n}", {}) for n in range(self.num_chunks())]
         for model in models:
+            self._refuse_note("its model", model)
             if not isinstance(model, Mapping):
                 raise ArtifactError(f"{self.url}: its model is a {type(model).__name__}")
         return models
+
+    def _refuse_note(self, what: str, value: Any) -> None:
+        """What is needed must be made by what is known."""
+        if isinstance(value, Noted):
+            raise ArtifactError(
+                f"{self.url}: {what} is refused: it asks for {value.source}, which makes nothing "
+                "that this reader knows; nothing of it was run"
+            )
 
     def chunks(self, tied: bool) -> list[Chunk]:
         """The parameters, layers counted on the stage."""
@@ -125,6 +142,7 @@ class RankFile:
             if is_state_of_engine(path) or value is None:
                 continue
             name = our_name(path, tied=tied)
+            self._refuse_note(f"{shown(path)} of its model", value)
             if name is None or not isinstance(value, TensorRef):
                 chunk.unknown.append(path)
                 continue

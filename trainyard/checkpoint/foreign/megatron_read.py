@@ -48,7 +48,7 @@ from trainyard.checkpoint.foreign.megatron_progress import (
     samples_in,
     schedule_in,
 )
-from trainyard.checkpoint.foreign.megatron_rank import ALLOWED, Chunk, RankFile
+from trainyard.checkpoint.foreign.megatron_rank import TENSORS_ALONE, Chunk, RankFile
 from trainyard.checkpoint.foreign.megatron_scaler import Scaler, scaler_in, warn_without
 from trainyard.checkpoint.foreign.megatron_tokens import tokens_of
 from trainyard.checkpoint.foreign.pickles import TensorRef
@@ -207,7 +207,7 @@ class MegatronSource(Closing):
         if not self.folder.has_distributed_optimizer:
             everything = [parameter for chunk in chunks for parameter in chunk]
             return rank.file, plain_states(rank.tree.get("optimizer"), everything)
-        file = TorchFile(rank.url.removesuffix(MODEL_FILE) + OPTIMIZER_FILE, ALLOWED)
+        file = TorchFile(rank.url.removesuffix(MODEL_FILE) + OPTIMIZER_FILE, TENSORS_ALONE)
         self._files.append(file)
         return file, distributed_states(file.tree, chunks)
 

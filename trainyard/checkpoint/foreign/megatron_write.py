@@ -238,6 +238,7 @@ class _RankWriter:
             is_legacy=target.model_class == "legacy",
             transformer_impl="local" if target.style == "legacy" else target.style,
             dtype=model.specs[f"model.{EMBEDDING}"].dtype,
+            told=model.args,
         )
         return values | {
             "iteration": model.step,

@@ -1,7 +1,8 @@
 """What stands for the names that a pickle asks for, when `pickle_reader` reads it.
 
-A table: tensors, dtypes and containers become what it says, other classes that are allowed a note
-of their name and of what they were given, and everything else is refused. Nothing is imported.
+A table: tensors, dtypes and containers become what it says, other classes and functions that are
+allowed a note of their name and of what they were given, and everything else is refused. Nothing is
+imported, and what a pickle makes of a note, it only adds to it.
 Standard library alone, and little of it: this is loaded by every process that reads a pickle."""
 
 from __future__ import annotations
@@ -15,25 +16,49 @@ class Refused(Exception):  # noqa: N818  # says what happened
     """The pickle holds what is not allowed; the message names it."""
 
 
+class _TakesState:
+    """The `__setstate__` of a note: it keeps the state. A class in a pickle takes none, since it is
+    what other notes are made of."""
+
+    def __get__(self, note: Inert | None, owner: type[Inert]) -> Callable[[Any], None]:
+        if note is None:
+            raise Refused(f"it gives the class {owner.source} a state")
+        return lambda state: setattr(note, "state", state)
+
+
 class Inert:
-    """An object of a class that is not there: what it was given, and nothing else."""
+    """An object of a class that is not there, or what a function that is not there gave back: what
+    it was given, and nothing else."""
 
     source = ""
 
     def __new__(cls, *args: Any, **options: Any) -> Inert:
         """Take anything."""
         self = object.__new__(cls)
-        self.args, self.state = args, None
+        self.args, self.state, self.items = (*args, options) if options else args, None, []
         return self
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Nothing is left to do."""
 
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
+    def __call__(self, *args: Any) -> Inert:
+        """As some protocols make objects: by a function that another one gave back."""
+        return type(self)(self, *args)
 
+    def append(self, item: Any) -> None:
+        """An object of a class made from list, deque or set: note the item."""
+        self.items.append(item)
+
+    add = append
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Of a class made from dict."""
+        self.items.append((key, value))
+
+    __setstate__ = _TakesState()
     args: tuple[Any, ...]
     state: Any
+    items: list[Any]
 
 
 class Namespace(Inert):
@@ -42,7 +67,16 @@ class Namespace(Inert):
     source = "argparse.Namespace"
 
 
-class Dtype:
+class Fixed:
+    """What the reader itself works with: a pickle cannot change it."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None:
+        raise Refused(f"it gives a {type(self).__name__.lower()} of the reader a state")
+
+
+class Dtype(Fixed):
     """A torch dtype, or the type of a storage; "untyped": bytes."""
 
     __slots__ = ("name",)
@@ -51,7 +85,7 @@ class Dtype:
         self.name = name
 
 
-class Storage:
+class Storage(Fixed):
     """Numbers that lie outside of the pickle."""
 
     __slots__ = ("dtype", "key", "numel")
@@ -60,7 +94,7 @@ class Storage:
         self.key, self.dtype, self.numel = key, dtype, numel
 
 
-class Tensor:
+class Tensor(Fixed):
     """A view of a storage."""
 
     __slots__ = ("dtype", "offset", "shape", "storage", "stride")
@@ -72,13 +106,13 @@ class Tensor:
         self.shape, self.stride = tuple(shape), tuple(stride)
 
 
-class Call:
+class Call(Fixed):
     """A function that a pickle may call."""
 
-    __slots__ = ("_function",)
+    __slots__ = ("_function", "source")
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, source: str, function: Callable[..., Any]) -> None:
+        self.source, self._function = source, function
 
     def __call__(self, *args: Any) -> Any:
         """Call it."""
@@ -119,11 +153,12 @@ def encode_text(text: Any, encoding: Any = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def member(owner: Any, name: Any) -> Inert:
-    """builtins.getattr, as some Pythons write the member of an enum."""
+def member(owner: Any, name: Any) -> type[Inert]:
+    """builtins.getattr, as some Pythons write the member of an enum, and old protocols a class
+    inside a class."""
     if not (isinstance(owner, type) and issubclass(owner, Inert) and isinstance(name, str)):
         raise Refused("it asks for builtins.getattr")
-    return owner(name)
+    return note_of(f"{owner.source}.{name}")
 
 
 def reconstruct(owner: Any, base: Any, state: Any) -> Inert:
@@ -193,22 +228,38 @@ INERT = frozenset(
 )
 """Of which only the name, and what they were given, is told."""
 
+ANYTHING = "*"
+"""Among the names that are allowed: all of them, for files that hold more than tensors."""
+
+MAX_NAME = 300
+
 OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def look_up(module: str, name: str, allow: tuple[str, ...]) -> Any:
     """What stands for a name, or Refused. `allow`: more names to note; one that ends in a dot is
-    of all below it."""
+    of all below it, ANYTHING of all that there are."""
     module = OLD_MODULES.get(module, module)
     full = f"{module}.{name}"
     if full in CONTAINERS:
         return CONTAINERS[full]
     if full in CALLS:
-        return Call(CALLS[full])
+        return Call(full, CALLS[full])
     if module in STORAGE_MODULES and name in STORAGES:
         return Dtype(STORAGES[name])
     if module == "torch" and name in DTYPES:
         return Dtype(name)
-    if full in INERT or any(full == a or (a[-1] == "." and full.startswith(a)) for a in allow):
-        return type("Inert", (Inert,), {"source": full})
+    if full in INERT or any(_allows(entry, full) for entry in allow):
+        return note_of(full)
     raise Refused(f"it asks for {full}, which a file of tensors has no need of")
+
+
+def note_of(full: str) -> type[Inert]:
+    """A class of notes of one name."""
+    if len(full) > MAX_NAME or not all(part.isidentifier() for part in full.split(".")):
+        raise Refused(f"it asks for {full!a:.80}, which is no name of a class or function")
+    return type("Inert", (Inert,), {"source": full})
+
+
+def _allows(entry: str, full: str) -> bool:
+    return entry in (ANYTHING, full) or (entry[-1] == "." and full.startswith(entry))

@@ -9,8 +9,8 @@ pickle asks for (pickle_names.py).
              with the error which it is "at"
 
 The tree tells values as [tag, ...]: "l" list, "t" tuple, "d" dict (pairs), "T" tensor, "y" dtype,
-"n" namespace (pairs), "o" an object of a class (name, arguments, state), "b" bytes (their number);
-numbers, text and null stand for themselves.
+"n" namespace (pairs), "o" an object of a class, or a class or function itself (name, arguments and
+items, state), "b" bytes (their number); numbers, text and null stand for themselves.
 
 Before the first opcode the process gives away what it will not need: network, files, new
 processes, memory beyond a limit."""
@@ -28,6 +28,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainyard.checkpoint.foreign.pickle_names import (
+    CONTAINERS,
+    Call,
     Dtype,
     Inert,
     Namespace,
@@ -73,6 +75,9 @@ class Unpickler(pickle.Unpickler):
 
 # --- the tree ---------------------------------------------------------------------------------
 
+NAMES = {kind: name for name, kind in reversed(CONTAINERS.items()) if isinstance(kind, type)}
+"""Of classes that a pickle may refer to and not use, as a default_factory."""
+
 
 class Encoder:
     """Turns what was unpickled into JSON, within limits."""
@@ -96,7 +101,7 @@ class Encoder:
         return self._composed(value, depth + 1)
 
     def _composed(self, value: Any, depth: int) -> Any:
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return ["d", self._pairs(value, depth)]
         if isinstance(value, list):
             return ["l", [self.encode(item, depth) for item in value]]
@@ -114,14 +119,15 @@ class Encoder:
             given = value.state if isinstance(value.state, dict) else {}
             return ["n", self._pairs(given, depth)]
         if isinstance(value, Inert):
-            args = self.encode(value.args, depth)
+            args = self.encode((*value.args, *value.items), depth)
             return ["o", value.source, args, self.encode(value.state, depth)]
-        if isinstance(value, type) and issubclass(value, Inert):
-            return ["o", value.source, ["t", []], None]
+        if isinstance(value, (type, Call)):
+            return ["o", _name_of(value), ["t", []], None]
         raise Refused(f"a {type(value).__name__}, which a file of tensors has no need of")
 
-    def _pairs(self, mapping: Mapping[Any, Any], depth: int) -> list[Any]:
-        return [[self.encode(k, depth), self.encode(v, depth)] for k, v in mapping.items()]
+    def _pairs(self, mapping: dict[Any, Any], depth: int) -> list[Any]:
+        pairs = dict.items(mapping)  # not by `items` of its own, which a pickle can replace
+        return [[self.encode(k, depth), self.encode(v, depth)] for k, v in pairs]
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
         numbers = (tensor.offset, *tensor.shape, *tensor.stride)
@@ -134,6 +140,12 @@ class Encoder:
             *(storage.key, storage.dtype, storage.numel, tensor.dtype, tensor.offset),
             *(list(tensor.shape), list(tensor.stride)),
         ]
+
+
+def _name_of(value: type | Call) -> str:
+    if isinstance(value, Call) or issubclass(value, Inert):
+        return value.source
+    return NAMES[value]
 
 
 # --- the process ------------------------------------------------------------------------------

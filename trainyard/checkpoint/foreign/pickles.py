@@ -90,11 +90,13 @@ class Dtype:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """An object of a class that was not imported."""
+    """An object of a class, or what a function gave back, that was not imported; or the class or
+    function itself."""
 
     source: str
     """Module and name."""
     args: tuple[Any, ...]
+    """What it was given, and what was put into it."""
     state: Any
 
     def __hash__(self) -> int:
@@ -141,7 +143,9 @@ def unpickle(
     """Read a pickle in a process of its own.
 
     url: the file, for messages. allow: classes that are noted (by module and name, or all below a
-    prefix that ends in a dot). layout: "legacy" for the beginning of a file of torch before 1.6.
+    prefix that ends in a dot; ANYTHING: all that there are. Those that make tensors are a table in
+    any case, so what another function makes is a note and no tensor). layout: "legacy" for the
+    beginning of a file of torch before 1.6.
     Raises ArtifactError that says what a hostile or damaged pickle holds."""
     bounds = {**LIMITS, **(limits or {})}
     if len(data) > bounds["input_bytes"]:

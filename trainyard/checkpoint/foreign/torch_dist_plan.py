@@ -175,6 +175,7 @@ def _args(model: WholeModel, with_optimizer: bool) -> dict[str, Any]:
         is_legacy=False,
         transformer_impl="transformer_engine",
         dtype=model.specs[f"model.{EMBEDDING}"].dtype,
+        told=model.args,
     )
     return values | {
         "ckpt_format": "torch_dist",

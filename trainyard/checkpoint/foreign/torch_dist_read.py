@@ -5,7 +5,7 @@ told apart (torch_dist_buckets.py).
     latest_checkpointed_iteration.txt     a number, or `release`
     iter_0000100/ or release/
         metadata.json                     {"sharded_backend": "torch_dist", ...}, written last
-        common.pt                         args, iteration, schedules: a file of torch.save
+        common.pt                         args, iteration, schedules (torch_dist_common.py)
         .metadata                         which tensor lies where (torch_dist_index.py)
         __0_0.distcp, __0_1.distcp, ...   tensors (torch_dist_tensors.py)
 
@@ -37,7 +37,6 @@ from trainyard.checkpoint.foreign.megatron_progress import (
     samples_in,
     schedule_in,
 )
-from trainyard.checkpoint.foreign.megatron_rank import ALLOWED
 from trainyard.checkpoint.foreign.megatron_scaler import Scaler, scaler_in, warn_without
 from trainyard.checkpoint.foreign.megatron_tokens import tokens_of
 from trainyard.checkpoint.foreign.torch_dist_buckets import (
@@ -46,6 +45,7 @@ from trainyard.checkpoint.foreign.torch_dist_buckets import (
     states_in_buckets,
     updates_and_scaler,
 )
+from trainyard.checkpoint.foreign.torch_dist_common import COMMON, Common
 from trainyard.checkpoint.foreign.torch_dist_index import (
     METADATA,
     StoredIndex,
@@ -54,14 +54,12 @@ from trainyard.checkpoint.foreign.torch_dist_index import (
 )
 from trainyard.checkpoint.foreign.torch_dist_names import Named, Source, name_tensors
 from trainyard.checkpoint.foreign.torch_dist_tensors import StoredTensors
-from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES, TorchFile
+from trainyard.checkpoint.foreign.torch_file import TORCH_DTYPES
 from trainyard.checkpoint.tensorfile import DTYPE_NAMES, TensorSpec
 from trainyard.errors import ArtifactError
 from trainyard.models.config import GPTConfig
 
 log = logging.getLogger(__name__)
-
-COMMON = "common.pt"
 
 GATHERED = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+\.param_state/shard_\d+_\d+")
 """An object with all states of a rank of the model, of the kind dp_zero_gather_scatter."""
@@ -81,21 +79,22 @@ class TorchDistSource(Closing):
 
     def __init__(self, url: str, given: Mapping[str, Any]) -> None:
         self.url, self.step = find_iteration(url)
-        _check_backend(self.url)
-        where = join(self.url, COMMON)
-        with TorchFile(where, ALLOWED) as common:
-            tree = common.tree
-            self.args = _args(tree, given, where)
+        has_common_file = _check_backend(self.url)
+        index = read_index(join(self.url, METADATA))
+        _check_files(self.url, index.ends)
+        with Common(self.url, has_common_file, index) as common:
+            tree, where = common.tree, common.url
+            told = {key: value for key, value in given.items() if value is not None}
+            self.args = {**common.args, **told}
             check_iteration(self.step, iteration_in(tree, where), where)
             self.config: GPTConfig = config_of(self.args, where)
-            self._updates = updates_of(_optimizer(tree), common.read, self.step)
-            self._scaler = scaler_in(_optimizer(tree), common.read, where)
+            self._updates = updates_of(common.optimizer, common.read, self.step)
+            self._scaler = scaler_in(common.optimizer, common.read, where)
         self.consumed_train_samples = samples_in(self.args, where)
         self.scheduler = schedule_in(tree, where)
         """State of the schedules as the file has it, or None."""
-        index = read_index(join(self.url, METADATA))
-        _check_files(self.url, index.ends)
         self._stored = index.tensors
+        self._common = where
         named = self._named()
         self._sources: dict[str, Source] = {
             name: source for name, source in named.sources.items() if name.startswith("model.")
@@ -145,7 +144,7 @@ class TorchDistSource(Closing):
     def _check_model(self, named: Named) -> None:
         held = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
         held |= dict.fromkeys(named.unknown, ())
-        check_model(self.config, self.padded_vocab_size, len(held), join(self.url, COMMON))
+        check_model(self.config, self.padded_vocab_size, len(held), self._common)
         wanted = model_shapes(self.config, self.padded_vocab_size)
         refuse_differences(held, wanted, self.url, "the model of its args")
 
@@ -248,8 +247,9 @@ def open_torch_dist(url: str, **given: Any) -> TorchDistSource:
     return TorchDistSource(url, given)
 
 
-def _check_backend(url: str) -> None:
-    """Refuse a folder of another kind, or one whose save did not end: metadata.json comes last."""
+def _check_backend(url: str) -> bool:
+    """Refuse a folder of another kind, or one whose save did not end: metadata.json comes last.
+    Returns whether it has a common.pt."""
     names = store.list_folder(url)
     if BACKEND not in names:
         raise ArtifactError(
@@ -262,22 +262,9 @@ def _check_backend(url: str) -> None:
         raise ArtifactError(
             f"{url}: {BACKEND} says sharded_backend {backend!r:.40}, wanted 'torch_dist'"
         )
-    missing = [name for name in (METADATA, COMMON) if name not in names]
-    if missing:
-        raise ArtifactError(f"{url}: has no {' and no '.join(missing)}; the checkpoint is torn")
-
-
-def _args(tree: Any, given: Mapping[str, Any], url: str) -> dict[str, Any]:
-    found = tree.get("args") if isinstance(tree, Mapping) else None
-    if not isinstance(found, Mapping):
-        raise ArtifactError(f"{url}: holds no args, so nothing says what the model is")
-    return {**found, **{key: value for key, value in given.items() if value is not None}}
-
-
-def _optimizer(tree: Mapping[str, Any]) -> Any:
-    """What common.pt keeps of the optimizer; of several that are one, that."""
-    found = tree.get("optimizer")
-    return found[0] if isinstance(found, Mapping) and found.keys() == {0} else found
+    if METADATA not in names:
+        raise ArtifactError(f"{url}: has no {METADATA}; the checkpoint is torn")
+    return COMMON in names
 
 
 def _why_in_buffers(keys: Sequence[str], tree: Mapping[str, Any], reason: Unknown) -> str:

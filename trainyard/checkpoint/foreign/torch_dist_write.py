@@ -47,13 +47,13 @@ from trainyard.checkpoint.foreign.megatron_folder import BACKEND, RELEASE, TRACK
 from trainyard.checkpoint.foreign.megatron_model import WholeModel, whole_model
 from trainyard.checkpoint.foreign.megatron_optimizer_write import why_no_optimizer
 from trainyard.checkpoint.foreign.source import Source
+from trainyard.checkpoint.foreign.torch_dist_common import COMMON
 from trainyard.checkpoint.foreign.torch_dist_index import METADATA
 from trainyard.checkpoint.foreign.torch_dist_plan import (
     TorchDistPlan,
     WrittenPiece,
     plan_torch_dist,
 )
-from trainyard.checkpoint.foreign.torch_dist_read import COMMON
 from trainyard.checkpoint.foreign.torch_write import LazyTensor, write_torch_file
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.rewrite import OpenFile
