@@ -1,11 +1,13 @@
 """Megatron core itself, on a CPU: what it computes from a checkpoint, and a checkpoint of its own.
 
     python megatron_core_program.py load FORMAT FOLDER TOKENS OUT
-    python megatron_core_program.py save FOLDER TOKENS OUT
+    python megatron_core_program.py save ARGS FOLDER TOKENS OUT
 
 A program of its own, since it needs megatron-core, which patches much of torch, and takes the place
 of a GPU from it. The model is built of the `args` in the checkpoint, as Megatron-LM does with
---use-checkpoint-args: by the names of TransformerConfig, and the few that it calls otherwise."""
+--use-checkpoint-args: by the names of TransformerConfig, and the few that it calls otherwise. ARGS:
+a table in JSON, or pickled args of Megatron-LM's parser (.pkl). `save` puts the weights beside OUT,
+in weights.pt."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,9 +56,9 @@ def model_of(args: argparse.Namespace, **parts: Any) -> torch.nn.Module:
 
     told = vars(args)
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
-    values = {name: value for name, value in told.items() if name in fields}
+    values = {name: value for name, value in told.items() if name in fields and value is not None}
     values |= {
-        "layernorm_epsilon": args.norm_epsilon,
+        "layernorm_epsilon": told.get("norm_epsilon", told.get("layernorm_epsilon")),
         "gated_linear_unit": args.swiglu,
         "activation_func": torch.nn.functional.silu if args.swiglu else torch.nn.functional.gelu,
         "bias_activation_fusion": args.bias_gelu_fusion and not args.swiglu,
@@ -146,6 +149,13 @@ def save(root: Path, args: argparse.Namespace) -> torch.nn.Module:
     return model
 
 
+def args_in(path: Path) -> argparse.Namespace:
+    if path.suffix == ".json":
+        return argparse.Namespace(**json.loads(path.read_text()))
+    args: argparse.Namespace = pickle.loads(path.read_bytes())
+    return args
+
+
 def main(arguments: list[str]) -> None:
     """See above."""
     what, *words = arguments
@@ -155,7 +165,8 @@ def main(arguments: list[str]) -> None:
     if what == "load":
         model = load(words[0], Path(words[1]))
     else:
-        model = save(Path(words[1]), argparse.Namespace(**json.loads(Path(words[0]).read_text())))
+        model = save(Path(words[1]), args_in(Path(words[0])))
+        torch.save(dict(model.named_parameters()), out.with_name("weights.pt"))
     torch.save(logits(model, tokens), out)
     dist.destroy_process_group()
 

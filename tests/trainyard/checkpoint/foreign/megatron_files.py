@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import io
 import random
+import signal
 import sys
 import types
 from argparse import Namespace
@@ -228,6 +229,7 @@ def arguments(config: GPTConfig, layout: Layout, vocab: int) -> Namespace:
         "consumed_train_samples": 6400,
         "params_dtype": torch.bfloat16,
         "iteration": layout.step,
+        "exit_signal": signal.SIGTERM,
         "save": Path("/somewhere/else"),
         "data_path": ["0.5", "a", "0.5", "b"],
         "world_size": layout.tp * layout.pp * 4,

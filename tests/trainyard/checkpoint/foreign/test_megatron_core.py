@@ -1,22 +1,20 @@
 """Megatron core itself computes from what is written the same as ours, and ours the same from what
 Megatron core wrote.
 
-Needs `pip install --no-deps megatron-core` and psutil, which nothing else here does."""
+By releases from the package index, each in a folder of its own."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.trainyard.checkpoint.foreign import megatron_package
 from tests.trainyard.checkpoint.foreign.megatron_files import Layout, arguments
 from tests.trainyard.checkpoint.foreign.test_megatron_read import GPT, LLAMA, QWEN
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
@@ -25,10 +23,6 @@ from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 
 pytestmark = pytest.mark.full
-
-# Found, not imported: it takes seconds, and patches torch.
-if any(find_spec(name) is None for name in ("megatron", "psutil")):
-    pytest.skip("megatron-core is not installed", allow_module_level=True)
 
 PROGRAM = Path(__file__).with_name("megatron_core_program.py")
 """Not imported: it is for a process of its own."""
@@ -40,6 +34,8 @@ SAME_LOGITS = {"rtol": 0.0, "atol": 1e-5}
 
 CONFIGS = pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
 
+VERSIONS = pytest.mark.parametrize("version", ["0.15.3", "0.16.1", "0.19.2"])
+
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -50,35 +46,19 @@ def some_tokens(folder: Path) -> Tensor:
     return tokens
 
 
-def megatron(folder: Path, *words: str) -> Tensor:
+def megatron(version: str, folder: Path, *words: str) -> Tensor:
     """What the model of Megatron core computes of the tokens in a folder, [2, 12, vocabulary]."""
     out = folder / "logits.pt"
-    program = [sys.executable, "-W", "ignore", str(PROGRAM)]
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [*program, *words, str(folder / "tokens.pt"), str(out)],
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            # Its fused functions are compiled for what is no GPU.
-            env={**os.environ, "TORCHDYNAMO_DISABLE": "1"},
-            start_new_session=True,  # its save waits forever for a child that died
-        )
-        try:
-            code = process.wait(120)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    assert code == 0, (folder / "log.txt").read_text()[-3000:]
+    megatron_package.run(version, PROGRAM, [*words, str(folder / "tokens.pt"), str(out)])
     found: Tensor = torch.load(out)
     return found
 
 
+@VERSIONS
 @CONFIGS
 @pytest.mark.parametrize("saver", ["core", "torch_dist"])
 def test_megatron_core_computes_the_same_from_what_reshard_wrote(
-    tmp_path: Path, config: GPTConfig, saver: str
+    tmp_path: Path, config: GPTConfig, saver: str, version: str
 ) -> None:
     ours = random_gpt(config)
     save_gpt(str(tmp_path / "ours"), ours)
@@ -90,7 +70,7 @@ def test_megatron_core_computes_the_same_from_what_reshard_wrote(
     subprocess.run([*command, *folders], check=True, timeout=120)
     tokens = some_tokens(tmp_path)
     kind = "torch" if saver == "core" else "torch_dist"
-    theirs = megatron(tmp_path, "load", kind, str(made / "iter_0000050"))
+    theirs = megatron(version, tmp_path, "load", kind, str(made / "iter_0000050"))
     with torch.no_grad():
         wanted = ours(tokens)
     assert theirs.shape == (2, 12, PADDED_VOCAB)
@@ -98,15 +78,18 @@ def test_megatron_core_computes_the_same_from_what_reshard_wrote(
     assert wanted.std() > 0.1  # not all alike
 
 
+@VERSIONS
 @CONFIGS
 def test_ours_computes_the_same_from_what_megatron_core_saved(
-    tmp_path: Path, config: GPTConfig
+    tmp_path: Path, config: GPTConfig, version: str
 ) -> None:
     told = vars(arguments(config, Layout(), PADDED_VOCAB)).items()
-    args = {name: value for name, value in told if isinstance(value, PLAIN)}
+    args = {name: value for name, value in told if type(value) in PLAIN}
     (tmp_path / "args.json").write_text(json.dumps(args))
     tokens = some_tokens(tmp_path)
-    theirs = megatron(tmp_path, "save", str(tmp_path / "args.json"), str(tmp_path / "made"))
+    theirs = megatron(
+        version, tmp_path, "save", str(tmp_path / "args.json"), str(tmp_path / "made")
+    )
     with open_source(str(tmp_path / "made"), "torch_dist") as source:
         assert source.step == 100
         ours = GPTModel(source.config, source.padded_vocab_size).eval()

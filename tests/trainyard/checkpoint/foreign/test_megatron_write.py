@@ -137,7 +137,7 @@ def test_the_files_are_those_that_the_format_asks_for(
 
 UNTOLD = {
     *("params_dtype", "save", "data_path", "world_size", "attention_backend", "vocab_size"),
-    *("consumed_train_samples", "add_position_embedding"),
+    *("consumed_train_samples", "exit_signal"),
 }
 """Arguments of the run by hand, which are not those of the run that was converted."""
 

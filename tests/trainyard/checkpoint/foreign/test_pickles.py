@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import operator
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from argparse import Namespace
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from trainyard.checkpoint.foreign.pickle_names import ANYTHING
 from trainyard.checkpoint.foreign.pickles import ROOT, Dtype, Noted, unpickle, unpickle_all
 from trainyard.errors import ArtifactError
 
@@ -192,3 +202,187 @@ def test_classes_are_noted_only_where_they_are_allowed() -> None:
     found = unpickle(data, "file.pt", allow=["megatron."]).tree
     assert found == Noted("megatron.core.enums.ModelType", (1,), None)
     assert "megatron" not in sys.modules
+
+
+# --- what is no tensor ----------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Bits(enum.IntFlag):
+    ONE = 1
+    TWO = 2
+
+
+class Outer:
+    class Inner(enum.Enum):
+        MEMBER = 5
+
+
+@dataclasses.dataclass
+class Schedule:
+    rate: float
+    steps: list[int]
+
+
+class Words(list[str]):
+    """A class of a list, with something of its own."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__(words)
+        self.language = "de"
+
+
+class Pair:
+    """Made by a call with names, as `__getnewargs_ex__` has it."""
+
+    def __new__(cls, left: int, *, right: int) -> Pair:
+        return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, int]]:
+        return (1,), {"right": 2}
+
+
+HERE = __name__
+
+VALUES: list[tuple[Any, tuple[str, ...]]] = [
+    (signal.SIGTERM, ("signal.Signals", "15")),
+    (Colour.RED, (f"{HERE}.Colour", "red")),
+    (Bits.ONE | Bits.TWO, (f"{HERE}.Bits", "3")),
+    (Outer.Inner.MEMBER, (f"{HERE}.Outer.Inner", "5")),
+    (Schedule(0.5, [1, 2]), (f"{HERE}.Schedule", "0.5", "[1, 2]")),
+    (Schedule, (f"{HERE}.Schedule",)),
+    (operator.add, ("operator.add",)),
+    (torch.nn.functional.gelu, ("gelu",)),
+    (torch._utils._rebuild_tensor_v2, ("torch._utils._rebuild_tensor_v2",)),
+    (functools.partial(max, 1, key=abs), ("functools.partial", "builtins.max", "builtins.abs")),
+    (defaultdict(list, a=[1]), ("collections.defaultdict", "builtins.list", "('a', [1])")),
+    (deque([1, 2], maxlen=7), ("collections.deque", "7", "1, 2")),
+    (Words("ja", "nein"), (f"{HERE}.Words", "ja", "nein", "'language': 'de'")),
+    (Pair(1, right=2), (f"{HERE}.Pair",)),
+    (Path("/a/b"), ("PosixPath", "'a', 'b'")),
+    (np.float32(0.5), ("multiarray.scalar",)),
+    (np.arange(3), ("multiarray._reconstruct",)),
+    (np.dtype("int16"), ("numpy.dtype", "i2")),
+    (torch.bfloat16, ("bfloat16",)),
+    (torch.device("cpu"), ("torch.device", "cpu")),
+    ({1, 2}, ("(1, 2)",)),
+    (frozenset({Colour.RED}), (f"{HERE}.Colour",)),
+    (complex(1, 2), ("builtins.complex", "1.0, 2.0")),
+    (range(3), ("range", "0, 3, 1")),
+    (slice(1, 2), ("builtins.slice",)),
+    (decimal.Decimal("1.5"), ("decimal.Decimal", "1.5")),
+    (datetime.timedelta(seconds=5), ("datetime.timedelta", "5")),
+    (ValueError("no"), ("ValueError", "no")),
+    (float, ("builtins.float",)),
+    (OrderedDict, ("collections.OrderedDict",)),
+]
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_whatever_else_a_run_keeps_is_noted_by_its_name(protocol: int) -> None:
+    """As the args of a release that is not there, with all its helpers."""
+    args = Namespace(lr=0.5, **{f"x{n}": value for n, (value, _) in enumerate(VALUES)})
+    found = unpickle(pickle.dumps(args, protocol), "x.pt", allow=[ANYTHING]).tree
+    assert found["lr"] == 0.5
+    for number, (value, words) in enumerate(VALUES):
+        told = repr(found[f"x{number}"])
+        assert all(word in told for word in words), (value, told)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_payload_where_anything_may_be_is_a_note_and_not_run(
+    tmp_path: Path, protocol: int
+) -> None:
+    witness = tmp_path / "ran"
+    payload = Payload(os.system, f"touch {witness}")
+    data = pickle.dumps({"args": Namespace(a=payload, b=Payload(eval, "1"))}, protocol)
+    args = unpickle(data, "x.pt", allow=[ANYTHING]).tree["args"]
+    assert args["a"] == Noted(f"{os.name}.system", (f"touch {witness}",), None)
+    assert args["b"] == Noted("builtins.eval", ("1",), None)
+    assert not witness.exists()
+
+
+def named(module: str, name: str) -> bytes:
+    """The opcode that asks for a name."""
+    return f"c{module}\n{name}\n".encode()
+
+
+def pickled(value: Any) -> bytes:
+    """Opcodes of a plain value."""
+    return pickle.dumps(value, 2)[2:-1]
+
+
+REBUILD = named("torch._utils", "_rebuild_tensor_v2")
+STORAGE = b"(" + pickled("storage") + named("torch", "FloatStorage") + pickled("0")
+TENSOR = REBUILD + b"((" + STORAGE[1:] + pickled("cpu") + b"K\x04tQK\x00K\x04\x85K\x01\x85tR"
+
+
+def in_slot(name: str, value: bytes) -> bytes:
+    """A state that sets a slot."""
+    return b"N}" + pickled(name) + value + b"s\x86b"
+
+
+BUILDS: dict[str, tuple[bytes, str]] = {
+    "a function": (
+        REBUILD + in_slot("_function", named("collections", "OrderedDict")) + b")R",
+        "gives a call of the reader a state",
+    ),
+    "a tensor": (TENSOR + in_slot("shape", pickled((10**9,))), "gives a tensor of the reader"),
+    "a type": (named("torch", "float32") + in_slot("name", pickled("x")), "gives a dtype of the"),
+    "a class": (
+        named("argparse", "Namespace") + in_slot("args", pickled(())),
+        "gives the class argparse.Namespace a state",
+    ),
+    "a class that is noted": (
+        named("evil", "Class") + in_slot("__call__", named("collections", "OrderedDict")),
+        "gives the class evil.Class a state",
+    ),
+    "a container's class": (
+        named("collections", "OrderedDict") + in_slot("items", named("builtins", "list")),
+        "damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BUILDS)
+def test_a_state_changes_nothing_that_the_reader_works_with(what: str) -> None:
+    code, words = BUILDS[what]
+    sound = unpickle(b"\x80\x02" + TENSOR + b".", "x.pt").tree
+    assert sound.shape == (4,)
+    with pytest.raises(ArtifactError, match=words):
+        unpickle(b"\x80\x02" + code + b".", "x.pt", allow=[ANYTHING])
+
+
+def test_a_state_of_a_container_does_not_hide_what_is_in_it() -> None:
+    state = b"}" + pickled("items") + named("builtins", "list") + b"sb"
+    data = b"\x80\x02" + pickled(OrderedDict(a=1)) + state + b"."
+    assert unpickle(data, "x.pt").tree == {"a": 1}
+
+
+def test_a_note_keeps_a_state_and_stays_a_note() -> None:
+    state = b"}" + pickled("__class__") + named("builtins", "dict") + b"sb"
+    data = b"\x80\x02" + named("evil", "Class") + b")R" + state + b"."
+    found = unpickle(data, "x.pt", allow=[ANYTHING]).tree
+    kept = {"__class__": Noted("builtins.dict", (), None)}
+    assert found == Noted("evil.Class", (), kept)
+
+
+STRANGE: list[tuple[Callable[[], bytes], str]] = [
+    (lambda: named("m" * 400, "x"), "is no name of a class"),
+    (lambda: named("os", "\x1b[2J"), r"'os\.\\x1b\[2J', which is no name"),
+    (lambda: REBUILD + b"(" + named("evil", "storage") + b")RK\x00))tR", "is not a storage"),
+    (lambda: b"(" + pickled("module") + b"tQ", "a reference to tuple outside"),
+    (lambda: named("evil", "f") + b")R" * 200, "120 deep"),
+    (lambda: b"\x82\x01", "unregistered extension code"),
+]
+
+
+@pytest.mark.parametrize(("code", "words"), STRANGE)
+def test_where_anything_may_be_bounds_and_tables_stay(
+    code: Callable[[], bytes], words: str
+) -> None:
+    with pytest.raises(ArtifactError, match=words):
+        unpickle(b"\x80\x02" + code() + b".", "x.pt", allow=[ANYTHING])

@@ -192,7 +192,7 @@ def garble(name: str) -> Callable[[Path], None]:
     [
         (drop("metadata.json"), "has no metadata.json, which is written last"),
         (drop(".metadata"), r"has no \.metadata; the checkpoint is torn"),
-        (drop("common.pt"), r"has no common\.pt"),
+        (drop("common.pt"), r"no common\.pt, and \.metadata names no common_state.* torn"),
         (drop("__0_0.distcp"), "__0_0.distcp"),
         (zarr, "says sharded_backend 'zarr', wanted 'torch_dist'"),
         (garble("metadata.json"), r"metadata\.json: not a JSON document"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import pickle
 import sys
 import types
 import warnings
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -262,6 +265,25 @@ def write_around(root: Path, config: GPTConfig, layout: Layout, vocab: int) -> P
             common["args"].attention_backend = enum.flash  # type: ignore[attr-defined]
         torch.save(common, folder / "common.pt")
     return folder
+
+
+COMMON_OBJECT = "common_state/shard_0_1"
+
+
+def common_in_an_object(root: Path, held: Any = None) -> Path:
+    """What common.pt holds, or something else, as core 0.19 and later keeps it."""
+    (folder,) = root.glob("iter_*")
+    with megatron_modules(), megatron_metadata():
+        common = torch.load(folder / "common.pt", weights_only=False)
+        torch.save([common] if held is None else held, folder / "__7_0.distcp")
+        metadata = pickle.loads((folder / ".metadata").read_bytes())
+        metadata.state_dict_metadata[COMMON_OBJECT] = BytesStorageMetadata()
+        length = (folder / "__7_0.distcp").stat().st_size
+        place = _StorageInfo("__7_0.distcp", 0, length)
+        metadata.storage_data[MetadataIndex(COMMON_OBJECT)] = place
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    (folder / "common.pt").unlink()
+    return root
 
 
 def write(
