@@ -35,7 +35,7 @@ LAYOUTS := tests/trainyard/training/layouts
 
 # These want the one cluster that this machine can be.
 CLUSTERED := $(wildcard tests/yard/test_slurm*.py) tests/yard/test_profile_on_slurm.py \
-  tests/yard/test_everywhere.py
+  tests/yard/test_everywhere.py tests/yard/test_scheduled.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard \

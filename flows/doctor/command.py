@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-from flows.doctor import machine, places, ranks, server, slots, store
+from flows.doctor import machine, places, ranks, schedules, server, slots, store
 from flows.doctor.check import Check, Finding, examine_yard, worst
 from flows.doctor.table import print_finding, print_sum
 from flows.doctor.yard import Yard
@@ -26,6 +26,7 @@ CHECKS: tuple[Check[Yard], ...] = (
     *store.CHECKS,
     *server.CHECKS,
     *slots.CHECKS,
+    *schedules.CHECKS,
     *places.CHECKS,
     *ranks.CHECKS,
     *machine.CHECKS,

@@ -19,6 +19,7 @@ from tests.yard.deployed import WholeServer
 from tests.yard.fake_kube import FakeKube
 from tests.yard.fake_kube_pods import why_no_pods
 from tests.yard.faults import PASSWORD, Server
+from tests.yard.server_logs import of_servers
 from tests.yard.yard import Yard
 
 
@@ -28,6 +29,14 @@ def as_from_a_terminal() -> None:
     the programs that tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_server_fails_in_silence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """At the end of all tests no log of a server that they started holds a traceback, those that
+    flows start for themselves included."""
+    yield
+    assert list(of_servers(tmp_path_factory.getbasetemp())) == []
 
 
 @pytest.fixture(scope="session")

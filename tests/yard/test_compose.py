@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.yard.composed import api
 from tests.yard.engine import Compose, compose, docker, engine
+from tests.yard.scheduled import OFFERED, ONE_AT_A_TIME, every, first_of, pause
+from tests.yard.server_logs import tracebacks
 from tests.yard.yard import MODEL, ROOT, Yard, write_corpus
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
@@ -23,6 +26,8 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
 
 UP_SECONDS = 120
 """The yard is up in this time, images present."""
+SCHEDULED_SECONDS = 120
+"""From the registration to the end of the first run that nobody asked for."""
 SERVICES = {"browse", "postgres", "server", "store", "worker"}
 REGISTER = ("python", "-m", "flows.register", "--yard", "compose")
 MANIFEST = "manifest.json"
@@ -40,6 +45,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
         yard.run("up", "--detach", "--wait", "--no-build", seconds=UP_SECONDS)
         print(f"the yard is up after {time.monotonic() - began:.0f} s")
         yield yard
+        assert tracebacks(yard.run("logs", "--no-log-prefix", "server").stdout) == []
 
 
 def ask(yard: Compose, path: str, *, password: bool, token: bool, body: str = "{}") -> int:
@@ -208,6 +214,37 @@ def test_a_flow_makes_it_in_a_container_beside_the_worker(
     subprocess.run([*bare, "--output-prefix", str(tmp_path / "t")], cwd=ROOT, check=True)
     there, here = "s3://yard/flow/t.manifest.json", str(tmp_path / "t.manifest.json")
     assert output_digest(there) == output_digest(here)
+
+
+SOURCES = """
+corpus = ["{home}/arrivals/*.jsonl"]
+
+[tokenize]
+tokenizer_type = "ByteLevelTokenizer"
+append_eod = true
+"""
+
+
+def test_a_corpus_is_refreshed_by_its_schedule_alone(
+    registered: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the scheduler on PostgreSQL, the worker, and containers beside it."""
+    use_store(registered, monkeypatch)
+    home, server = registered.home, api(registered)
+    (home / "arrivals").mkdir()
+    write_corpus(home / "arrivals" / "a.jsonl", 20, seed=1)
+    (home / "nightly.toml").write_text(SOURCES.format(home=home))
+    profile = home / "night.toml"
+    above = (ROOT / "deploy" / "yards" / "compose.toml").read_text().partition("[schedules")[0]
+    above = above.replace("[pool]", f'{ONE_AT_A_TIME}name = "compose"')
+    profile.write_text(OFFERED + above + every(5, recipe=str(home / "nightly.toml")))
+    in_flow_image(registered, *REGISTER[:-1], str(profile))
+    run = first_of(server, "corpus-refresh/night", SCHEDULED_SECONDS)
+    pause(server, "corpus-refresh/night")
+    said = registered.run("logs", "--tail", "60", "worker", "server").stdout
+    assert run is not None, said
+    assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True), said
+    assert "versions/0001-" in store.read_bytes("s3://yard/nightly/current.json").decode()
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ from flows.local_api import LocalApi
 from tests.faulty_s3 import Faults, gateway
 from tests.yard.cluster import Cluster
 from tests.yard.containers import docker, running_engine
-from tests.yard.deployed import WholeServer
+from tests.yard.deployed import Api, WholeServer
 from tests.yard.practice import MAY_PASS, PROCESSES, WRONG_SETTING, Practice
 from trainyard.version import VERSION
 
@@ -137,6 +137,40 @@ def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
         api.stop()
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"versions"})
     assert "PREFECT_API_AUTH_STRING" in seen.told("versions")
+
+
+HASTY = (
+    "import datetime, sys, flows.doctor.schedules as schedules;"
+    "schedules.NEW = datetime.timedelta(0);"
+    "from flows.doctor.command import main; sys.exit(main())"
+)
+"""Doctor that gives a scheduler no time."""
+
+
+def test_a_scheduler_that_plans_nothing_and_a_run_that_no_worker_takes(
+    practice: Practice, prefect_api: dict[str, str]
+) -> None:
+    """A flow's own server has no scheduler."""
+    api = Api(prefect_api["PREFECT_API_URL"])
+    flow = api.ask("flows/", {"name": "nightly"})["id"]
+    api.ask("work_pools/", {"name": "nobody", "type": "process"})
+    offered = {"name": "profile", "flow_id": flow, "work_pool_name": "nobody"}
+    daily = {"active": True, "schedule": {"cron": "0 3 * * *"}}
+    made = api.ask("deployments/", {**offered, "schedules": [daily]})["id"]
+    try:
+        due = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2026-01-01T03:00:00Z"}}
+        api.ask(f"deployments/{made}/create_flow_run", {"state": due})
+        checks = ("Prefect", "versions", "schedules")
+        program = ("-c", HASTY)
+        seen = practice.visit(PROCESSES, *checks, environment=prefect_api, program=program)
+    finally:
+        api.ask(f"deployments/{made}", method="DELETE")
+    assert (seen.status, seen.ill()) == (MAY_PASS, {"schedules"})
+    told = seen.told("schedules")
+    assert "nightly/profile has an active schedule and no run to come" in told
+    assert "late runs of nightly/profile: 1, the oldest by " in told
+    assert "(due 2026-01-01 03:00 UTC): no worker asks queue default of work pool nobody" in told
+    assert "prefect worker start --pool nobody" in told
 
 
 def test_an_image_that_is_not_there(practice: Practice) -> None:

@@ -27,6 +27,7 @@ from tests.yard.faults import (
     training,
     wait_for,
 )
+from tests.yard.server_logs import break_on_purpose
 from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
@@ -85,6 +86,7 @@ def broken(tmp_path: Path, mortal: Server) -> Iterator[tuple[Yard, Flow]]:
     given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), **mortal.environment}
     yard = Yard(tmp_path, given)
     flow = in_training(yard, tmp_path / "save", 100_000)
+    break_on_purpose(tmp_path / "home")
     (file,) = (tmp_path / "home").glob("*.db")
     with sqlite3.connect(file, timeout=60, isolation_level=None) as database:
         for table in ("flow_run", "flow_run_state", "task_run", "artifact", "log"):

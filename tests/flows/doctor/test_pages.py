@@ -20,6 +20,7 @@ TEXT = (ROOT / PAGE).read_text()
 OF_OTHERS = {"--shm-size", "--start", "--submit", "--root", "--only", "--json", "--yard"}
 OF_OTHERS |= {"--debug", "--dry-run", "--profile"}
 ELSEWHERE = ("Bus error", "nvidia-smi", "Driver/library", "[Errno 28]", "RequestTimeTooSkewed")
+ELSEWHERE += ("database is locked",)
 """What other programs say."""
 
 

@@ -1,0 +1,231 @@
+"""The schedules of a yard: each has a next run, and no run waits for a worker that does not come.
+
+The server's scheduler plans the next runs of every schedule, some for weeks ahead. Where it fails,
+or is switched off, nothing says so but the server's log: the nights pass without a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import httpx
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterNextScheduledStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+
+from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
+from flows.doctor.yard import Yard
+from trainyard.errors import InfrastructureError
+
+PAGE = 200
+
+LATE = timedelta(seconds=90)
+"""A worker asks every 10 to 15 seconds, and takes a run before it is due."""
+NEW = timedelta(seconds=120)
+"""A schedule written so lately may have no run yet: the scheduler comes round each minute."""
+POLLED = timedelta(seconds=60)
+"""A queue that nobody asked for so long has no worker."""
+
+WAITING = ["Scheduled", "Late"]
+"""Runs that nobody has taken. One that waits for a slot or a retry is in a state of another name,
+though of the same type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Where the runs of a deployment wait for a worker."""
+
+    pool: str
+    name: str
+    is_paused: bool = False
+    """It, or its pool."""
+    polled: datetime | None = None
+    """When a worker last asked it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """When a deployment runs, as the server has it."""
+
+    name: str
+    """FLOW/YARD."""
+    is_scheduled: bool
+    """It has an active schedule and is not paused."""
+    changed: datetime
+    """It, or a schedule of it."""
+    queue: Queue | None
+    """None where its work pool is gone."""
+    planned: datetime | None = None
+    """The next run that is to come by itself."""
+    due: tuple[datetime, ...] = ()
+    """When those were to begin that are late, the oldest first; `PAGE` at most."""
+
+
+def schedules(yard: Yard) -> Answer:
+    """What is scheduled comes, and starts."""
+    try:
+        found = asyncio.run(_timetables(yard.profile.name))
+    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
+        raise InfrastructureError(f"schedules cannot be read from the server: {error}") from error
+    return judge(found, yard.profile.name, datetime.now(UTC))
+
+
+# --- what is judged -------------------------------------------------------------------------------
+
+
+def judge(found: Sequence[Timetable], yard: str, now: datetime) -> Answer:
+    """The answer for all deployments of a yard."""
+    ill = [answer for one in found for answer in _of_one(one, yard, now)]
+    if ill:
+        todo = "; ".join(dict.fromkeys(answer.todo for answer in ill))
+        told = "; ".join(answer.told for answer in ill)
+        failed = any(answer.state is State.FAIL for answer in ill)
+        return fail(InfrastructureError, told, todo) if failed else warn(told, todo)
+    scheduled = [one for one in found if one.is_scheduled]
+    if not scheduled:
+        return skipped(f"no deployment of yard {yard} has an active schedule, and no run is late")
+    return ok(", ".join(f"{one.name} {_next(one)}" for one in scheduled))
+
+
+def _next(one: Timetable) -> str:
+    return "scheduled moments ago" if one.planned is None else f"next at {_at(one.planned)}"
+
+
+def _of_one(one: Timetable, yard: str, now: datetime) -> list[Answer]:
+    ill = []
+    if one.is_scheduled and one.planned is None and now - one.changed > NEW:
+        ill.append(
+            fail(
+                InfrastructureError,
+                f"{one.name} has an active schedule and no run to come: the server's scheduler "
+                f"does not work",
+                "look for schedule_deployments in the server's log; it must not be switched off "
+                "(PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED), and Prefect there needs the versions "
+                "of constraints.txt (SQLAlchemy below 2.1)",
+            )
+        )
+    if one.due:
+        ill.append(_late(one, yard, now))
+    return ill
+
+
+def _late(one: Timetable, yard: str, now: datetime) -> Answer:
+    count = f"{len(one.due)}{' or more' if len(one.due) >= PAGE else ''}"
+    told = (
+        f"late runs of {one.name}: {count}, the oldest by {_for(now - one.due[0])} "
+        f"(due {_at(one.due[0])}): "
+    )
+    queue = one.queue
+    if queue is None:
+        return fail(
+            InfrastructureError,
+            f"{told}its work pool is gone",
+            f"python -m flows.register --yard {yard} makes it",
+        )
+    where = f"queue {queue.name} of work pool {queue.pool}"
+    if queue.is_paused:
+        resume = f"prefect work-queue resume {queue.name} --pool {queue.pool}"
+        return warn(
+            f"{told}{where} is paused", f"prefect work-pool resume {queue.pool}, or {resume}"
+        )
+    if queue.polled is None or now - queue.polled > POLLED:
+        asked = "never" if queue.polled is None else f"{_for(now - queue.polled)} ago"
+        return fail(
+            InfrastructureError,
+            f"{told}no worker asks {where} (last asked: {asked})",
+            f"prefect worker start --pool {queue.pool}, as a service that is started again",
+        )
+    return warn(
+        f"{told}a worker asks {where}, and does not take them: all that it, the pool or the "
+        f"deployment may run at once run",
+        "wait for those, or allow more: concurrency_limit in [pool] of the profile, --limit of "
+        "the worker. Runs that are no longer wanted: prefect flow-run ls --state Late, prefect "
+        "flow-run cancel ID",
+    )
+
+
+def _at(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _for(span: timedelta) -> str:
+    minutes, seconds = divmod(int(span.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{seconds} s"
+
+
+# --- what the server has --------------------------------------------------------------------------
+
+
+async def _timetables(yard: str) -> list[Timetable]:
+    ours = DeploymentFilter(name=DeploymentFilterName(any_=[yard]))
+    async with get_client() as client:
+        found = await client.read_deployments(deployment_filter=ours, limit=PAGE)
+        return [await _timetable(client, one) for one in found]
+
+
+async def _timetable(client: PrefectClient, one: DeploymentResponse) -> Timetable:
+    now = datetime.now(UTC)
+    flow = await client.read_flow(one.flow_id)
+    late = await _waiting(client, one, FlowRunFilterNextScheduledStartTime(before_=now - LATE))
+    ahead = await _waiting(client, one, FlowRunFilterNextScheduledStartTime(after_=now))
+    changed = [one.updated, *(schedule.updated for schedule in one.schedules)]
+    return Timetable(
+        name=f"{flow.name}/{one.name}",
+        is_scheduled=not one.paused and any(schedule.active for schedule in one.schedules),
+        changed=max(moment for moment in changed if moment is not None),
+        queue=await _queue(client, one),
+        planned=next((_due(run) for run in ahead if run.auto_scheduled), None),
+        due=tuple(_due(run) for run in late),
+    )
+
+
+async def _waiting(
+    client: PrefectClient, one: DeploymentResponse, when: FlowRunFilterNextScheduledStartTime
+) -> list[FlowRun]:
+    """Its runs that nobody has taken, by the time at which they are to begin."""
+    names = FlowRunFilterState(name=FlowRunFilterStateName(any_=WAITING))
+    return await client.read_flow_runs(
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [one.id]}}),
+        flow_run_filter=FlowRunFilter(state=names, next_scheduled_start_time=when),
+        sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC,
+        limit=PAGE,
+    )
+
+
+def _due(run: FlowRun) -> datetime:
+    assert run.next_scheduled_start_time is not None  # which the filter asks for
+    return run.next_scheduled_start_time
+
+
+async def _queue(client: PrefectClient, one: DeploymentResponse) -> Queue | None:
+    if one.work_pool_name is None or one.work_queue_name is None:
+        return None
+    try:
+        pool = await client.read_work_pool(one.work_pool_name)
+        queue = await client.read_work_queue_by_name(one.work_queue_name, pool.name)
+    except ObjectNotFound:
+        return None
+    return Queue(
+        pool=pool.name,
+        name=queue.name,
+        is_paused=pool.is_paused or queue.is_paused,
+        polled=queue.last_polled,
+    )
+
+
+CHECKS = (Check("schedules", schedules, "late-or-missing-runs", ("Prefect", "versions")),)

@@ -1,0 +1,104 @@
+"""Schedules as a server has them, and what doctor makes of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from flows.doctor.check import State
+from flows.doctor.schedules import LATE, NEW, PAGE, POLLED, Queue, Timetable, judge
+from trainyard.errors import InfrastructureError
+
+NOW = datetime(2026, 11, 23, 3, 0, tzinfo=UTC)
+LONG_AGO = NOW - timedelta(days=3)
+NAME = "corpus-refresh/night"
+
+
+def queue(**known: Any) -> Queue:
+    return Queue(
+        **{"pool": "site", "name": "default", "polled": NOW - timedelta(seconds=9)} | known
+    )
+
+
+def timetable(**known: Any) -> Timetable:
+    given = {"name": NAME, "is_scheduled": True, "changed": LONG_AGO, "queue": queue()}
+    return Timetable(**{**given, "planned": NOW + timedelta(hours=1), **known})
+
+
+def test_a_schedule_with_a_run_to_come_is_well_and_the_time_is_told() -> None:
+    answer = judge([timetable()], "night", NOW)
+    assert (answer.state, answer.told) == (State.OK, f"{NAME} next at 2026-11-23 04:00 UTC")
+
+
+def test_a_schedule_without_a_run_to_come_is_the_fault_of_the_server() -> None:
+    answer = judge([timetable(planned=None)], "night", NOW)
+    assert (answer.state, answer.exit_status) == (State.FAIL, InfrastructureError.exit_status)
+    assert f"{NAME} has an active schedule and no run to come" in answer.told
+    assert "schedule_deployments" in answer.todo
+    assert "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED" in answer.todo
+
+
+def test_a_schedule_that_was_just_written_is_given_time() -> None:
+    answer = judge([timetable(planned=None, changed=NOW - NEW / 2)], "night", NOW)
+    assert (answer.state, answer.told) == (State.OK, f"{NAME} scheduled moments ago")
+
+
+@pytest.mark.parametrize("found", [[], [timetable(is_scheduled=False, planned=None)]])
+def test_a_yard_without_an_active_schedule_has_nothing_to_look_at(found: list[Timetable]) -> None:
+    assert judge(found, "night", NOW).state is State.SKIPPED
+
+
+DUE = (NOW - timedelta(hours=26, minutes=4), NOW - LATE)
+
+
+@pytest.mark.parametrize(
+    ("where", "state", "told", "todo"),
+    [
+        (
+            queue(polled=NOW - timedelta(minutes=7)),
+            State.FAIL,
+            "no worker asks queue default of work pool site (last asked: 7 min ago)",
+            "prefect worker start --pool site",
+        ),
+        (queue(polled=None), State.FAIL, "(last asked: never)", "prefect worker start --pool site"),
+        (
+            queue(polled=NOW - POLLED * 2, is_paused=True),
+            State.WARN,
+            "queue default of work pool site is paused",
+            "prefect work-pool resume site, or prefect work-queue resume default --pool site",
+        ),
+        (queue(), State.WARN, "a worker asks queue default", "concurrency_limit in [pool]"),
+        (None, State.FAIL, "its work pool is gone", "python -m flows.register --yard night"),
+    ],
+    ids=["worker gone", "never a worker", "paused", "full", "no pool"],
+)
+def test_runs_that_are_late_are_told_with_their_cause(
+    where: Queue | None, state: State, told: str, todo: str
+) -> None:
+    answer = judge([timetable(due=DUE, queue=where)], "night", NOW)
+    late = f"late runs of {NAME}: 2, the oldest by 26 h 4 min (due 2026-11-22 00:56 UTC)"
+    assert answer.state is state
+    assert answer.told.startswith(late)
+    assert told in answer.told
+    assert todo in answer.todo
+
+
+def test_a_run_that_a_person_asked_for_may_be_late_as_well() -> None:
+    answer = judge([timetable(is_scheduled=False, planned=None, due=DUE)], "night", NOW)
+    assert answer.state is State.WARN
+
+
+def test_one_of_several_is_told_alone_and_a_page_full_is_no_count() -> None:
+    well, ill = timetable(), timetable(name="release/night", due=(NOW - LATE,) * PAGE)
+    answer = judge([well, ill], "night", NOW)
+    assert answer.told.startswith(f"late runs of release/night: {PAGE} or more, ")
+    assert NAME not in answer.told
+
+
+def test_what_to_do_is_told_once() -> None:
+    names = (NAME, "collect-garbage/night")
+    answer = judge([timetable(name=name, planned=None) for name in names], "night", NOW)
+    assert all(name in answer.told for name in names)
+    assert answer.todo.count("schedule_deployments") == 1

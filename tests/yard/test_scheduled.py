@@ -1,0 +1,73 @@
+"""Deployments that start by themselves: a corpus with news is refreshed on a schedule of seconds,
+through a worker, in every place that stages run in. On PostgreSQL: tests/yard/test_compose.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.yard.cluster import profile_on_two_nodes
+from tests.yard.deployed import WholeServer, register, working
+from tests.yard.kube import profile_on_pods
+from tests.yard.scheduled import OFFERED, ONE_AT_A_TIME, every, first_of, pause
+from tests.yard.yard import Yard, write_corpus
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(240)]
+
+SECONDS = 90
+"""From a worker's start to the end of the first run."""
+
+RECIPE = """
+corpus = ["{folder}/arrivals/*.jsonl"]
+
+[tokenize]
+tokenizer_type = "ByteLevelTokenizer"
+append_eod = true
+"""
+
+ProfileOn = Callable[[pytest.FixtureRequest, Path], str]
+
+
+def on_processes(request: pytest.FixtureRequest, folder: Path) -> str:
+    return f'{OFFERED}block = "process"\n'
+
+
+def on_slurm(request: pytest.FixtureRequest, folder: Path) -> str:
+    request.getfixturevalue("cluster")
+    return profile_on_two_nodes(folder, OFFERED)
+
+
+def on_kubernetes(request: pytest.FixtureRequest, folder: Path) -> str:
+    return OFFERED + profile_on_pods(request.getfixturevalue("fake"), folder)
+
+
+PLACES = {"processes": on_processes, "slurm": on_slurm, "kubernetes": on_kubernetes}
+
+
+@pytest.mark.parametrize(("name", "profile_on"), PLACES.items(), ids=PLACES)
+def test_a_corpus_is_refreshed_by_its_schedule_alone(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    server: WholeServer,
+    name: str,
+    profile_on: ProfileOn,
+) -> None:
+    (tmp_path / "arrivals").mkdir()
+    write_corpus(tmp_path / "arrivals" / "a.jsonl", 20, seed=1)
+    yard = Yard(tmp_path, {**server.environment, "TRAINYARD_CACHE": str(tmp_path / "cache")})
+    recipe = yard.recipe(RECIPE.format(folder=tmp_path))
+    profile = tmp_path / f"{name}.toml"
+    text = profile_on(request, tmp_path)
+    schedule = every(5, recipe=recipe, yard=str(tmp_path / "yard"))
+    profile.write_text(text + ONE_AT_A_TIME + schedule)
+    yard.environment |= {k: v for k, v in os.environ.items() if k == "SLURM_CONF"}
+    register(yard, str(profile))
+    with working(yard, name) as worker:
+        run = first_of(server, f"corpus-refresh/{name}", SECONDS)
+        pause(server, f"corpus-refresh/{name}")
+    assert run is not None, worker.said
+    assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True), worker.said
+    assert (tmp_path / "yard" / "tiny" / "current.json").exists()
