@@ -181,8 +181,8 @@ async def _timetables(yard: str) -> list[Timetable]:
 async def _timetable(client: PrefectClient, one: DeploymentResponse) -> Timetable:
     now = datetime.now(UTC)
     flow = await client.read_flow(one.flow_id)
-    late = await _waiting(client, one, FlowRunFilterNextScheduledStartTime(before_=now - LATE))
-    ahead = await _waiting(client, one, FlowRunFilterNextScheduledStartTime(after_=now))
+    late = await _waiting(client, one, before_=now - LATE)
+    ahead = await _waiting(client, one, after_=now)
     changed = [one.updated, *(schedule.updated for schedule in one.schedules)]
     return Timetable(
         name=f"{flow.name}/{one.name}",
@@ -195,9 +195,10 @@ async def _timetable(client: PrefectClient, one: DeploymentResponse) -> Timetabl
 
 
 async def _waiting(
-    client: PrefectClient, one: DeploymentResponse, when: FlowRunFilterNextScheduledStartTime
+    client: PrefectClient, one: DeploymentResponse, **bound: datetime
 ) -> list[FlowRun]:
-    """Its runs that nobody has taken, by the time at which they are to begin."""
+    """Its runs that nobody has taken and that are to begin `before_` or `after_`, in order."""
+    when = FlowRunFilterNextScheduledStartTime.model_validate(bound)
     names = FlowRunFilterState(name=FlowRunFilterStateName(any_=WAITING))
     return await client.read_flow_runs(
         deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [one.id]}}),

@@ -184,7 +184,7 @@ def registered(yard: Compose) -> Compose:
 def test_doctor_finds_the_yard_sound_from_within(registered: Compose) -> None:
     # Not "store closed": this store is open to all. All are in test_compose_own_store.py.
     checks = ("store", "conditional writes", "clock", "Prefect", "versions", "auth", "work pool")
-    more = ("slots", "jobs", "text")
+    more = ("slots", "schedules", "jobs", "text")
     of_ranks = ("shared memory", "GPUs")
     only = [word for name in (*checks, *more, *of_ranks) for word in ("--only", name)]
     said = in_flow_image(registered, "python", "-m", "flows.doctor", "--yard", "compose", *only)
