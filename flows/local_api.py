@@ -37,6 +37,7 @@ outlive the server as well. Under PREFECT_HOME, where all servers of one databas
 
 SETTINGS = {
     **LEASES,
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",

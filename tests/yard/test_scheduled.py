@@ -68,6 +68,6 @@ def test_a_corpus_is_refreshed_by_its_schedule_alone(
     with working(yard, name) as worker:
         run = first_of(server, f"corpus-refresh/{name}", SECONDS)
         pause(server, f"corpus-refresh/{name}")
-    assert run is not None, worker.said
+    assert run is not None, f"nothing started by itself: {worker.said}"
     assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True), worker.said
     assert (tmp_path / "yard" / "tiny" / "current.json").exists()
