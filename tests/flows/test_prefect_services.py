@@ -25,7 +25,7 @@ from prefect.settings.legacy import _get_valid_setting_names
 from prefect.settings.models.root import Settings
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from flows import local_api, program
+from flows import local_api, program, ui
 from flows.register.wanted import HEARTBEAT
 
 SERVICES = {
@@ -43,7 +43,7 @@ SERVICES = {
 
 def test_the_settings_that_we_give_are_settings_of_this_prefect() -> None:
     """It ignores one that it does not know."""
-    given = {*local_api.SETTINGS, *program.ENVIRONMENT, *program.PATIENCE, HEARTBEAT}
+    given = {*local_api.SETTINGS, *ui.SETTINGS, *program.PATIENCE, HEARTBEAT}
     assert given - {"DO_NOT_TRACK"} - _get_valid_setting_names(Settings) == set()
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
@@ -48,12 +48,17 @@ def own_server(home: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def ui_server(yard: Path) -> Iterator[Target]:
-    """That of `make ui`."""
+def ui_server(yard: Path, log: IO[str] | None = None) -> Iterator[Target]:
+    """That of `make ui`; log: where its errors go, if not to ours."""
     command = [sys.executable, "-m", "flows.ui", "--root", str(yard), "--port", "0"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     with subprocess.Popen(
-        [*command, "--browse-port", "0"], cwd=ROOT, env=kept, stdout=subprocess.PIPE, text=True
+        [*command, "--browse-port", "0"],
+        cwd=ROOT,
+        env=kept,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None

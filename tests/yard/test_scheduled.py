@@ -4,13 +4,16 @@ through a worker, in every place that stages run in. On PostgreSQL: tests/yard/t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from flows.home import PASSWORD, URL
+from tests.security.attacks import Target
+from tests.security.servers import ui_server
 from tests.yard.cluster import profile_on_two_nodes
-from tests.yard.deployed import WholeServer, register, working
+from tests.yard.deployed import Api, register, working
 from tests.yard.kube import profile_on_pods
 from tests.yard.scheduled import OFFERED, ONE_AT_A_TIME, every, first_of, pause
 from tests.yard.yard import Yard, write_corpus
@@ -27,6 +30,15 @@ corpus = ["{folder}/arrivals/*.jsonl"]
 tokenizer_type = "ByteLevelTokenizer"
 append_eod = true
 """
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """The server of `make ui`, with its log where those of all servers are looked for."""
+    folder = tmp_path_factory.mktemp("ui")
+    with (folder / "server.log").open("w") as log, ui_server(folder / "yard", log) as server:
+        yield server
+
 
 ProfileOn = Callable[[pytest.FixtureRequest, Path], str]
 
@@ -51,13 +63,15 @@ PLACES = {"processes": on_processes, "slurm": on_slurm, "kubernetes": on_kuberne
 def test_a_corpus_is_refreshed_by_its_schedule_alone(
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    server: WholeServer,
+    ui: Target,
     name: str,
     profile_on: ProfileOn,
 ) -> None:
     (tmp_path / "arrivals").mkdir()
     write_corpus(tmp_path / "arrivals" / "a.jsonl", 20, seed=1)
-    yard = Yard(tmp_path, {**server.environment, "TRAINYARD_CACHE": str(tmp_path / "cache")})
+    server = Api(f"{ui.url}/api", ui.password)
+    given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "client")}
+    yard = Yard(tmp_path, {URL: server.url, PASSWORD: ui.password, **given})
     recipe = yard.recipe(RECIPE.format(folder=tmp_path))
     profile = tmp_path / f"{name}.toml"
     text = profile_on(request, tmp_path)
