@@ -6,7 +6,6 @@ made of whole micro-batches of every data-parallel rank."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -255,7 +254,7 @@ def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[St
     for entry in text.replace(",", " ").split():
         tokens, _, size = entry.partition(":")
         begin, batch = _count(tokens), _count(size)
-        if begin is None or not batch:
+        if begin is None or batch is None or batch < 1:
             raise ConfigError(
                 f"{option}: {entry!r} is not TOKENS:SIZE, as in 0:768 250B:1536 (K, M, B, T)"
             )
@@ -280,6 +279,10 @@ def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[St
 
 
 def _count(text: str) -> int | None:
-    """500, 1.5K, 250B as a number, its fraction cut off; None for what is none."""
-    match = re.fullmatch(r"(\d{0,18}\.?\d{1,18})([KMBT]?)", text.strip().upper())
-    return match and int(float(match[1]) * SUFFIXES[match[2]])
+    """500, 1.5K, 1e9, 250B as a number, its fraction cut off; None for what is none."""
+    number = text.strip().upper()
+    suffix = number[-1:] if number[-1:] in SUFFIXES else ""
+    try:
+        return int(float(number.removesuffix(suffix)) * SUFFIXES[suffix])
+    except (ValueError, OverflowError):
+        return None

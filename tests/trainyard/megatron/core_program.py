@@ -1,16 +1,19 @@
-"""Megatron core itself, where it is installed: how it cuts, blends and counts what a run asks for.
+"""Megatron core itself, of any release: how it cuts, blends and counts what a run asks for.
 
-    python core_program.py FOLDER > found.json
+    python core_program.py OUT
 
-A program of its own: megatron-core patches much of torch. FOLDER is for its token files. The cases
-need numpy alone; the tests give the same ones to our own code."""
+A program of its own: megatron-core patches much of torch. OUT: gets what it found, as JSON; its
+token files lie beside. The cases need numpy alone; the tests give the same ones to our own code."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
+import typing
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -103,13 +106,16 @@ def written(tokens: int, random: Random) -> str:
     return f"{tokens / size:.{digits}f}{suffix}"
 
 
-def table_steps(batch_at: Callable[[int], int], total: int) -> int:
-    """Steps of a run of `total` samples, as Megatron-LM counts them with a table."""
-    steps = consumed = 0
-    while consumed < total:
-        consumed += batch_at(consumed)
-        steps += 1
-    return steps
+def odd_tables() -> list[str]:
+    """What its parser takes, or does not, besides; with a sequence length of 100."""
+    tables = ["", " ", "0", "8", "0:", ":8", "0:8", "0: 8", "0:8:16", "0-8", "0:0", "0:-8", "0:0.5"]
+    tables += ["0:1.9", "5:8", "99:8", "-5:8", "-0:8", "-0.5:8", "0:8 0:16", "0:8 99:16", "0.9:8"]
+    tables += ["0:8,1K:16", "0:8, 1K:16", "0:8,,1K:16", "1K:16 0:8", "0:8\n1K:16", "0:8;1K:16"]
+    numbers = ["1K", "1k", "1.5K", ".5K", "5.K", ".K", "K", "1KK", "1KB", "1 K", "1G", "1e3", "1E3"]
+    numbers += ["1e3K", "1e-3M", "1e", "1e400", "1e308T", "inf", "infinity", "nan", "-1K", "+1K"]
+    numbers += ["1_000", "1__000", "0x100", "1,000", "1t", "0.29K", "1.005K", "100.7", "2.3M"]
+    numbers += ["123456789012345678901", "0.1B", "1b", "1K:", "x", "1/2K", "0.001T", "1000.0000001"]
+    return tables + [f"0:8 {number}:16" for number in numbers] + [f"0:{n}" for n in numbers]
 
 
 # --- samples ----------------------------------------------------------------------------------
@@ -191,26 +197,19 @@ def record(folder: Path) -> dict[str, Any]:
         "splits": split_digests(bounds),
         "datasets": {name: datasets_of_core(folder, **case) for name, case in datasets().items()},
     }
+    if find_spec("megatron.training") is None:
+        return found
     if hasattr(num_microbatches_calculator, "RampupBatchsizeNumMicroBatchesCalculator"):
         found["ramps"] = [ramp_of_core(*case) for case in ramps()]
     if hasattr(num_microbatches_calculator, "StepBatchsizeNumMicroBatchesCalculator"):
         found["tables"] = [table_of_core(*case) for case in tables()]
+        found["odd tables"] = [table_of_core(text, 100, 5000) for text in odd_tables()]
     return found
 
 
 def ramp_of_core(start: int, increment: int, samples: int, final: int, total: int) -> int:
-    from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
-
-    ramp = RampupBatchsizeNumMicroBatchesCalculator(
-        final, 1, 1, False, 1, start, increment, samples
-    )
-
-    def batch_at(consumed: int) -> int:
-        ramp.update(consumed, False)
-        size: int = ramp.get_current_global_batch_size()
-        return size
-
-    return ramp_steps(batch_at, samples, final, total)
+    ramp = [start, increment, samples]
+    return steps_of_core(total, final, rampup_batch_size=ramp)
 
 
 def table_of_core(text: str, seq_length: int, total: int) -> list[Any] | None:
@@ -219,15 +218,31 @@ def table_of_core(text: str, seq_length: int, total: int) -> list[Any] | None:
 
     try:
         table = StepBatchsizeNumMicroBatchesCalculator(1, 1, False, 1, text, seq_length)
-    except (AssertionError, ValueError):
+    except (AssertionError, ValueError, OverflowError):
         return None
+    options = {"step_batch_size_schedule": text, "seq_length": seq_length}
+    return [table.schedule, steps_of_core(total, 1, **options)]
 
-    def batch_at(consumed: int) -> int:
-        table.update(consumed, False)
-        size: int = table.get_current_global_batch_size()
-        return size
 
-    return [table.schedule, table_steps(batch_at, total)]
+def steps_of_core(train_samples: int, global_batch_size: int, **options: Any) -> int:
+    """--train-iters as its training program sets it."""
+    from megatron.core import num_microbatches_calculator as calculator
+    from megatron.training.training import update_train_iters
+
+    args = Namespace(train_iters=None, train_samples=train_samples, **options)
+    args.global_batch_size = global_batch_size
+    args.step_batch_size_schedule = options.get("step_batch_size_schedule")
+    calculator.init_num_microbatches_calculator(
+        rank=1,
+        global_batch_size=global_batch_size,
+        micro_batch_size=1,
+        data_parallel_size=1,
+        **options,
+    )
+    update_train_iters(args)
+    calculator.unset_num_microbatches_calculator()
+    steps: int = args.train_iters
+    return steps
 
 
 def write_files(folder: Path) -> None:
@@ -293,4 +308,7 @@ def datasets_of_core(
 
 
 if __name__ == "__main__":
-    json.dump(record(Path(sys.argv[1])), sys.stdout)
+    if not hasattr(typing, "override"):  # it is of Python 3.12, and runs in 3.11 but for this name
+        typing.override = lambda method: method  # type: ignore[attr-defined]
+    out = Path(sys.argv[1])
+    out.write_text(json.dumps(record(out.parent)))

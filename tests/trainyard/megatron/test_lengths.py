@@ -1,13 +1,9 @@
-"""Where --split cuts, how many steps a run has and which samples each split serves, beside what was
-recorded from Megatron core 0.16.1. The tables, which that does not have, follow Megatron-LM's main
-branch of 2026; their vectors and those of the ramp count steps as its `update_train_iters` does."""
+"""Where --split cuts, how many steps a run has and which samples each split serves, beside what
+Megatron core does: 0.16.1, 0.17.1, the last with a ramp, and 0.19.2, which has tables."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.trainyard.checkpoint.foreign import megatron_package
 from tests.trainyard.megatron import core_program
 from tests.vectors import GOLDEN
 from trainyard.corpus.indexed import IndexedWriter
@@ -22,7 +19,8 @@ from trainyard.datasets.build import build_datasets, split_documents
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import SampleFormat
 from trainyard.datasets.paths import parse_split
-from trainyard.training.batch_size import build_batch_schedule
+from trainyard.errors import ConfigError
+from trainyard.training.batch_size import BatchSchedule, build_batch_schedule
 
 CORE = core_program
 FORM = SampleFormat(CORE.SEQ_LENGTH, CORE.SEED, CORE.VOCAB_SIZE, CORE.EOD)
@@ -66,20 +64,37 @@ def test_a_ramp_has_megatrons_steps(golden: dict[str, Any]) -> None:
     assert found == golden["ramps"]
 
 
+def table(text: str, seq_length: int) -> BatchSchedule:
+    return build_batch_schedule(
+        global_batch_size=None,
+        micro_batch_size=1,
+        dp=1,
+        seq_length=seq_length,
+        step_batch_size_schedule=text,
+    )
+
+
+def check_table(case: tuple[str, int, int], sizes: list[tuple[int, int]], steps: int) -> None:
+    text, seq_length, total = case
+    ours = table(text, seq_length)
+    assert ours.iterations_to(total) == steps, case
+    for (begin, size), before in zip(sizes, [sizes[0], *sizes], strict=False):
+        assert ours.at(begin).global_batch_size == size, (case, begin)
+        assert ours.at(max(0, begin - 1)).global_batch_size == before[1], (case, begin)
+
+
 def test_a_table_has_megatrons_batches_and_steps(golden: dict[str, Any]) -> None:
-    for (text, seq_length, total), recorded in zip(CORE.tables(), golden["tables"], strict=True):
-        sizes, steps = recorded
-        table = build_batch_schedule(
-            global_batch_size=None,
-            micro_batch_size=1,
-            dp=1,
-            seq_length=seq_length,
-            step_batch_size_schedule=text,
-        )
-        assert table.iterations_to(total) == steps, (text, seq_length, total)
-        for (begin, size), before in zip(sizes, [sizes[0], *sizes], strict=False):
-            assert table.at(begin).global_batch_size == size, (text, begin)
-            assert table.at(max(0, begin - 1)).global_batch_size == before[1], (text, begin)
+    for case, (sizes, steps) in zip(CORE.tables(), golden["tables"], strict=True):
+        check_table(case, sizes, steps)
+
+
+def test_a_table_is_taken_or_refused_as_megatron_does(golden: dict[str, Any]) -> None:
+    for text, recorded in zip(CORE.odd_tables(), golden["odd tables"], strict=True):
+        if recorded is None:
+            with pytest.raises(ConfigError, match="--step-batch-size-schedule"):
+                table(text, 100)
+        else:
+            check_table((text, 100, 5000), *recorded)
 
 
 # --- samples ------------------------------------------------------------------------------------
@@ -125,13 +140,23 @@ def rows(dataset: Any) -> list[NDArray[np.int64]]:
 # --- the real one -------------------------------------------------------------------------------
 
 
+RELEASES = {
+    "0.16.1": {"splits", "datasets"},
+    "0.17.1": {"splits", "datasets", "ramps"},
+    "0.19.2": {"splits", "datasets", "tables", "odd tables"},
+}
+"""And what is asked of each: `update_train_iters` is in the packages from 0.17 on."""
+
+
 @pytest.mark.full
-@pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
-def test_megatron_core_does_what_was_recorded(golden: dict[str, Any], tmp_path: Path) -> None:
-    """Needs `pip install --no-deps megatron-core`, which nothing else here does."""
-    program = [sys.executable, "-W", "ignore", str(Path(CORE.__file__)), str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found == {name: golden[name] for name in found}
-    assert {"splits", "datasets"} <= set(found)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", RELEASES)
+def test_megatron_does_what_was_recorded(
+    golden: dict[str, Any], tmp_path: Path, version: str
+) -> None:
+    out = tmp_path / "found.json"
+    megatron_package.run(version, Path(CORE.__file__), [str(out)])
+    found = json.loads(out.read_text())
+    assert set(found) == RELEASES[version]
+    for name, recorded in found.items():
+        assert recorded == golden[name], name
