@@ -75,6 +75,7 @@ def stage_main(
     name: str,
     config_class: type,
     run_module: str,
+    check_module: str = "",
     *,
     positional: str = "",
     megatron: bool = False,
@@ -83,12 +84,14 @@ def stage_main(
     """Run one stage as a program; returns its exit status. Without `argv` the process is the
     stage's own, and ends here where it is one of several ranks or was told to stop.
 
-    `positional` names the option that arguments without a flag in front belong to; `megatron` says
-    that the command line is one of Megatron-LM's programs."""
+    `check_module` has `check_inputs(config)`, which refuses inputs where the stage's own module
+    imports torch. `positional` names the option that arguments without a flag in front belong to;
+    `megatron` says that the command line is one of Megatron-LM's programs."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         _end_at_sigterm()
-    status = _main(name, config_class, run_module, arguments, positional, megatron)
+    modules = (run_module, check_module)
+    status = _main(name, config_class, modules, arguments, positional, megatron)
     was_stopped = status > 128
     if argv is None and (is_one_of_several() or was_stopped):
         leave(status)
@@ -106,7 +109,7 @@ def _end_at_sigterm() -> None:
 def _main(
     name: str,
     config_class: type,
-    run_module: str,
+    modules: tuple[str, str],
     arguments: list[str],
     positional: str,
     megatron: bool,
@@ -134,7 +137,7 @@ def _main(
             return 0
         from stages.execute import Job, execute  # costs a tenth of a second: not for --help
 
-        job = Job(name, config, run_module, arguments, common.force, common.claim_wait_seconds)
+        job = Job(name, config, *modules, arguments, common.force, common.claim_wait_seconds)
         return execute(job)
     except BrokenPipeError:
         # Whoever read our output has seen enough: `--help | head`.

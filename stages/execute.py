@@ -36,6 +36,8 @@ class Job:
     name: str
     config: Any
     run_module: str
+    check_module: str
+    """Has `check_inputs(config)`; empty: the stage has none."""
     arguments: list[str]
     """The command line again, for the ranks that the job starts."""
     force: bool
@@ -81,6 +83,7 @@ def _execute(job: Job) -> int:
         _adopt(run, decision, job.force)
         whole = _finished_whole(job, decision)
         if run.output is None:
+            _check_inputs(job)
             leader.announce(run)
             importlib.import_module(job.run_module).run(job.config, run)
             run.close()
@@ -92,8 +95,16 @@ def _execute(job: Job) -> int:
             leader.announce(None)
             _report_noop(job, whole[0], whole[1])
         else:
+            _check_inputs(job)
             _run_claimed(job, run, leader)
     return 0
+
+
+def _check_inputs(job: Job) -> None:
+    """What the stage can refuse of its inputs before its own module is imported, and torch with
+    it, which takes seconds."""
+    if job.check_module:
+        importlib.import_module(job.check_module).check_inputs(job.config)
 
 
 def _finished_whole(job: Job, decision: Decision) -> tuple[Output, Manifest] | None:

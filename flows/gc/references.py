@@ -14,6 +14,7 @@ from typing import Any
 from flows.gc.contents import Artifact, Contents
 from flows.turn import JOBS, TURN
 from trainyard.artifacts import store
+from trainyard.artifacts.listed import read_listed_json
 from trainyard.artifacts.urls import basename, canonical, join
 from trainyard.errors import ArtifactError
 
@@ -96,9 +97,9 @@ def uses_of_steps(contents: Contents, artifacts: Iterable[Artifact]) -> list[Use
     found = []
     for artifact in artifacts:
         config = artifact.base + STEP_CONFIG
-        is_step = artifact.manifest is not None and not artifact.manifest.inputs
-        if is_step and config in artifact.files:
-            document = store.read_json(contents.url(config))
+        manifest = artifact.manifest
+        if manifest is not None and not manifest.inputs and config in artifact.files:
+            document = read_listed_json(contents.url(config), manifest.record(STEP_CONFIG))
             inputs = document.get("inputs") if isinstance(document, dict) else None
             if isinstance(inputs, dict):
                 found.append(Use(artifact.base, (), frozenset(map(str, inputs.values()))))

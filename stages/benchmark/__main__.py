@@ -1,4 +1,6 @@
 from stages.benchmark.config import BenchmarkConfig
 from stages.cli import stage_main
 
-raise SystemExit(stage_main("benchmark", BenchmarkConfig, "stages.benchmark.run"))
+raise SystemExit(
+    stage_main("benchmark", BenchmarkConfig, "stages.benchmark.run", "stages.benchmark.inputs")
+)

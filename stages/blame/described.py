@@ -11,7 +11,15 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join, parent
-from trainyard.checkpoint.steps import CONFIG, STATE, find_steps, locate_step, step_folder, step_of
+from trainyard.checkpoint.steps import (
+    CONFIG,
+    STATE,
+    find_steps,
+    locate_step,
+    step_document,
+    step_folder,
+    step_of,
+)
 from trainyard.config import differing, digest_relevant, from_dict, to_dict
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError
@@ -135,7 +143,7 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
 
 
 def _document(url: str, name: str) -> dict[str, Any]:
-    document: dict[str, Any] = store.read_json(join(url, name))
+    document: dict[str, Any] = step_document(url, name)
     if document.get("format_version") != FORMAT_VERSION:
         raise ArtifactError(
             f"{join(url, name)}: format_version {document.get('format_version')}; this version of "

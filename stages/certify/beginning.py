@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from stages.certify.folder import RunFolder
-from trainyard.artifacts import store
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.urls import basename, join, parent
-from trainyard.checkpoint.steps import STATE, locate_step, step_folder, step_of
+from trainyard.checkpoint.steps import STATE, locate_step, step_document, step_folder, step_of
 from trainyard.errors import TrainyardError
 from trainyard.training.ledger import chain
 from trainyard.training.run_inputs import LOAD
@@ -55,7 +54,7 @@ def _states(url: str, step: int) -> Iterator[dict[str, Any]]:
     root = parent(located) if step_of(basename(located)) is not None else located
     for place in dict.fromkeys((located, join(root, step_folder(step)))):
         try:
-            state = store.read_json(join(place, STATE))
+            state = step_document(place, STATE)
         except TrainyardError:
             continue
         if isinstance(state, dict) and state.get("step") == step:

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_digest
+from trainyard.artifacts.listed import read_listed_json
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, join
@@ -135,7 +136,8 @@ class RunFolder:
     def document(self, step: FoundStep, name: str) -> dict[str, Any]:
         """A document of a step; ArtifactError for a format that this version does not read."""
         url = join(self.url, step.folder, name)
-        document: dict[str, Any] = store.read_json(url)
+        record = None if step.manifest is None else step.manifest.record(name)
+        document: dict[str, Any] = read_listed_json(url, record)
         if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
             raise ArtifactError(f"{url}: not a document of format_version {FORMAT_VERSION}")
         return document

@@ -1,4 +1,6 @@
 from stages.cli import stage_main
 from stages.evaluate.config import EvaluateConfig
 
-raise SystemExit(stage_main("evaluate", EvaluateConfig, "stages.evaluate.run"))
+raise SystemExit(
+    stage_main("evaluate", EvaluateConfig, "stages.evaluate.run", "stages.evaluate.inputs")
+)

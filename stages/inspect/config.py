@@ -24,8 +24,8 @@ class InspectConfig:
     """Only tensors whose name matches one of these patterns (* ? [..]), as model.decoder.*; with
     --diff nothing but tensors is compared then."""
     verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
-    """What of the files is compared with the manifest first: nothing, sizes, or digests (all of
-    them are read)."""
+    """What of the files is compared with the manifest first: documents alone, sizes, or digests
+    (all of them are read)."""
     max_rows: int = execution(200)
     """Tensors, and differences, to print at most; 0 prints all. --json has them all."""
     json: bool = execution(False)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from stages.context import StageRun
 from stages.inspect.config import InspectConfig
-from stages.inspect.differences import Differences, differences_table
 from stages.inspect.tables import description_table
-from trainyard.checkpoint.compare import compare_documents, compare_tensors
+from trainyard.checkpoint.atrest import StepAtRest, open_step
 from trainyard.checkpoint.describe import describe
-from trainyard.checkpoint.load import Checkpoint, open_checkpoint
+from trainyard.checkpoint.shardfiles import Verify
 from trainyard.errors import ConfigError, DataError
 
 
@@ -25,17 +24,17 @@ class CheckpointsDiffer(DataError):  # noqa: N818  # says what was found
 
 def run(config: InspectConfig, stage: StageRun) -> dict[str, Any]:
     """Print the answer. Raises CheckpointsDiffer after printing what differs."""
-    verify = config.verify_checkpoint
-    with open_checkpoint(config.checkpoint, "--checkpoint", verify) as checkpoint:
-        checkpoint.check()
-        if config.diff is None:
-            _check_filter(config, checkpoint)
-            _show_description(config, checkpoint)
-            return {}
-        with open_checkpoint(config.diff, "--diff", verify) as other:
-            other.check()
-            _check_filter(config, checkpoint, other)
-            found = _differences(config, stage, checkpoint, other)
+    if config.diff is None:
+        with open_step(config.checkpoint, "--checkpoint", config.verify_checkpoint) as step:
+            step.check()
+            _check_filter(config, step)
+            _show_description(config, step)
+        return {}
+    _check_both(config, config.diff)
+    from stages.inspect.compare import differences  # torch, as the table of them needs it
+    from stages.inspect.differences import differences_table
+
+    found = differences(config, config.diff, matches(config.filter), stage)
     if config.json:
         print(_as_json(found.document()))
     else:
@@ -45,13 +44,25 @@ def run(config: InspectConfig, stage: StageRun) -> dict[str, Any]:
     return {}
 
 
-def _matches(config: InspectConfig) -> Callable[[str], bool]:
-    patterns = config.filter or ("*",)
-    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+def matches(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a name is asked for by --filter."""
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))
 
 
-def _check_filter(config: InspectConfig, *checkpoints: Checkpoint) -> None:
-    names = {name for checkpoint in checkpoints for name in checkpoint.index}
+def _check_both(config: InspectConfig, diff: str) -> None:
+    """Before torch is loaded to compare them; digests are compared then."""
+    verify: Verify = "none" if config.verify_checkpoint == "none" else "sizes"
+    with (
+        open_step(config.checkpoint, "--checkpoint", verify) as ours,
+        open_step(diff, "--diff", verify) as theirs,
+    ):
+        ours.check()
+        theirs.check()
+        _check_filter(config, ours, theirs)
+
+
+def _check_filter(config: InspectConfig, *steps: StepAtRest[Any]) -> None:
+    names = {name for step in steps for name in step.index}
     for pattern in config.filter:
         if not any(fnmatchcase(name, pattern) for name in names):
             first = ", ".join(sorted(names)[:3])
@@ -61,25 +72,12 @@ def _check_filter(config: InspectConfig, *checkpoints: Checkpoint) -> None:
             )
 
 
-def _show_description(config: InspectConfig, checkpoint: Checkpoint) -> None:
-    description = describe(checkpoint, _matches(config))
+def _show_description(config: InspectConfig, step: StepAtRest[Any]) -> None:
+    description = describe(step, matches(config.filter))
     if config.json:
         print(_as_json(description.document()))
     else:
         print(description_table(description, config.max_rows))
-
-
-def _differences(
-    config: InspectConfig, stage: StageRun, ours: Checkpoint, theirs: Checkpoint
-) -> Differences:
-    matches = _matches(config)
-    names = [name for name in ours.index if matches(name)]
-    total = sum(ours.spec(name).size_bytes for name in names)
-    with stage.progress(total, "bytes", "compare") as progress:
-        tensors = tuple(compare_tensors(ours, theirs, matches, progress.update))
-    keys = () if config.filter else tuple(compare_documents(ours, theirs))
-    compared = len({name for side in (ours, theirs) for name in side.index if matches(name)})
-    return Differences(ours.url, theirs.url, compared, tensors, keys)
 
 
 def _as_json(document: dict[str, Any]) -> str:

@@ -13,8 +13,9 @@ from stages.context import StageRun
 from stages.pretrain.config import PretrainConfig
 from stages.replacing import Replacing, replacing
 from trainyard.checkpoint.foreign.carried import carried
+from trainyard.checkpoint.foreign.detect import loader_for
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
-from trainyard.checkpoint.foreign.loaders import loader_for, open_source
+from trainyard.checkpoint.foreign.loaders import open_source
 from trainyard.checkpoint.foreign.megatron import write_megatron
 from trainyard.checkpoint.foreign.megatron_folder import marks_of
 from trainyard.checkpoint.foreign.source import Source

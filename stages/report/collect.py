@@ -14,7 +14,7 @@ from stages.report.formats import is_number
 from stages.report.goodput import read_goodput
 from stages.report.saves import FILE as SAVES
 from stages.report.saves import parse_saves
-from trainyard.artifacts import store
+from trainyard.artifacts.listed import read_listed, read_listed_json
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import step_of
@@ -63,7 +63,7 @@ def gather(config: ReportConfig) -> Card:
     check_trained(config.checkpoint, checkpoint)
     lineage = ancestry.lineage(keys["checkpoint"])
     trained = next(a for a in lineage.artifacts if a.key == keys["checkpoint"])
-    generations = _document(keys.get("benchmark"), "generations.json")
+    generations = _document(ancestry, keys.get("benchmark"), "generations.json")
     return Card(
         title=title(config),
         lineage=lineage,
@@ -71,14 +71,14 @@ def gather(config: ReportConfig) -> Card:
         options=options_of(checkpoint.config),
         environment=environment(trained),
         measured=measured(trained),
-        performance=_volatile(keys["checkpoint"], ancestry, PERFORMANCE),
+        performance=_volatile(ancestry, keys["checkpoint"], PERFORMANCE),
         saves=saves_of(keys["checkpoint"], checkpoint),
         certificate=read_certificate(config.certificate, config.checkpoint, checkpoint.lineage),
         goodput=read_goodput(config.goodput),
         num_parameters=num_parameters(keys["checkpoint"], checkpoint),
-        plan=_document(keys.get("plan"), "plan.json"),
-        evaluation=_document(keys.get("evaluation"), "results.json"),
-        timings=_volatile(keys.get("benchmark"), ancestry, "timings.json"),
+        plan=_document(ancestry, keys.get("plan"), "plan.json"),
+        evaluation=_document(ancestry, keys.get("evaluation"), "results.json"),
+        timings=_volatile(ancestry, keys.get("benchmark"), "timings.json"),
         sampling=dict((generations or {}).get("sampling") or {}),
         samples=samples_of(generations, config.num_samples),
     )
@@ -107,18 +107,21 @@ def title(config: ReportConfig) -> str:
     return config.title or basename(output.folder_url.rstrip("/")) or "run"
 
 
-def _document(key: str | None, name: str) -> dict[str, Any] | None:
+def _document(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] | None:
     if key is None:
         return None
-    document = store.read_json(join(key, name))
+    manifest = ancestry.manifests.get(key)
+    record = None if manifest is None else manifest.record(name)
+    document = read_listed_json(join(key, name), record)
     if not isinstance(document, dict):
         raise ArtifactError(f"{join(key, name)}: not a JSON object; rerun the stage that wrote it")
     return document
 
 
-def _volatile(key: str | None, ancestry: Ancestry, name: str) -> dict[str, Any] | None:
+def _volatile(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] | None:
     manifest = ancestry.manifests.get(key or "")
-    return _document(key, name) if manifest is not None and manifest.record(name) else None
+    is_listed = manifest is not None and manifest.record(name) is not None
+    return _document(ancestry, key, name) if is_listed else None
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -129,29 +132,28 @@ def steps_of(key: str, manifest: Manifest) -> tuple[Step, ...]:
     if manifest.record(LEDGER) is None:
         return ()
     timed = manifest.record(TIMINGS) is not None
-    timings = {line.get("step"): line for line in _lines(join(key, TIMINGS))} if timed else {}
+    lines = _lines(key, manifest, TIMINGS) if timed else []
+    timings = {line.get("step"): line for line in lines}
     return tuple(
-        _step(line, timings.get(line.get("step"), {})) for line in _lines(join(key, LEDGER))
+        _step(line, timings.get(line.get("step"), {})) for line in _lines(key, manifest, LEDGER)
     )
 
 
 def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
     """What saving cost, where the run kept it."""
-    if manifest.record(SAVES) is None:
-        return ()
-    url = join(key, SAVES)
-    return parse_saves(store.read_bytes(url), url)
+    record, url = manifest.record(SAVES), join(key, SAVES)
+    return () if record is None else parse_saves(read_listed(url, record), url)
 
 
-def _lines(url: str) -> list[dict[str, Any]]:
-    lines = []
-    for number, line in enumerate(store.read_bytes(url).splitlines(), 1):
+def _lines(key: str, manifest: Manifest, name: str) -> list[dict[str, Any]]:
+    lines, url = [], join(key, name)
+    for number, line in enumerate(read_listed(url, manifest.record(name)).splitlines(), 1):
         if not line.strip():
             continue
         try:
             found = json.loads(line)
             found["step"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError(f"{url}: line {number} is not a step: {error!r}") from error
         lines.append(found)
     return lines
@@ -182,9 +184,10 @@ def num_parameters(key: str, manifest: Manifest) -> int | None:
     configs = [f.path for f in manifest.files if basename(f.path) == "config.json"]
     if not configs:
         return None
-    document = store.read_json(join(key, max(configs)))
+    url = join(key, max(configs))
+    document = read_listed_json(url, manifest.record(max(configs)))
     try:
-        model = from_dict(GPTConfig, document["model"], join(key, max(configs)))
+        model = from_dict(GPTConfig, document["model"], url)
         return model.num_params(int(document["padded_vocab_size"]))
     except (ConfigError, KeyError, TypeError, ValueError):
         return None  # a model of another kind

@@ -44,7 +44,7 @@ def _parse(line: bytes, where: str) -> Save:
             raise ValueError("not all of its figures are numbers")
         step, size, blocked, durable = numbers
         return Save(int(step), str(found["kind"]), int(size), float(blocked), float(durable))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"{where} is not a save: {error!r}") from error
 
 

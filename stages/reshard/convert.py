@@ -8,14 +8,13 @@ from stages.context import StageRun
 from stages.reshard.config import MEGATRON, ReshardConfig
 from stages.reshard.savers import SAVERS
 from trainyard.checkpoint.foreign.carried import carried
-from trainyard.checkpoint.foreign.loaders import Given, loader_for, open_source
+from trainyard.checkpoint.foreign.loaders import Given, open_source
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.foreign.vocabulary import Adjusted
 
 
-def convert(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
+def convert(config: ReshardConfig, stage: StageRun, loader: str) -> dict[str, Any]:
     """Write a checkpoint in the format of `--saver`; its step, and how many tensors it has."""
-    loader = loader_for(config.load_dir, config.loader)
     with _opened(config, loader) as source:
         SAVERS[config.saver](config, stage, source, loader)
         return {"step": source.step, "tensors": len(source.specs)}

@@ -8,7 +8,8 @@ from typing import Any
 from stages.context import StageRun
 from stages.reshard.config import ReshardConfig
 from stages.reshard.steps import copy_step
-from trainyard.checkpoint.foreign.detect import detect
+from trainyard.checkpoint.atrest import StepAtRest, check_step
+from trainyard.checkpoint.foreign.detect import detect, loader_for, refuse_unfit
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -22,9 +23,10 @@ def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
         _refuse_changes(config)
         metrics = copy_step(config, stage)
     else:
+        loader = _checked_loader(config)
         from stages.reshard.convert import convert  # torch: not to move the bytes of ours
 
-        metrics = convert(config, stage)
+        metrics = convert(config, stage, loader)
     written = [record for record in stage.records.values() if not record.volatile]
     metrics |= {"files": len(written), "bytes": sum(record.size_bytes for record in written)}
     log.info("resharded %s", " ".join(f"{key}={value}" for key, value in metrics.items()))
@@ -37,6 +39,21 @@ def _is_copy(config: ReshardConfig) -> bool:
     if config.saver != "trainyard" or config.loader not in ("auto", "trainyard"):
         return False
     return config.loader == "trainyard" or detect(config.load_dir) in ("trainyard", None)
+
+
+def _checked_loader(config: ReshardConfig) -> str:
+    """What reads the source; refuses one that it would not read, as far as no torch is needed to
+    tell."""
+    described = config.tokenizer()
+    if described is not None:
+        from trainyard.tokenizers.registry import check_files  # numpy: not to move bytes either
+
+        check_files(described)
+    loader = loader_for(config.load_dir, config.loader)
+    refuse_unfit(config.load_dir, loader)
+    if loader == "trainyard":
+        check_step(config.load_dir, "--load-dir", also=StepAtRest.tokenizer_files)
+    return loader
 
 
 def _say_that_none_is_needed(config: ReshardConfig) -> None:

@@ -17,11 +17,17 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import OutputFile
-from trainyard.artifacts.urls import join
+from trainyard.artifacts.urls import is_hidden, join
 from trainyard.checkpoint.atrest import open_step
 from trainyard.checkpoint.plan import kind_of
 from trainyard.checkpoint.publishing import clear_step, publish_step
-from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, files_written, rewrite_step
+from trainyard.checkpoint.rewrite import (
+    RESHARDED,
+    OpenFile,
+    files_written,
+    read_copied,
+    rewrite_step,
+)
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 
@@ -34,12 +40,14 @@ OF_MEGATRON = re.compile(r"latest_checkpointed_iteration\.txt|.+\.pt|.+\.distcp"
 def copy_step(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
     """Ours into ours: all of a step, in another number of files."""
     with open_step(config.load_dir, "--load-dir") as step:
+        step.check()  # a copy that nobody could read is none
+        copied = read_copied(step)
         total = sum(
             step.spec(name).size_bytes for name in step.names() if kind_of(name) in RESHARDED
         )
 
         def write(open_file: OpenFile, advance: Callable[[int], object]) -> None:
-            rewrite_step(step, config.shards, open_file, advance)
+            rewrite_step(step, config.shards, copied, open_file, advance)
 
         names = files_written(step, config.shards)
         save_files(config, stage, step.step, total, write, names)
@@ -94,7 +102,7 @@ def refuse_strangers(
     ours = set(stage.slot.files if stage.slot else ()) | stage.work.final_names()
     found = store.list_files(config.save_dir)
     # Not what a kill left torn, in whatever folder, nor what is kept for the next run.
-    seen = (n for n in found if not any(part.startswith(".") for part in n.split("/")))
+    seen = (name for name in found if not is_hidden(name))
     strange = [name for name in seen if is_weights(name) and name not in ours]
     if strange:
         raise ConfigError(

@@ -333,10 +333,11 @@ def test_what_is_no_run_is_refused(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole / "iter_0000003", tmp_path / "run/iter_0000003")
     (tmp_path / "run/iter_0000003/ledger.jsonl").unlink()
     assert "there is no such file" in link_in(tmp_path / "run").found
-    state = tmp_path / "run/iter_0000003/state.json"
-    state.write_text('{"format_version": 1, "step": 3}')
+    step = tmp_path / "made/iter_0000003"
+    shutil.copytree(whole / "iter_0000003", step)
+    rewrite(step, "state.json", lambda _: b'{"format_version": 1, "step": 3}')
     with pytest.raises(ArtifactError, match="has nothing to certify"):
-        found_in(tmp_path / "run")
+        found_in(tmp_path / "made")
     for options, words in (
         ({"check_every": 0}, "--check-every"),
         ({"data_path": ["a"], "train_data_path": ["b"]}, "give the one that the run was"),

@@ -35,13 +35,13 @@ TORN = b'{"format_version": 1, "status'
 @pytest.mark.parametrize(
     ("name", "link", "words"),
     [
-        ("iter_0000006/state.json", (6, "state"), "state.json: not a JSON document"),
-        ("iter_0000008/state.json", (8, "state"), "state.json: not a JSON document"),
-        ("iter_0000003/state.json", (3, "state"), "state.json: not a JSON document"),
+        ("iter_0000006/state.json", (6, "state"), "state.json: 29 bytes, manifest.json says"),
+        ("iter_0000008/state.json", (8, "state"), "state.json: 29 bytes, manifest.json says"),
+        ("iter_0000003/state.json", (3, "state"), "state.json: 29 bytes, manifest.json says"),
         ("iter_0000006/manifest.json", (4, "steps"), "manifest.json: not a manifest"),
         ("iter_0000008/manifest.json", (7, "steps"), "manifest.json: not a manifest"),
         ("iter_0000003/manifest.json", (1, "steps"), "manifest.json: not a manifest"),
-        ("iter_0000008/config.json", (8, "files"), "config.json: not a JSON document"),
+        ("iter_0000008/config.json", (8, "files"), "config.json: 29 bytes, manifest.json says"),
         ("iter_0000008/ledger.jsonl", (7, "steps"), "ledger.jsonl: a line of the ledger is not"),
         ("manifest.json", (8, "files"), "manifest.json: not a manifest"),
     ],
@@ -71,7 +71,7 @@ def test_a_document_that_is_gone_is_a_broken_link(copied: Path) -> None:
 def test_a_run_of_which_nothing_can_be_read_is_refused_in_words(copied: Path) -> None:
     for step in (3, 6, 8):
         (copied / f"iter_{step:07d}/state.json").write_bytes(TORN)
-    with pytest.raises(ArtifactError, match=r"none of its steps can be read: .*state.json: not a"):
+    with pytest.raises(ArtifactError, match=r"none of its steps can be read: .*state.json: 29"):
         found_in(copied)
     for step in (3, 6, 8):
         (copied / f"iter_{step:07d}/manifest.json").write_bytes(TORN)

@@ -160,7 +160,7 @@ def _read(url: str) -> tuple[Holder, str] | None:
         return None
     try:
         return Holder(**json.loads(found[0])), found[1]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return Holder("unknown", "unknown", "", 0, "", "unknown"), found[1]
 
 

@@ -223,7 +223,7 @@ def raw_digest(url: str) -> str:
         cached = json.loads(entry.read_text())
         if found.version and cached["state"] == state:
             return str(cached["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     digest = read_digest(url)
     if found.version and _is_settled(url):

@@ -7,7 +7,6 @@ InfrastructureError; each names the URL."""
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +20,12 @@ from trainyard.artifacts.digest import LARGE, digest_bytes, digesting, hasher
 from trainyard.artifacts.faults import store_fault, system_fault
 from trainyard.artifacts.links import broken_link, why_absent
 from trainyard.artifacts.local import LocalBackend
+from trainyard.artifacts.strict import check_depth, parse_json
 from trainyard.artifacts.uncached import Fill, filled
 from trainyard.artifacts.urls import (
     basename,
     has_glob,
+    is_hidden,
     is_local,
     is_web,
     join,
@@ -147,12 +148,12 @@ def read_range(url: str, start: int, end: int, version: str | None = None) -> by
 
 
 def read_json(url: str) -> Any:
-    """The JSON document in a file; ArtifactError names the place where it is broken."""
-    data = read_bytes(url)
-    try:
-        return json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{url}: not a JSON document: {error}") from error
+    """The JSON document in a file; ArtifactError names the place where it is broken.
+
+    One that a manifest lists is read with `listed.read_listed_json`."""
+    document = parse_json(read_bytes(url), url)
+    check_depth(document, url)
+    return document
 
 
 def exists(url: str) -> bool:
@@ -190,10 +191,7 @@ def expand(url: str) -> list[str]:
         elif store.is_file(url):
             return [url]
         else:
-            names = [
-                n for n in store.list_files(url) if not any(p.startswith(".") for p in n.split("/"))
-            ]
-            found = [join(url, name) for name in names]
+            found = [join(url, name) for name in store.list_files(url) if not is_hidden(name)]
         if broken := broken_link(url):
             raise ArtifactError(f"{broken[0]}: {broken[1]}")
     if not found:

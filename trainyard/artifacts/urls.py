@@ -98,6 +98,11 @@ def has_glob(url: str) -> bool:
     return any(mark in url for mark in "*?[")
 
 
+def is_hidden(name: str) -> bool:
+    """True for a relative name with a part that begins with a dot, as what is torn has."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
 def check_relative(name: str) -> str:
     """Refuse a name that leaves its folder; returns the name.
 

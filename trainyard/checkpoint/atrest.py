@@ -12,16 +12,17 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 from trainyard.artifacts import store
-from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.listed import read_listed
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
-from trainyard.artifacts.urls import basename, join
+from trainyard.artifacts.strict import check_depth, parse_json, shown
+from trainyard.artifacts.urls import basename, is_hidden, join
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.header import TensorSpec
 from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
 from trainyard.checkpoint.shardfile import ShardFile
-from trainyard.checkpoint.shardfiles import ShardFiles, Verify, check_digest
+from trainyard.checkpoint.shardfiles import ShardFiles, Verify
 from trainyard.checkpoint.steps import (
     CONFIG,
     INDEX,
@@ -31,7 +32,6 @@ from trainyard.checkpoint.steps import (
     locate_step,
     step_of,
 )
-from trainyard.checkpoint.strict import check_depth, parse_json, shown
 from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,8 @@ class StepAtRest(Closing, Generic[F]):
 
         apart_from: files that the caller looks at. Raises ArtifactError for the first file that is
         not as published."""
+        if CONFIG in self._records:  # steps of a loop that is not ours may have none
+            self.document(CONFIG)
         if self.verify == "none":
             return
         sizes = store.list_files(self.url)
@@ -80,8 +82,7 @@ class StepAtRest(Closing, Generic[F]):
         if self.verify == "digests":
             self.files.open(self.files.names)
             for name in sorted(self._records.keys() - {*self.files.names, *apart_from}):
-                data = store.read_bytes(join(self.url, name))
-                check_digest(self.url, name, self._records[name], digest_bytes(data))
+                self.read_file(name)
 
     # --- documents ------------------------------------------------------------------------
 
@@ -113,6 +114,24 @@ class StepAtRest(Closing, Generic[F]):
         """Folder of the tokenizer files that the step carries."""
         return join(self.url, TOKENIZER)
 
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Those files, by their names in that folder.
+
+        Raises ArtifactError for one that the manifest does not list, which a loader would take."""
+        begin = join(TOKENIZER, "")
+        listed = (name.removeprefix(begin) for name in self._records if name.startswith(begin))
+        found = (name for name in store.list_files(self.tokenizer_url) if not is_hidden(name))
+        return {name: self.read_file(begin + name) for name in sorted({*listed, *found})}
+
+    def require_tokenizer(self) -> None:
+        """Raise ArtifactError where the step carries none, or not the one that was published."""
+        if not self.tokenizer_files():
+            raise ArtifactError(f"{self.url}: carries no tokenizer; its trainer left it out")
+
+    def read_file(self, name: str) -> bytes:
+        """A file of the step, if it is the one that was published; ArtifactError otherwise."""
+        return read_listed(join(self.url, name), self._records.get(name))
+
     def document(self, name: str) -> dict[str, Any]:
         """A JSON document of the step; ArtifactError for a newer format."""
         document: dict[str, Any] = self._parsed(name)
@@ -121,11 +140,7 @@ class StepAtRest(Closing, Generic[F]):
         return document
 
     def _parsed(self, name: str) -> Any:
-        url = join(self.url, name)
-        data = store.read_bytes(url)
-        if self.verify == "digests":
-            check_digest(self.url, name, self._records.get(name), digest_bytes(data))
-        return parse_json(data, url)
+        return parse_json(self.read_file(name), join(self.url, name))
 
     # --- tensors ----------------------------------------------------------------------------
 
@@ -200,3 +215,18 @@ def open_step(url: str, option: str, verify: Verify = "sizes") -> StepAtRest[Sha
         return StepAtRest(step_url, manifest, verify, files)
 
     return open_step_as(opened, url, option, verify)
+
+
+def check_step(
+    url: str,
+    option: str,
+    verify: Verify = "sizes",
+    also: Callable[[StepAtRest[Any]], object] = lambda step: None,
+) -> None:
+    """Refuse, before torch is loaded to read it, a step whose documents are not those of the
+    manifest, or whose weights are missing or of another size. also: what else is looked at."""
+    with open_step(url, option, "none" if verify == "none" else "sizes") as step:
+        listed = {record.path for record in step.manifest.files}
+        weights = {p.file for name in step.names("model.") for p in step.index[name].pieces}
+        step.check(apart_from=listed - weights)
+        also(step)

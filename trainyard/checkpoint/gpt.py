@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.fit import refuse_differences
 from trainyard.checkpoint.foreign.bounds import check_model
@@ -106,6 +105,5 @@ def _tokens(checkpoint: Checkpoint, padded_vocab_size: int) -> int:
 
 def checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that a checkpoint carries."""
-    if not store.list_files(checkpoint.tokenizer_url):
-        raise ArtifactError(f"{checkpoint.url}: carries no tokenizer; its trainer left it out")
+    checkpoint.require_tokenizer()
     return load_tokenizer(checkpoint.tokenizer_url)

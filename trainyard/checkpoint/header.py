@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainyard.checkpoint.strict import MAX_COUNT, counts, parse_json, shown
+from trainyard.artifacts.strict import parse_json, shown
+from trainyard.checkpoint.strict import MAX_COUNT, counts
 from trainyard.errors import ArtifactError
 
 if TYPE_CHECKING:

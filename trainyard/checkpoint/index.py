@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.artifacts.strict import shown
 from trainyard.checkpoint.header import TensorSpec, fault_of_spec
-from trainyard.checkpoint.strict import counts, shown, text
+from trainyard.checkpoint.strict import counts, text
 from trainyard.errors import ArtifactError
 
 FORMAT_VERSION = 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import read_digest
+from trainyard.artifacts.listed import read_listed
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
@@ -225,8 +226,9 @@ def read_documents(step_url: str) -> dict[str, bytes]:
     """All but the tensor files of a step, with its manifest last."""
     manifest = read_manifest(join(step_url, MANIFEST))
     assert manifest is not None, step_url
-    names = [r.path for r in manifest[0].files if not r.path.endswith(TENSORS)]
-    return {name: store.read_bytes(join(step_url, name)) for name in [*sorted(names), MANIFEST]}
+    records = {r.path: r for r in manifest[0].files if not r.path.endswith(TENSORS)}
+    read = {name: read_listed(join(step_url, name), records[name]) for name in sorted(records)}
+    return {**read, MANIFEST: store.read_bytes(join(step_url, MANIFEST))}
 
 
 def write_documents(step_url: str, documents: Mapping[str, bytes]) -> None:

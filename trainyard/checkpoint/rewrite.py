@@ -15,9 +15,7 @@ from itertools import chain
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
-from trainyard.artifacts import store
 from trainyard.artifacts.store import OutputFile
-from trainyard.artifacts.urls import join
 from trainyard.checkpoint.atrest import StepAtRest
 from trainyard.checkpoint.header import ITEM_BYTES, TensorSpec, encode_header, file_order
 from trainyard.checkpoint.index import Entry, Located, encode_index, locate
@@ -81,23 +79,31 @@ def files_written(step: Step, num_shards: int) -> list[str]:
     return [*tensors, *_files_to_copy(step, _kept(step)), INDEX]
 
 
+def read_copied(step: Step) -> dict[str, bytes]:
+    """The files that go over as they are, each held against the manifest; ArtifactError before
+    anything is written."""
+    names = _files_to_copy(step, _kept(step))
+    return dict(zip(names, in_order(step.read_file, names, REMOTE_THREADS), strict=True))
+
+
 def rewrite_step(
     step: Step,
     num_shards: int,
+    copied: Mapping[str, bytes],
     open_file: OpenFile,
     advance: Callable[[int], object] = lambda size_bytes: None,
 ) -> None:
     """Write every file of a step but its manifest; tensors in `num_shards` files of each kind.
 
-    open_file: may be called by a few threads at once."""
+    copied: of `read_copied`. open_file: may be called by a few threads at once."""
     planned, kept = _planned(step, num_shards), _kept(step)
     files = step.files.open(step.files.names)
     _write_tensors(step, files, planned, open_file, advance)
     for opened in files.values():
         opened.check_unchanged()
-    for name in _files_to_copy(step, kept):
+    for name, data in copied.items():
         with open_file(name) as out:
-            out.write(store.read_bytes(join(step.url, name)))
+            out.write(data)
     with open_file(INDEX) as out:
         out.write(encode_index({**entries_of(planned), **kept}))
 

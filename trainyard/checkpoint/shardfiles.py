@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from trainyard.artifacts.listed import check_digest
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.header import TensorSpec
@@ -20,8 +21,8 @@ F = TypeVar("F", bound=ShardFile)
 
 Verify: TypeAlias = Literal["none", "sizes", "digests"]
 """What is compared with the manifest before values are used: nothing but what must hold for a file
-to be read at all; the size of each tensor file that is read; or the digest of each file, document
-or tensors, for which all of it is read once more."""
+to be read at all; the size of each tensor file that is read; or the digest of each of them, for
+which all of it is read once more. Documents are compared by size and digest at every level."""
 
 
 class ShardFiles(Generic[F]):
@@ -107,7 +108,7 @@ class ShardFiles(Generic[F]):
         files = [self._open[name] for name in names]
         digests = in_order(ShardFile.digest, files, LOCAL_THREADS)
         for name, digest in zip(names, digests, strict=True):
-            check_digest(self._url, name, self._records.get(name), digest)
+            check_digest(join(self._url, name), self._records.get(name), digest)
         self.mark_checked(names)
 
     def mark_checked(self, names: Iterable[str]) -> None:
@@ -130,14 +131,3 @@ def _check_contents(file: ShardFile, specs: Iterable[tuple[str, TensorSpec]]) ->
             raise ArtifactError(
                 f"{file.url}: {INDEX} says {key!r} is {spec.text}, the file holds {held}"
             )
-
-
-def check_digest(url: str, name: str, record: FileRecord | None, digest: str) -> None:
-    """Raise ArtifactError unless a file of the step at `url` has the digest of its record."""
-    if record is None:
-        raise ArtifactError(f"{join(url, name)}: manifest.json does not list it")
-    if digest != record.digest:
-        raise ArtifactError(
-            f"{join(url, name)}: digest {digest}, manifest.json says {record.digest}; the file is "
-            "damaged or was replaced"
-        )

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.index import Entry
-from trainyard.checkpoint.shardfiles import ShardFiles, Verify, check_digest
+from trainyard.checkpoint.shardfiles import ShardFiles, Verify
 from trainyard.checkpoint.tensorfile import TensorFile
 
-__all__ = ["StepFiles", "Verify", "check_digest"]
+__all__ = ["StepFiles", "Verify"]
 
 
 class StepFiles(ShardFiles[TensorFile]):

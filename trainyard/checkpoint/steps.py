@@ -7,8 +7,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.listed import read_listed_json
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, join, local_path
@@ -70,6 +72,13 @@ def manifest_of(step_url: str) -> Manifest | None:
     check_inside(step_url, [MANIFEST])
     found = read_manifest(join(step_url, MANIFEST))
     return None if found is None else found[0]
+
+
+def step_document(step_url: str, name: str) -> Any:
+    """A JSON document of a published step, as its manifest lists it."""
+    manifest = manifest_of(step_url)
+    record = None if manifest is None else manifest.record(name)
+    return read_listed_json(join(step_url, name), record)
 
 
 def locate_step(url: str, option: str) -> tuple[str, Manifest]:

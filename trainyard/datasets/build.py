@@ -8,14 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainyard.artifacts.urls import is_local
-from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.datasets.blend import normalise
 from trainyard.datasets.cache import IN_MEMORY, Indexer
 from trainyard.datasets.config import DataConfig
@@ -24,15 +20,17 @@ from trainyard.datasets.gpt import BlendedDataset, GPTDataset, TokenSource
 from trainyard.datasets.listing import expand
 from trainyard.datasets.mock import MockTokens
 from trainyard.datasets.paths import Source, has_weights
-from trainyard.datasets.samples import count_tokens
+from trainyard.datasets.splits import (
+    TooLittleDataError,
+    documents_of_split,
+    drops_last,
+    open_tokens,
+    sources_of,
+)
 from trainyard.datasets.vocabulary import check_tokens
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-
-class TooLittleDataError(ConfigError):
-    """A split of a source is less than a sample."""
 
 
 Built = GPTDataset | BlendedDataset
@@ -188,13 +186,8 @@ class _Builder:
     # --- one source -------------------------------------------------------------------------
 
     def _sources(self, split: str) -> list[Source]:
-        sources = self._data.sources(split)
-        self._num_sources = max(1, len(sources))
-        if not sources:
-            raise ConfigError(
-                f"--{split}-data-path is not given, but {split} samples are wanted; "
-                "give it, or set --eval-iters 0"
-            )
+        sources = sources_of(self._data, split)
+        self._num_sources = len(sources)
         return sources
 
     def _dataset(self, split: str, size: int | None, source: Source) -> GPTDataset:
@@ -213,44 +206,14 @@ class _Builder:
         return self._over(self._opened[""], split, size)
 
     def _over(self, file: TokenSource, split: str, size: int | None) -> GPTDataset:
-        documents = split_documents(len(file), self._data.fractions(split))
-        num_tokens = count_tokens(file.sequence_lengths, documents)
-        where = f"{file.prefix}: the {split} split"
-        if not len(documents):
-            raise TooLittleDataError(
-                f"{where} (--split {self._data.split!r}) holds none of the {len(file)} documents; "
-                "give it a larger part, or add documents"
-            )
-        drop_last = split != "valid" or self._data.drop_last_partial_validation_sequence
-        least = self._form.text_length if drop_last else 1 + int(self._form.extra_token)
-        if num_tokens < least:
-            raise TooLittleDataError(
-                f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
-                f"sample of --seq-length {self._form.seq_length} and the token after it; shorten "
-                f"that, enlarge the split (--split {self._data.split!r}), or add documents"
-            )
+        documents = documents_of_split(file, self._data, self._form, split)
+        drop_last = drops_last(self._data, split)
         dataset = GPTDataset(file, documents, size, self._form, drop_last, self._indexer)
         log.debug(
-            "dataset split=%s prefix=%s documents=%d tokens=%d samples=%d",
-            *(split, file.prefix, len(documents), num_tokens, len(dataset)),
+            "dataset split=%s prefix=%s documents=%d samples=%d",
+            *(split, file.prefix, len(documents), len(dataset)),
         )
         return dataset
-
-
-def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
-    """A token file, read in the way that the options ask for."""
-    size = data.object_storage_cache_size_mb << 20
-    cache = CacheOptions(max_bytes=size)
-    if data.object_storage_cache_path is not None:
-        cache = CacheOptions(Path(data.object_storage_cache_path), size)
-    mapped = data.mmap_bin_files or not is_local(prefix)
-    return IndexedDataset(prefix, "auto" if mapped else "file", cache)
-
-
-def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
-    """The ids between two fractions of the documents."""
-    first, last = (round(bound * float(num_documents)) for bound in bounds)
-    return np.arange(first, last, dtype=np.int32)
 
 
 def set_names(sources: Sequence[Source]) -> list[str]:

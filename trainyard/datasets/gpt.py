@@ -33,7 +33,7 @@ from trainyard.datasets.gather import (
     segments_of_pieces,
 )
 from trainyard.datasets.samples import SampleIndices
-from trainyard.datasets.vocabulary import fault
+from trainyard.datasets.vocabulary import fault, refuse_floats
 from trainyard.errors import DataError
 
 __all__ = [
@@ -62,11 +62,7 @@ class GPTDataset:
         drop_last_partial: bool = True,
         indexer: Indexer = IN_MEMORY,
     ) -> None:
-        if indexed.dtype.kind == "f":
-            raise DataError(
-                f"{indexed.prefix}.idx: the tokens are stored as {indexed.dtype}; ids to train on "
-                "are whole numbers, tokenize the text again"
-            )
+        refuse_floats(indexed)
         self.indexed = indexed
         self.form = form
         self.indices: SampleIndices = indexer.samples(

@@ -45,7 +45,7 @@ def read_lists(url: str, where: str) -> dict[str, tuple[str, ...]]:
     """What --train-data-path, --valid-data-path and --test-data-path would be given."""
     try:
         document = json.loads(_text(url, where))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"{where} is not a JSON document: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f'{where} must be a JSON object, {{"train": [...], "valid": [...]}}')

@@ -44,6 +44,15 @@ LARGEST = "place"
 """Name of the array that is kept: the place of the largest id."""
 
 
+def refuse_floats(file: TokenSource) -> None:
+    """Ids to train on are whole numbers."""
+    if file.dtype.kind == "f":
+        raise DataError(
+            f"{file.prefix}.idx: the tokens are stored as {file.dtype}; ids to train on "
+            "are whole numbers, tokenize the text again"
+        )
+
+
 def outside(tokens: NDArray[Any], vocab_size: int) -> NDArray[np.intp]:
     """Flat places of ids that are not in [0, vocab_size)."""
     unsigned = tokens.view(UNSIGNED[tokens.itemsize])  # a negative id is a huge one

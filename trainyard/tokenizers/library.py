@@ -167,7 +167,7 @@ def read_settings(data: bytes, name: str) -> dict[str, Any]:
     """One of `SETTINGS`; what is a JSON document and no object says nothing."""
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{name} is not a JSON document: {error}") from None
     return document if isinstance(document, dict) else {}
 

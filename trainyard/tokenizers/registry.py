@@ -105,6 +105,9 @@ CARRIED_AS: dict[str, dict[str, str]] = {
 }
 """The options that point a type at its carried files: option to file name, "" the folder itself."""
 
+OF_FOLDER = "tokenizer.json"
+"""What a folder that is a tokenizer has."""
+
 CHAT_TEMPLATE = "chat_template.jinja"
 """Carried beside the others where a template was given, or came with the tokenizer."""
 
@@ -123,6 +126,13 @@ def _warn_legacy() -> None:
         "that option, may differ in the BOS before a text, the end of a document and special "
         "tokens within a text (docs/corpus.md says which)"
     )
+
+
+def check_files(config: TokenizerConfig) -> None:
+    """Refuse a tokenizer of which a file is missing; one that has them is not built."""
+    named = config.inputs()
+    if not all(store.exists(url) or store.exists(store.join(url, OF_FOLDER)) for url in named):
+        build_tokenizer(config)  # says what is missing
 
 
 def load_tokenizer(folder_url: str) -> Tokenizer:

@@ -17,7 +17,13 @@ from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import is_local, join
-from trainyard.checkpoint.steps import STATE, check_inside, manifest_of, step_folder
+from trainyard.checkpoint.steps import (
+    STATE,
+    check_inside,
+    manifest_of,
+    step_document,
+    step_folder,
+)
 from trainyard.checkpoint.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
 from trainyard.errors import ArtifactError
 from trainyard.training.ledger import FILE, chain
@@ -100,7 +106,7 @@ def read_ledgers(root_url: str, steps: Sequence[int]) -> Iterator[StepLedger]:
 def _read(root_url: str, step: int) -> StepLedger:
     step_url = join(root_url, step_folder(step))
     data, fault = _published(step_url)
-    state = store.read_json(join(step_url, STATE))
+    state = step_document(step_url, STATE)
     digest = state.get("ledger_digest") if isinstance(state, dict) else None
     return StepLedger(step, join(step_url, FILE), data, digest, fault)
 

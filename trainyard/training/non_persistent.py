@@ -22,7 +22,7 @@ from trainyard.checkpoint.local_steps import LocalStep, LocalSteps
 from trainyard.checkpoint.places import find_places, one_place
 from trainyard.checkpoint.save import Ranks
 from trainyard.checkpoint.stepfiles import Verify
-from trainyard.checkpoint.steps import STATE, step_folder
+from trainyard.checkpoint.steps import STATE, step_document, step_folder
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.ledger import FILE as LEDGER
@@ -179,7 +179,7 @@ def _refusal(url: str, found: FoundSteps, save: str) -> str | None:
     if fault:
         return f"damaged: {fault}"
     lines = parse_ledger(store.read_bytes(join(url, LEDGER)))
-    begins = int(lines[0]["step"]) if lines else int(store.read_json(join(url, STATE))["step"]) + 1
+    begins = int(lines[0]["step"]) if lines else int(step_document(url, STATE)["step"]) + 1
     last = max(found.staying, default=0)
     is_known = bool(found.staying or found.damaged)
     if is_known and begins > last + 1:

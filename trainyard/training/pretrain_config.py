@@ -41,8 +41,8 @@ class PretrainConfig:
     load: str | None = location(None)
     """Checkpoint of another run to go on from: a run folder (its last step) or a step folder."""
     verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
-    """What is compared with its manifest before a step is loaded: nothing, the sizes of its files,
-    or the digests of those that are read. A step of this run that is damaged is passed over."""
+    """What is compared with its manifest before a step is loaded: documents alone, the sizes of
+    all files, or the digests of those that are read. A damaged step of this run is passed over."""
     finetune: bool = False
     """Take only the weights from --load: step, optimizer and data begin anew. Started again, the
     run goes on from its own checkpoints in --save."""

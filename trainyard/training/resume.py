@@ -13,7 +13,8 @@ from itertools import count
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.listed import read_listed_json
+from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
@@ -95,7 +96,7 @@ def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
         try:
             manifest = manifest_of(url)
             if manifest is not None and manifest.lineage == lineage:
-                stays[step] = _stays(url)
+                stays[step] = _stays(url, manifest)
             elif manifest is not None:
                 foreign.append(step)
         except ArtifactError as error:
@@ -106,9 +107,9 @@ def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
     return FoundSteps(staying, passing, tuple(foreign), tuple(damaged))
 
 
-def _stays(step_url: str) -> bool:
+def _stays(step_url: str, manifest: Manifest) -> bool:
     url = join(step_url, STATE)
-    state = store.read_json(url)
+    state = read_listed_json(url, manifest.record(STATE))
     if not isinstance(state, dict) or not isinstance(state.get(STAYS), bool):
         raise ArtifactError(f"{url}: not the state of a step")
     return bool(state[STAYS])

@@ -33,7 +33,7 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.urls import join
-from trainyard.errors import ClaimHeldError, ConfigError
+from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +149,20 @@ def test_an_unfinished_training_keeps_what_its_steps_were_trained_on(store_url: 
     swept(store_url)
     assert read_manifest(f"{used}.manifest.json") is not None
     assert verify(store_url) == 5
+
+
+def test_a_step_whose_config_was_changed_removes_nothing(tmp_path: Path) -> None:
+    """What it was trained on nobody can tell then."""
+    corpus = Corpus(str(tmp_path))
+    used = corpus.publish("a")
+    corpus.publish("b")
+    folder = tmp_path / "gpt" / "checkpoint" / "iter_0000100"
+    step(str(folder), {"data_path": digest_of(used)})
+    (folder / "config.json").write_text('{"inputs": {}}')
+    before = store.list_files(str(tmp_path))
+    with pytest.raises(ArtifactError, match=r"config\.json: 14 bytes, manifest\.json says"):
+        swept(str(tmp_path))
+    assert store.list_files(str(tmp_path)) == before
 
 
 def test_a_job_that_has_begun_keeps_what_its_options_name(tmp_path: Path) -> None:

@@ -44,10 +44,12 @@ def vouch(step: Path, names: list[str] | None = None) -> None:
 
 
 def edited(step: Path, name: str, change: Callable[[Any], object]) -> None:
-    """Change a document in place."""
+    """Change a document in place, and vouch for it."""
     document = json.loads((step / name).read_text())
     change(document)
     (step / name).write_text(json.dumps(document))
+    if name != "manifest.json":
+        vouch(step)
 
 
 def load(step: Path) -> None:

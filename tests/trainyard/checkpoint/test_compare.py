@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainyard.checkpoint.hostile import edited
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.checkpoint import compare
 from trainyard.checkpoint.compare import (
@@ -166,8 +166,8 @@ def test_documents_differ_by_key(tmp_path: Path) -> None:
         files = {"ledger.jsonl": side.encode(), "tokenizer/vocab.json": b"same"}
         documents = {"config.json": {"model": model}}
         save(str(tmp_path / side), tensors, documents=documents, files=files)
-    path = tmp_path / "theirs" / "iter_0000050" / "state.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "consumed_samples": 7}))
+    step = tmp_path / "theirs" / "iter_0000050"
+    edited(step, "state.json", lambda state: state.update(consumed_samples=7))
     ours, theirs = (open_checkpoint(str(tmp_path / side)) for side in ("ours", "theirs"))
     assert list(compare_documents(ours, ours)) == []
     *keys, ledger_difference = compare_documents(ours, theirs)

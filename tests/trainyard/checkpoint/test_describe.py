@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainyard.checkpoint.hostile import edited
 from tests.trainyard.checkpoint.samples import (
     PADDED_VOCAB,
     random_gpt,
@@ -79,9 +80,11 @@ def test_a_model_and_its_training_are_told(tmp_path: Path) -> None:
 def test_tokens_are_told_where_samples_are_of_one_length(tmp_path: Path) -> None:
     save(str(tmp_path), {"model.a": torch.ones(1)})
     assert "tokens" not in described(tmp_path).training
-    path = tmp_path / "iter_0000050" / "state.json"
-    state = json.loads(path.read_text())
-    path.write_text(json.dumps({**state, "consumed_train_samples": 30, "seq_length": 128}))
+    edited(
+        tmp_path / "iter_0000050",
+        "state.json",
+        lambda state: state.update(consumed_train_samples=30, seq_length=128),
+    )
     assert described(tmp_path).training["tokens"] == 3840
 
 

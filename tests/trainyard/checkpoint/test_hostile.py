@@ -203,7 +203,7 @@ def test_a_document_as_deep_as_a_parser_allows_is_refused(step: Path) -> None:
     for _ in range(300):
         deep = {"a": deep}
     edited(step, "config.json", lambda d: d.update(model=deep))
-    assert "config.json: not a document of a checkpoint: nested too deeply" in refusal(step)
+    assert "config.json: nested too deeply" in refusal(step)
 
 
 # --- the index ----------------------------------------------------------------------------------
@@ -248,7 +248,6 @@ def test_an_index_of_other_shapes_than_the_file_has_is_refused_before_memory_is_
     step: Path, shape: list[int]
 ) -> None:
     edited(step, "index.json", lambda d: consistent(d, shape))
-    vouch(step)
     with (
         pytest.raises(ArtifactError, match=r"index\.json:? (says|tensor)"),
         open_checkpoint(str(step)) as checkpoint,
@@ -303,6 +302,7 @@ def test_a_name_that_the_index_has_twice_is_refused(step: Path) -> None:
     text = (step / "index.json").read_text()
     line = next(line for line in text.splitlines() if f'"{NAME}"' in line)
     (step / "index.json").write_text(text.replace(line, f"{line}\n{line}"))
+    vouch(step)
     assert f"'{NAME}' is given twice" in refusal(step)
 
 

@@ -65,11 +65,19 @@ def test_a_flipped_bit_is_seen_by_digests_before_anything_is_changed(
 
 
 @pytest.mark.parametrize("name", ["index.json", "state.json", "config.json"])
-def test_digests_are_of_documents_too(step: Path, name: str) -> None:
-    (step / name).write_bytes((step / name).read_bytes() + b" ")
-    _ = open_checkpoint(str(step)).config
-    with pytest.raises(ArtifactError, match=f"{name}: digest"):
-        _ = open_checkpoint(str(step), verify="digests").config
+@pytest.mark.parametrize("verify", LEVELS)
+def test_documents_are_those_of_the_manifest_at_every_level(
+    step: Path, name: str, verify: Verify
+) -> None:
+    data = (step / name).read_bytes()
+    for spoiled, words in (
+        (data.replace(b" ", b"\t", 1), "digest .*, manifest.json says"),
+        (data + b" ", f"{len(data) + 1} bytes, manifest.json says {len(data)} bytes"),
+        (data[:-1], f"{len(data) - 1} bytes, manifest.json says"),
+    ):
+        (step / name).write_bytes(spoiled)
+        with pytest.raises(ArtifactError, match=f"{name}: {words}"):
+            _ = open_checkpoint(str(step), verify=verify).config
 
 
 def test_sizes_see_what_is_gone_or_longer_also_where_it_is_not_read(step: Path) -> None:

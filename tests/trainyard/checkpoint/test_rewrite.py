@@ -48,7 +48,7 @@ def rewritten(url: str, target: str, num_shards: int) -> dict[str, bytes]:
     told = [0]
     with open_step(url, "--load-dir") as step:
         names = rewrite.files_written(step, num_shards)
-        rewrite.rewrite_step(step, num_shards, open_file, told.append)
+        rewrite.rewrite_step(step, num_shards, rewrite.read_copied(step), open_file, told.append)
         size = sum(step.spec(name).size_bytes for name in step.names("model."))
     assert sum(told) == size
     assert sorted(names) == sorted(store.list_files(target))
@@ -111,7 +111,7 @@ def test_a_file_that_changes_meanwhile_is_named(
         monkeypatch.setattr(step.files, "open", lambda names: files)
         path.write_bytes(path.read_bytes() + b"0")
         with pytest.raises(ArtifactError, match=r"safetensors: changed while it was being read"):
-            rewrite.rewrite_step(step, 1, lambda name: store.open_output(str(tmp_path / name)))
+            rewrite.rewrite_step(step, 1, {}, lambda name: store.open_output(str(tmp_path / name)))
 
 
 def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
@@ -137,7 +137,7 @@ def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
         open_step(str(tmp_path / "run"), "--load-dir") as step,
         pytest.raises(ConfigError, match="no room"),
     ):
-        rewrite.rewrite_step(step, 6, open_file)
+        rewrite.rewrite_step(step, 6, rewrite.read_copied(step), open_file)
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.trainyard.checkpoint.hostile import edited
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
@@ -21,12 +21,6 @@ from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
-
-
-def edit(path: Path, change: object) -> None:
-    document = json.loads(path.read_text())
-    change(document)  # type: ignore[operator]
-    path.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("shard_size_bytes", [2**32, 700, 100])
@@ -189,8 +183,8 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_another_tensor_is_named(tmp_path: Path) -> None:
     save(str(tmp_path), {"model.a": torch.ones(3), "model.b": torch.ones(4)})
-    index = tmp_path / "iter_0000050" / "index.json"
-    edit(index, lambda d: d["tensors"]["model.a"]["pieces"][0].update(key="model.b"))
+    step = tmp_path / "iter_0000050"
+    edited(step, "index.json", lambda d: d["tensors"]["model.a"]["pieces"][0].update(key="model.b"))
     with (
         open_checkpoint(str(tmp_path)) as checkpoint,
         pytest.raises(ArtifactError, match=r"'model.b' is F32 \[3\], the file holds F32 \[4\]"),
@@ -201,11 +195,12 @@ def test_a_file_that_holds_another_tensor_is_named(tmp_path: Path) -> None:
 def test_an_index_that_names_a_file_outside_the_manifest_is_refused(tmp_path: Path) -> None:
     save(str(tmp_path), {"model.a": torch.ones(3)})
     step = tmp_path / "iter_0000050"
-    (step / "other.safetensors").write_bytes(b"")
-    edit(
-        step / "index.json",
+    edited(
+        step,
+        "index.json",
         lambda d: d["tensors"]["model.a"]["pieces"][0].update(file="other.safetensors"),
     )
+    (step / "other.safetensors").write_bytes(b"")
     with pytest.raises(ArtifactError, match=r"manifest\.json does not list"):
         open_checkpoint(str(tmp_path))
 
@@ -213,7 +208,7 @@ def test_an_index_that_names_a_file_outside_the_manifest_is_refused(tmp_path: Pa
 @pytest.mark.parametrize("name", ["state.json", "index.json", "config.json"])
 def test_a_newer_format_is_refused_in_words(tmp_path: Path, name: str) -> None:
     save(str(tmp_path), some_tensors())
-    edit(tmp_path / "iter_0000050" / name, lambda d: d.update(format_version=9))
+    edited(tmp_path / "iter_0000050", name, lambda d: d.update(format_version=9))
     with pytest.raises(ArtifactError, match=f"{name}: format_version 9 is newer"):
         _ = open_checkpoint(str(tmp_path)).config
 

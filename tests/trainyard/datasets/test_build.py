@@ -14,11 +14,11 @@ from trainyard.datasets.build import (
     build_datasets,
     build_gpt_datasets,
     set_names,
-    split_documents,
 )
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset, SampleFormat
 from trainyard.datasets.paths import Source
+from trainyard.datasets.splits import split_documents
 from trainyard.errors import ConfigError, DataError
 
 

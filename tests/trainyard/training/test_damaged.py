@@ -9,6 +9,7 @@ import pytest
 
 from tests.trainyard.training.small import TRAINING
 from tests.trainyard.training.test_stop_validation import Lines, go_on
+from trainyard.checkpoint.load import Verify
 from trainyard.errors import ArtifactError
 from trainyard.training.resume import (
     FoundSteps,
@@ -52,6 +53,19 @@ def test_damage_is_seen_as_far_as_one_looks(
     finally:
         file.write_bytes(whole)
     assert pass_over_damaged(found, str(run), "digests") == found
+
+
+@pytest.mark.parametrize("verify", ["none", "sizes", "digests"])
+@pytest.mark.parametrize("name", ["state.json", "index.json"])
+def test_a_changed_document_is_seen_at_every_level(run: Path, name: str, verify: Verify) -> None:
+    file = run / "iter_0000006" / name
+    whole = file.read_bytes()
+    try:
+        file.write_bytes(whole.replace(b" ", b"\t", 1))  # of the same meaning, and length
+        found = find_own_steps(str(run), "l")
+        assert pass_over_damaged(found, str(run), verify) == FoundSteps((2, 4), damaged=(6,))
+    finally:
+        file.write_bytes(whole)
 
 
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])

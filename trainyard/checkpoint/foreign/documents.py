@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.strict import MAX_COUNT, check_depth, parse_json, shown
+from trainyard.artifacts.strict import check_depth, parse_json, shown
+from trainyard.checkpoint.strict import MAX_COUNT
 from trainyard.errors import ArtifactError
 
 MAX_BYTES = 32 * 2**20

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainyard.artifacts.strict import shown
 from trainyard.checkpoint.foreign.bounds import check_layers
-from trainyard.checkpoint.strict import shown
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import GPTConfig

@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard.artifacts.strict import shown
 from trainyard.checkpoint.foreign.into import SCHEDULER
-from trainyard.checkpoint.strict import MAX_COUNT, shown
+from trainyard.checkpoint.strict import MAX_COUNT
 from trainyard.errors import ArtifactError
 
 STYLES = ("lr_decay_style", "wd_incr_style")

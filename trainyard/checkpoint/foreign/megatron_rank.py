@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.artifacts.strict import shown
 from trainyard.checkpoint.foreign.megatron_names import (
     EMBEDDING,
     TIED_COPY,
@@ -23,7 +24,6 @@ from trainyard.checkpoint.foreign.megatron_progress import iteration_in
 from trainyard.checkpoint.foreign.pickle_names import ANYTHING
 from trainyard.checkpoint.foreign.pickles import Noted, TensorRef
 from trainyard.checkpoint.foreign.torch_file import TorchFile
-from trainyard.checkpoint.strict import shown
 from trainyard.errors import ArtifactError
 from trainyard.models.config_sizes import MAX_LAYERS
 

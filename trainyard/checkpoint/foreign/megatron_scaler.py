@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from trainyard.artifacts.strict import shown
 from trainyard.checkpoint.foreign.pickles import TensorRef
-from trainyard.checkpoint.strict import MAX_COUNT, shown
+from trainyard.checkpoint.strict import MAX_COUNT
 from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from trainyard.artifacts import store
-from trainyard.artifacts.urls import join
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.foreign.vocabulary import REPEATED, has_rows
 from trainyard.checkpoint.gpt import gpt_config
@@ -57,8 +55,7 @@ class CheckpointSource(Closing):
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """The tokenizer that the step carries."""
-        url = self.checkpoint.tokenizer_url
-        return {name: store.read_bytes(join(url, name)) for name in store.list_files(url)}
+        return self.checkpoint.tokenizer_files()
 
     def close(self) -> None:
         """Let the files go."""

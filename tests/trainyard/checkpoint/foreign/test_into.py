@@ -14,10 +14,10 @@ from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.checkpoint.foreign.carried import Carried
-from trainyard.checkpoint.foreign.detect import kind_of_names
+from trainyard.checkpoint.foreign.detect import kind_of_names, loader_for
 from trainyard.checkpoint.foreign.hf_read import open_huggingface
 from trainyard.checkpoint.foreign.into import LastRead, check_source, write_step_of
-from trainyard.checkpoint.foreign.loaders import LOADERS, loader_for
+from trainyard.checkpoint.foreign.loaders import LOADERS
 from trainyard.checkpoint.foreign.ours import CheckpointSource
 from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.foreign.vocabulary import Adjusted

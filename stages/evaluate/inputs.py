@@ -1,0 +1,11 @@
+"""A checkpoint that cannot be loaded, refused before torch is."""
+
+from __future__ import annotations
+
+from stages.evaluate.config import EvaluateConfig
+from trainyard.checkpoint.atrest import StepAtRest, check_step
+
+
+def check_inputs(config: EvaluateConfig) -> None:
+    """Refuse a step whose documents, tokenizer or weights are not those of its manifest."""
+    check_step(config.load, "--load", also=StepAtRest.require_tokenizer)

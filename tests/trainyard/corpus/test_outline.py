@@ -1,0 +1,55 @@
+"""The outline of a pair: what its ends tell agrees with what the whole says."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from trainyard.artifacts import store
+from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.corpus.outline import outline
+from trainyard.errors import ArtifactError
+
+LENGTHS = (3, 0, 5, 1, 2)
+
+
+def write(prefix: str, lengths: tuple[int, ...] = LENGTHS) -> None:
+    with store.open_output(prefix + ".bin") as tokens, store.open_output(prefix + ".idx") as index:
+        writer = IndexedWriter(tokens, np.uint16)
+        for length in lengths:
+            writer.add_document([np.arange(length)])
+        writer.write_index(index)
+
+
+def test_it_counts_as_the_whole_does(store_url: str) -> None:
+    prefix = store.join(store_url, "t")
+    write(prefix)
+    found, whole = outline(prefix), IndexedDataset(prefix)
+    assert found.is_whole
+    assert found.index.dtype == whole.dtype
+    assert len(found.index.sequence_lengths) == len(whole)
+    for first, last in combinations(range(len(LENGTHS) + 1), 2):
+        assert found.count_tokens(first, last) == sum(LENGTHS[first:last])
+
+
+def test_a_pair_of_nothing_is_whole(store_url: str) -> None:
+    prefix = store.join(store_url, "t")
+    write(prefix, ())
+    assert outline(prefix).is_whole
+
+
+def test_what_is_cut_or_gone_is_seen(store_url: str) -> None:
+    prefix = store.join(store_url, "t")
+    write(prefix)
+    whole = store.read_bytes(prefix + ".bin")
+    store.write_bytes(prefix + ".bin", whole[:-1])
+    assert not outline(prefix).is_whole
+    store.delete(prefix + ".bin")
+    with pytest.raises(ArtifactError, match=r"t\.bin"):
+        outline(prefix)
+    for size in (0, 20, 60):
+        store.write_bytes(prefix + ".idx", store.read_bytes(prefix + ".idx")[:size])
+        with pytest.raises(ArtifactError, match=r"t\.idx"):
+            outline(prefix)

@@ -1,0 +1,70 @@
+"""JSON that may come from anywhere: one meaning, finite numbers, bounded depth, or a refusal.
+
+What two readers may take for two things (a name that is given twice), what is no JSON (NaN), what
+overflows (1e999) and what exhausts a parser (a thousand brackets) is refused by the file's name."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from typing import Any
+
+from trainyard.errors import ArtifactError
+
+MAX_DEPTH = 50
+"""Of tables and lists in one another; no document of ours comes near it."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+
+
+def parse_json(data: bytes, url: str) -> Any:
+    """The document in the bytes of a file. Raises ArtifactError naming it."""
+    try:
+        return json.loads(
+            data,
+            object_pairs_hook=_table,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except RecursionError:
+        raise ArtifactError(f"{url}: not a JSON document: nested too deeply") from None
+    except ValueError as error:  # of JSON, of UTF-8, of a number with thousands of digits
+        raise ArtifactError(f"{url}: not a JSON document: {error}") from error
+
+
+def check_depth(document: Any, url: str) -> None:
+    """Refuse what a function that calls itself could not walk through."""
+    level, depth = [document], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise ArtifactError(f"{url}: nested too deeply")
+        inner = (list(v.values()) if isinstance(v, dict) else v for v in level)
+        level = [item for v in inner if isinstance(v, list) for item in v]
+        depth += 1
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{shown(twice)} is given twice")
+    return table
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{shown(text)} is not finite")
+    return value
+
+
+def shown(value: Any) -> str:
+    """For a message: however large the value is, a line at most."""
+    return _SHORT.repr(value)

@@ -1,0 +1,143 @@
+"""The documents of a token file that a split takes, and whether they come to a sample. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.artifacts.urls import is_local
+from trainyard.corpus.indexed import CacheOptions, IndexedDataset
+from trainyard.corpus.outline import Outline, outline
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.gather import TokenSource
+from trainyard.datasets.listing import expand
+from trainyard.datasets.paths import Source
+from trainyard.datasets.samples import count_tokens
+from trainyard.datasets.vocabulary import refuse_floats
+from trainyard.errors import ArtifactError, ConfigError
+
+OUTLINES_AT_ONCE = 16
+"""Each takes some requests to a store, which wait for each other otherwise."""
+
+
+class TooLittleDataError(ConfigError):
+    """A split of a source is less than a sample."""
+
+
+def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
+    """The ids between two fractions of the documents."""
+    first, last = _range(num_documents, bounds)
+    return np.arange(first, last, dtype=np.int32)
+
+
+def _range(num_documents: int, bounds: tuple[float, float]) -> tuple[int, int]:
+    first, last = (round(bound * float(num_documents)) for bound in bounds)
+    return first, last
+
+
+def sources_of(data: DataConfig, split: str) -> list[Source]:
+    """What a split that is wanted is made of."""
+    sources = data.sources(split)
+    if not sources:
+        raise ConfigError(
+            f"--{split}-data-path is not given, but {split} samples are wanted; "
+            "give it, or set --eval-iters 0"
+        )
+    return sources
+
+
+def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
+    """A token file, read in the way that the options ask for."""
+    size = data.object_storage_cache_size_mb << 20
+    cache = CacheOptions(max_bytes=size)
+    if data.object_storage_cache_path is not None:
+        cache = CacheOptions(Path(data.object_storage_cache_path), size)
+    mapped = data.mmap_bin_files or not is_local(prefix)
+    return IndexedDataset(prefix, "auto" if mapped else "file", cache)
+
+
+def drops_last(data: DataConfig, split: str) -> bool:
+    """Whether what remains behind the last whole sample is left out."""
+    return split != "valid" or data.drop_last_partial_validation_sequence
+
+
+def _least_tokens(data: DataConfig, form: SampleFormat, split: str) -> int:
+    return form.text_length if drops_last(data, split) else 1 + int(form.extra_token)
+
+
+def documents_of_split(
+    file: TokenSource, data: DataConfig, form: SampleFormat, split: str
+) -> NDArray[np.int32]:
+    """The ids of its documents. Raises TooLittleDataError where they do not come to a sample."""
+    documents = split_documents(len(file), data.fractions(split))
+    where = f"{file.prefix}: the {split} split"
+    if not len(documents):
+        raise TooLittleDataError(
+            f"{where} (--split {data.split!r}) holds none of the {len(file)} documents; "
+            "give it a larger part, or add documents"
+        )
+    num_tokens = count_tokens(file.sequence_lengths, documents)
+    if num_tokens < _least_tokens(data, form, split):
+        raise TooLittleDataError(
+            f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
+            f"sample of --seq-length {form.seq_length} and the token after it; shorten "
+            f"that, enlarge the split (--split {data.split!r}), or add documents"
+        )
+    return documents
+
+
+# --- before anything is loaded ------------------------------------------------------------------
+
+
+def check_splits(data: DataConfig, seq_length: int, splits: Sequence[str]) -> None:
+    """Refuse what the datasets of a run would refuse, by some hundred bytes of each pair. What
+    these leave in doubt is opened, which says what is wrong."""
+    data = expand(data)
+    if data.mock_data:
+        return
+    form = SampleFormat(seq_length, seed=0, vocab_size=0, eod=0)
+    given = [split for split in splits if split != "test" or _is_tested(data)]
+    sources = {split: [source.prefix for source in sources_of(data, split)] for split in given}
+    prefixes = list(dict.fromkeys(prefix for named in sources.values() for prefix in named))
+    with ThreadPoolExecutor(OUTLINES_AT_ONCE, thread_name_prefix="outline") as pool:
+        outlines = dict(zip(prefixes, pool.map(_outline, prefixes), strict=True))
+    for split, named in sources.items():
+        for prefix in named:
+            if not _is_enough(outlines[prefix], data, form, split):
+                _refuse(prefix, data, form, split)
+
+
+def _is_tested(data: DataConfig) -> bool:
+    begin, end = data.fractions("test")
+    return begin != end and bool(data.sources("test"))
+
+
+def _outline(prefix: str) -> Outline | None:
+    """None of a pair that is not sound."""
+    try:
+        found = outline(prefix)
+    except ArtifactError:
+        return None
+    return found if found.is_whole and found.index.dtype.kind != "f" else None
+
+
+def _is_enough(found: Outline | None, data: DataConfig, form: SampleFormat, split: str) -> bool:
+    if found is None:
+        return False
+    first, last = _range(len(found.index.sequence_lengths), data.fractions(split))
+    return first < last and found.count_tokens(first, last) >= _least_tokens(data, form, split)
+
+
+def _refuse(prefix: str, data: DataConfig, form: SampleFormat, split: str) -> None:
+    file = open_tokens(prefix, data)
+    refuse_floats(file)
+    try:
+        documents_of_split(file, data, form, split)
+    except TooLittleDataError:
+        if split != "test" or not data.data_path:  # a run does without what is left for tests
+            raise
