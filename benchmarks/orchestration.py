@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flows.blocks.container import ContainerJob
-from flows.blocks.process import ProcessJob
-from flows.launch.container_options import ContainerOptions
-from flows.launch.outcome import Kind
-from flows.launch.spec import LaunchSpec
+from flows.backends.container.job import ContainerJob
+from flows.backends.container.options import ContainerOptions
+from flows.backends.outcome import Kind
+from flows.backends.process import ProcessJob
+from flows.backends.spec import LaunchSpec
 from flows.local_api import LocalApi
 from flows.program import ENVIRONMENT
 from trainyard.version import VERSION
@@ -162,7 +162,7 @@ import asyncio, sys
 import numpy as np
 from prefect import flow
 from flows.job import stage_job
-from flows.launch.spec import Resources
+from flows.backends.spec import Resources
 from flows.stage_task import Place, run_stage_task
 from trainyard.corpus.indexed import IndexedWriter
 

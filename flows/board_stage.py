@@ -19,11 +19,11 @@ from prefect.artifacts import acreate_markdown_artifact, acreate_table_artifact
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import PrefectException
 
-from flows.launch.container import SCRIPT as DOCKER_RUN
-from flows.launch.kubernetes import MANIFESTS
-from flows.launch.outcome import BRIEF_CHARS, Outcome, brief
-from flows.launch.slurm import SCRIPT as SBATCH
-from flows.launch.spec import LaunchSpec
+from flows.backends.container.render import SCRIPT as DOCKER_RUN
+from flows.backends.kubernetes.manifests import MANIFESTS
+from flows.backends.outcome import BRIEF_CHARS, Outcome, brief
+from flows.backends.slurm.script import SCRIPT as SBATCH
+from flows.backends.spec import LaunchSpec
 from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
 from trainyard.errors import TrainyardError
 

@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
-from flows.blocks.live import stop_untold
+from flows.backends.live_jobs import stop_untold
 from flows.interrupt import LOST_SECONDS
 
 LOOK_SECONDS = 5.0

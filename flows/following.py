@@ -18,9 +18,10 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from flows.blocks.away import PlaceAwayError
-from flows.blocks.container_note import NOTE
-from flows.blocks.notes import (
+from flows.backends.base import BlockRun
+from flows.backends.container.note import NOTE
+from flows.backends.errors import PlaceAwayError
+from flows.backends.notes import (
     SUBMITTED,
     Ending,
     noted,
@@ -29,13 +30,12 @@ from flows.blocks.notes import (
     write_ending,
     write_note,
 )
-from flows.blocks.run import BlockRun
+from flows.backends.outcome import Kind, Outcome
+from flows.backends.spec import LaunchSpec
 from flows.blocks.table import BLOCKS
 from flows.board_progress import progress_shown
 from flows.board_stage import show_submitted, show_waiting
 from flows.console import headline
-from flows.launch.outcome import Kind, Outcome
-from flows.launch.spec import LaunchSpec
 from flows.place import SCHEDULED, Place
 from flows.retry import pause_seconds, with_jitter
 from trainyard.errors import TrainyardError

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.backends.events import read_events
+from flows.backends.outcome import Kind, read_outcome
+from flows.backends.run_folder import HEARTBEAT, LOG
 from flows.goodput import KINDS, UNALLOCATED, Account, Row, account, percentages
 from flows.goodput_told import Submission, attempt_of, ms, submission_of
-from flows.launch.events import read_events
-from flows.launch.outcome import Kind, read_outcome
-from flows.launch.run_folder import HEARTBEAT, LOG
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import basename, join

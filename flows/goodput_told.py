@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.launch.events import Event
+from flows.backends.events import Event
 
 IN_LOOP = ("compile", "data_wait", "checkpoint", "evaluation", "step")
 """What an attempt tells of from save to save."""
@@ -23,7 +23,7 @@ class Submission:
     waits: tuple[Span, ...] = ()
     holds: tuple[Span, ...] = ()
     kind: str = ""
-    """How it ended, in the words of flows/launch/outcome.py; empty: nobody was left to say."""
+    """How it ended, in the words of flows/backends/outcome.py; empty: nobody was left to say."""
 
     @property
     def span(self) -> Span:

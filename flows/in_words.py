@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect.states import Failed
 
+from flows.backends.outcome import StageError
 from flows.cancelled import heed_cancel
-from flows.launch.outcome import StageError
 from trainyard.errors import TrainyardError
 
 P = ParamSpec("P")

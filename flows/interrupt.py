@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from flows.blocks.live import live, stop_untold
+from flows.backends.live_jobs import live, stop_untold
 
 LOST_SECONDS = 3.0
 """By then a cancellation that was not lost has reached every job."""

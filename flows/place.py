@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.launch.container_options import ContainerOptions
-from flows.launch.kubernetes_options import KubernetesOptions
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import GRACE_SECONDS, Mount, Resources
+from flows.backends.container.options import ContainerOptions
+from flows.backends.kubernetes.options import KubernetesOptions
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.spec import GRACE_SECONDS, Mount, Resources
 from flows.retry import FRUITLESS_ATTEMPTS
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from flows.backends.spec import Mount, Resources
 from flows.job import CONFIGS
-from flows.launch.spec import Mount, Resources
 from flows.place import BLOCK_OPTIONS, Place, Watch
 from flows.pretrain_jobs import Means
 from flows.profile_checks import check_tables

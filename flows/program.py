@@ -16,8 +16,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from flows.backends.outcome import StageError
 from flows.home import PASSWORD
-from flows.launch.outcome import StageError
 from flows.local_api import LocalApi
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
 

@@ -12,8 +12,8 @@ import random
 import re
 from dataclasses import dataclass
 
+from flows.backends.outcome import Outcome
 from flows.job import StageJob
-from flows.launch.outcome import Outcome
 from trainyard.artifacts import store
 from trainyard.artifacts.output import MANIFEST
 from trainyard.errors import TrainyardError

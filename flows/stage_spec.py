@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flows.backends.spec import LaunchSpec, Shares
 from flows.job import CONFIGS, StageJob
-from flows.launch.spec import LaunchSpec, Shares
 from flows.place import Place
 from trainyard.config import leaves
 from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision

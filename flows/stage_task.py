@@ -21,15 +21,15 @@ import tomli_w
 from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows.blocks.notes import NOT_BEGUN, is_being_cancelled, reached
+from flows.backends.key import job_key, submission_of
+from flows.backends.notes import NOT_BEGUN, is_being_cancelled, reached
+from flows.backends.outcome import KINDS, Kind, Outcome, StageError, read_outcome
+from flows.backends.run_folder import LOG
+from flows.backends.spec import LaunchSpec, Shares
 from flows.board_stage import show_failed, show_stage
 from flows.console import Log, headline
 from flows.following import SETTLED, follow
 from flows.job import StageJob
-from flows.launch.key import job_key, submission_of
-from flows.launch.outcome import KINDS, Kind, Outcome, StageError, read_outcome
-from flows.launch.run_folder import LOG
-from flows.launch.spec import LaunchSpec, Shares
 from flows.place import SCHEDULED, Place
 from flows.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.slots import note_begin

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows.backends.spec import OF_PREFECT
 from flows.browse.command import address, is_of_this_machine
 from flows.home import (
     ASKED,
@@ -28,7 +29,6 @@ from flows.home import (
     replace,
     settings_of_shell,
 )
-from flows.launch.spec import OF_PREFECT
 from flows.local_server import LOCK, serve, turn_to_start
 from flows.log_in import leading_page
 from flows.program import ENVIRONMENT, fail

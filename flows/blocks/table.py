@@ -7,11 +7,11 @@ from typing import Any
 
 from prefect.blocks.core import Block
 
-from flows.blocks.container import ContainerJob
-from flows.blocks.kubernetes import KubernetesJob
-from flows.blocks.process import ProcessJob
-from flows.blocks.slurm import SlurmJob
-from flows.launch.spec import LaunchSpec
+from flows.backends.container.job import ContainerJob
+from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.process import ProcessJob
+from flows.backends.slurm.job import SlurmJob
+from flows.backends.spec import LaunchSpec
 from flows.place import Place, Watch
 
 StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob

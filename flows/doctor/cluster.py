@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from flows.blocks.kubernetes import variant_to_make
-from flows.blocks.kubernetes_client import KubernetesClient
+from flows.backends.kubernetes.client import KubernetesClient
+from flows.backends.kubernetes.job import variant_to_make
+from flows.backends.kubernetes.manifests import render_kubernetes
 from flows.doctor.check import Answer, fail, ok, skipped
 from flows.doctor.ranks import probe_job
 from flows.doctor.yard import Yard
-from flows.launch.kubernetes import render_kubernetes
 from trainyard.errors import ConfigError, InfrastructureError
 
 T = TypeVar("T")

@@ -13,11 +13,11 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import ConnectionError as RequestsConnectionError
 from requests.exceptions import ReadTimeout, RequestException
 
-from flows.blocks.container_client import SOCKET
+from flows.backends.container.client import SOCKET
+from flows.backends.container.options import ContainerOptions
 from flows.doctor.check import Answer, fail, ok, warn
 from flows.doctor.yard import Yard
 from flows.job import CONFIGS
-from flows.launch.container_options import ContainerOptions
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.version import VERSION
 

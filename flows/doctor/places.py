@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 
-from flows.blocks.program import other_clusters
+from flows.backends.program import other_clusters
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.cluster import cluster_image, cluster_jobs
 from flows.doctor.engine import IMAGES_SECONDS, engine_image, engine_jobs

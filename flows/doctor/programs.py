@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flows.blocks.program import run_program
+from flows.backends.program import run_program
 
 SECONDS = 10.0
 SMOKE_SECONDS = 40.0

@@ -16,13 +16,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from flows.backends.key import job_key
+from flows.backends.outcome import Kind, Outcome
+from flows.backends.run_folder import LOG
+from flows.backends.spec import LaunchSpec, Resources
 from flows.blocks.table import BLOCKS
 from flows.doctor.check import Answer, Check, fail, ok, skipped
 from flows.doctor.yard import FOLDER, Yard
-from flows.launch.key import job_key
-from flows.launch.outcome import Kind, Outcome
-from flows.launch.run_folder import LOG
-from flows.launch.spec import LaunchSpec, Resources
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
 

@@ -14,11 +14,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from flows.backends.container.options import ContainerOptions
 from flows.gc.machine import run_homes
 from flows.gc.policy import Policy
 from flows.gc.sweep import sweep
 from flows.gc.told import lines
-from flows.launch.container_options import ContainerOptions
 from flows.options import add_yard_to_look_after, check_profile, check_root
 from flows.profile import Profile, read_profile
 from flows.program import fail

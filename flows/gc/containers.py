@@ -12,12 +12,12 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from flows.blocks.container_client import NOT_STARTED, ContainerClient, Look, Ours
-from flows.blocks.container_log import ContainerLog
-from flows.blocks.container_note import NOTE, end_noted, note_container
-from flows.blocks.notes import read_note
+from flows.backends.container.client import NOT_STARTED, ContainerClient, Look, Ours
+from flows.backends.container.log import ContainerLog
+from flows.backends.container.note import NOTE, end_noted, note_container
+from flows.backends.notes import read_note
+from flows.backends.run_folder import LOG
 from flows.gc.policy import DAY, HOUR, Garbage, Policy, age
-from flows.launch.run_folder import LOG
 from trainyard.errors import ClaimHeldError, InfrastructureError
 
 LOG_SECONDS = 60.0

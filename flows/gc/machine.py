@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flows.backends.events import read_events
+from flows.backends.key import DIGITS
 from flows.gc.policy import DAY, Garbage, Policy, age
-from flows.launch.events import read_events
-from flows.launch.key import DIGITS
 from stages.scratch import abandoned, remove_if_abandoned
 
 RUNS = ".runs"

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flows.backends.container.render import Host, render_container
+from flows.backends.key import job_key
+from flows.backends.kubernetes.manifests import render_kubernetes
+from flows.backends.slurm.script import render_slurm
+from flows.backends.spec import LaunchSpec, Shares
 from flows.job import CONFIGS, StageJob
-from flows.launch.container import Host, render_container
-from flows.launch.key import job_key
-from flows.launch.kubernetes import render_kubernetes
-from flows.launch.slurm import render_slurm
-from flows.launch.spec import LaunchSpec, Shares
 from flows.place import CONTAINED, Place
 from flows.profile import Profile
 from flows.stage_spec import stage_spec

@@ -15,7 +15,7 @@ from trainyard.training.state import TrainState
 log = logging.getLogger(__name__)
 
 FILE = "heartbeat"
-"""In the run folder; the job blocks look when it changed (flows/blocks/signs.py)."""
+"""In the run folder; the job blocks look when it changed (flows/backends/liveness.py)."""
 
 BETWEEN_SECONDS = 5.0
 """Steps may take a millisecond, and the folder lie on a file server."""

@@ -17,6 +17,8 @@ import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 
 from flows import board_progress
+from flows.backends.outcome import Kind, Outcome
+from flows.backends.spec import LaunchSpec
 from flows.board_progress import Heard, progress_shown, share_done
 from flows.board_stage import (
     by_hand,
@@ -30,8 +32,6 @@ from flows.board_stage import (
     why_not,
 )
 from flows.full_disk import full
-from flows.launch.outcome import Kind, Outcome
-from flows.launch.spec import LaunchSpec
 from flows.stage_task import Summary
 from trainyard.artifacts.manifest import InputRecord, Manifest
 from trainyard.artifacts.store import FileRecord

@@ -17,15 +17,15 @@ from prefect.logging import disable_run_logger
 from prefect.states import Failed
 
 from flows import following, retry, stage_task
-from flows.blocks import slurm
-from flows.blocks.notes import read_ending
-from flows.blocks.slurm import SlurmJob
-from flows.blocks.slurm_client import Said, SlurmClient
+from flows.backends.notes import read_ending
+from flows.backends.outcome import Kind, StageError
+from flows.backends.slurm import job as slurm
+from flows.backends.slurm.client import Said, SlurmClient
+from flows.backends.slurm.job import SlurmJob
+from flows.backends.slurm.script import EXIT
+from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
 from flows.job import StageJob
-from flows.launch.outcome import Kind, StageError
-from flows.launch.slurm import EXIT
-from flows.launch.spec import LaunchSpec
 from flows.place import Place
 from flows.stage_task import Summary, run_stage_task, worth_retrying
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.process import ProcessJob
+from flows.backends.events import note
+from flows.backends.process import ProcessJob
+from flows.backends.spec import LaunchSpec
 from flows.goodput import KINDS
 from flows.goodput_record import (
     goodput_url,
@@ -22,8 +24,6 @@ from flows.goodput_record import (
     record_goodput,
 )
 from flows.goodput_told import Submission
-from flows.launch.events import note
-from flows.launch.spec import LaunchSpec
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts import store

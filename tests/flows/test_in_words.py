@@ -10,8 +10,8 @@ import sys
 import pytest
 from prefect.client.schemas.objects import State
 
+from flows.backends.outcome import Kind, Outcome, StageError
 from flows.in_words import in_words, without_traceback
-from flows.launch.outcome import Kind, Outcome, StageError
 from trainyard.errors import ConfigError, InfrastructureError
 
 ENDED = Outcome(kind=Kind.DATA, name="merge", message="a.bin is torn", exit_status=1)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from flows import profile
+from flows.backends.container.options import ContainerOptions
+from flows.backends.kubernetes.options import Claim, KubernetesOptions
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.spec import LaunchSpec, Mount, Resources
 from flows.blocks.table import BLOCKS
 from flows.job import CONFIGS
-from flows.launch.container_options import ContainerOptions
-from flows.launch.kubernetes_options import Claim, KubernetesOptions
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import LaunchSpec, Mount, Resources
 from flows.place import BLOCK_OPTIONS, Watch
 from flows.profile import YARDS, Profile, parse_profile, read_profile
 from trainyard.errors import ConfigError

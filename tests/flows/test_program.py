@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.program import (
+from flows.backends.program import (
     FORBIDDEN,
     MISSING,
     OVERDUE,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows import stage_task
+from flows.backends.spec import Shares
 from flows.following import SETTLED
 from flows.job import in_shares, joined, stage_job
-from flows.launch.spec import Shares
 from flows.place import Place
 from trainyard.version import VERSION
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from flows.backends.spec import Resources
 from flows.job import StageJob, stage_job
-from flows.launch.spec import Resources
 from flows.place import Place
 from flows.stage_spec import stage_document
 

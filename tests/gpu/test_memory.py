@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from flows.launch.ending import Evidence, judge
-from flows.launch.outcome import Kind, read_failure
+from flows.backends.ending import Evidence, judge
+from flows.backends.outcome import Kind, read_failure
 from stages.failure import RUN_DIR
 from trainyard.corpus.indexed import IndexedWriter
 

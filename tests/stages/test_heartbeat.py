@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.launch import run_folder
+from flows.backends import run_folder
 from stages.failure import RUN_DIR
 from stages.pretrain import heartbeat
 from stages.pretrain.heartbeat import Heartbeat, heartbeats

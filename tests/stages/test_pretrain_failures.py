@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.launch.ending import Evidence, judge
-from flows.launch.outcome import Kind, Outcome, read_failure
+from flows.backends.ending import Evidence, judge
+from flows.backends.outcome import Kind, Outcome, read_failure
 from stages.failure import RUN_DIR
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.corpus.indexed import IndexedWriter

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.launch.outcome import Kind, StageError, classify, read_failure
+from flows.backends.outcome import Kind, StageError, classify, read_failure
 from stages.failure import RUN_DIR, STEP_DIGITS, add_step, read_step
 from stages.pretrain.reached import Reached
 from tests.stages.directly import Done, run_program

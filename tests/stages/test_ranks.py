@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch.ending import Evidence, judge
-from flows.launch.outcome import Kind, read_failure
+from flows.backends.ending import Evidence, judge
+from flows.backends.outcome import Kind, read_failure
 from stages.failure import RUN_DIR
 from tests.memory_group import little_memory
 from trainyard.artifacts.manifest import read_manifest

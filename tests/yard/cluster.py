@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.blocks.slurm import SlurmJob
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import LaunchSpec
+from flows.backends.slurm.job import SlurmJob
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.spec import LaunchSpec
 from tests.yard.yard import ROOT
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter", "flock")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.launch.events import read_events
+from flows.backends.events import read_events
 from tests.yard.deployed import ENDED, Api, comes
 from tests.yard.engine import Compose, compose, engine
 from tests.yard.yard import MODEL, write_corpus

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from flows.blocks.container import ContainerJob
-from flows.launch.container_options import ContainerOptions
-from flows.launch.spec import LaunchSpec, Mount
+from flows.backends.container.job import ContainerJob
+from flows.backends.container.options import ContainerOptions
+from flows.backends.spec import LaunchSpec, Mount
 from tests.yard.jobs import follow as follow
 from tests.yard.yard import ROOT
 

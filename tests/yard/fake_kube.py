@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import yaml
 from aiohttp import web
 
-from tests.flows.launch.kubernetes_schemas import ValidationError, check
+from tests.flows.backends.kubernetes_schemas import ValidationError, check
 from tests.yard.fake_kube_jobs import Cluster
 from tests.yard.fake_kube_pods import Container
 from tests.yard.fake_kube_store import Document, Store, matches

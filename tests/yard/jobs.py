@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from flows.blocks.run import BlockRun
-from flows.launch.outcome import Outcome
+from flows.backends.base import BlockRun
+from flows.backends.outcome import Outcome
 from tests.yard import faults
 
 FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"

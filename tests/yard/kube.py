@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from flows.blocks.kubernetes import KubernetesJob
-from flows.blocks.kubernetes_run import KubernetesJobRun
-from flows.launch.kubernetes_options import Claim, KubernetesOptions
-from flows.launch.outcome import Outcome
-from flows.launch.spec import LaunchSpec, Resources
+from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.kubernetes.options import Claim, KubernetesOptions
+from flows.backends.kubernetes.run import KubernetesJobRun
+from flows.backends.outcome import Outcome
+from flows.backends.spec import LaunchSpec, Resources
 from tests.yard import jobs
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import ALL_REDUCE as ALL_REDUCE

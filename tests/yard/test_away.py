@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from flows import following, retry
-from flows.blocks import container_run
-from flows.blocks.kubernetes import KubernetesJob
-from flows.blocks.kubernetes_client import KubernetesClient
+from flows.backends.container import run
+from flows.backends.container.options import ContainerOptions
+from flows.backends.kubernetes.client import KubernetesClient
+from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.outcome import Kind
 from flows.blocks.table import StageBlock
-from flows.launch.container_options import ContainerOptions
-from flows.launch.outcome import Kind
 from flows.place import Place
 from tests.yard import containers as engines
 from tests.yard.containers import counting, steps_of, text_of
@@ -95,7 +95,7 @@ def test_an_engine_that_is_away_for_longer_than_all_attempts_last(
     looks: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(container_run, "AWAY_SECONDS", 0.2)
+    monkeypatch.setattr(run, "AWAY_SECONDS", 0.2)
     wire = Wire(os.environ["DOCKER_HOST"], tmp_path)
     options = ContainerOptions(pull="never", engine=wire.address)
     block = engines.job(tmp_path, key, image, counting(40), options=options, poll_seconds=0.2)

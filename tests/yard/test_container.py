@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.blocks.container_run import ContainerJobRun
+from flows.backends.container.options import ContainerOptions
+from flows.backends.container.render import SCRIPT
+from flows.backends.container.run import ContainerJobRun
+from flows.backends.events import read_events
+from flows.backends.outcome import Kind
+from flows.backends.spec import Mount, Resources
 from flows.job import stage_job
-from flows.launch.container import SCRIPT
-from flows.launch.container_options import ContainerOptions
-from flows.launch.events import read_events
-from flows.launch.outcome import Kind
-from flows.launch.spec import Mount, Resources
 from flows.stage_task import Place, Summary, run_stage_task
 from tests.yard.containers import (
     THIS_PYTHON,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks import container_run
-from flows.blocks.container import ContainerJob
-from flows.blocks.container_run import ContainerJobRun
-from flows.launch.container_options import ContainerOptions
-from flows.launch.outcome import Kind, Outcome
+from flows.backends.container import run as container_run
+from flows.backends.container.job import ContainerJob
+from flows.backends.container.options import ContainerOptions
+from flows.backends.container.run import ContainerJobRun
+from flows.backends.outcome import Kind, Outcome
 from tests.yard.containers import (
     SECONDS,
     containers,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows.backends.kubernetes.manifests import JOBSET
 from flows.doctor import cluster, command
-from flows.launch.kubernetes import JOBSET
 from tests.yard.fake_kube import FakeKube, kubeconfig
 from tests.yard.kube import profile_on_pods, profile_through
 from tests.yard.practice import MAY_PASS, WRONG_SETTING, Practice, Visit, seen

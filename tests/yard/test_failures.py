@@ -16,7 +16,7 @@ import asyncio, sys
 from prefect import flow
 from flows import retry
 from flows.job import stage_job
-from flows.launch.outcome import StageError
+from flows.backends.outcome import StageError
 from flows.stage_task import Place, run_stage_task
 
 folder, python = sys.argv[1:]

@@ -195,7 +195,7 @@ IN_A_CONTAINER = """
 import asyncio, sys
 from prefect import flow
 from flows.job import stage_job
-from flows.launch.outcome import StageError
+from flows.backends.outcome import StageError
 from flows.stage_task import Place, run_stage_task
 
 folder, image = sys.argv[1:]

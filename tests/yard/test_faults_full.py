@@ -201,8 +201,8 @@ IN_A_CONTAINER = """
 import os
 from prefect import flow
 from flows.job import read_job
-from flows.launch.container_options import ContainerOptions
-from flows.launch.spec import Mount
+from flows.backends.container.options import ContainerOptions
+from flows.backends.spec import Mount
 from flows.stage_task import Place, run_stage_task
 
 @flow(name="in-a-container")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.backends.outcome import Kind
+from flows.backends.spec import LaunchSpec
 from flows.gc.containers import left_containers
 from flows.gc.policy import STANDARD, Garbage, Policy
-from flows.launch.outcome import Kind
-from flows.launch.spec import LaunchSpec
 from tests.yard.containers import (
     containers,
     counting,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.blocks.kubernetes import KubernetesJob
-from flows.blocks.notes import SUBMITTED
-from flows.launch.kubernetes import MANIFESTS
-from flows.launch.outcome import Kind, Outcome
-from flows.launch.spec import Resources, Shares
+from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.kubernetes.manifests import MANIFESTS
+from flows.backends.notes import SUBMITTED
+from flows.backends.outcome import Kind, Outcome
+from flows.backends.spec import Resources, Shares
 from tests.yard.fake_kube import FakeKube
 from tests.yard.fake_kube_pods import CGROUPS
 from tests.yard.kube import (

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.kubernetes import KubernetesJob
-from flows.blocks.kubernetes_evidence import END
-from flows.blocks.notes import SUBMITTED, Ending, write_ending
-from flows.launch.outcome import Kind
-from flows.launch.spec import Resources
+from flows.backends.kubernetes.evidence import END
+from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.notes import SUBMITTED, Ending, write_ending
+from flows.backends.outcome import Kind
+from flows.backends.spec import Resources
 from tests.yard.fake_kube import FakeKube
 from tests.yard.kube import follow, job, log_of, says, site, training, wait_until
 from tests.yard.yard import ROOT
@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(120)]
 
 SUBMITTER = """
 import asyncio, json, sys
-from flows.launch.kubernetes_options import Claim, KubernetesOptions
-from flows.launch.spec import LaunchSpec
-from flows.blocks.kubernetes import KubernetesJob
+from flows.backends.kubernetes.options import Claim, KubernetesOptions
+from flows.backends.spec import LaunchSpec
+from flows.backends.kubernetes.job import KubernetesJob
 
 async def main():
     given, kubeconfig, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]

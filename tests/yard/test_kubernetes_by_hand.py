@@ -13,7 +13,7 @@ import pytest
 import yaml
 from kubernetes import client, config, utils
 
-from flows.launch.kubernetes import MANIFESTS
+from flows.backends.kubernetes.manifests import MANIFESTS
 from flows.place import Place
 from flows.stage_task import Summary
 from tests.yard.fake_kube import FakeKube

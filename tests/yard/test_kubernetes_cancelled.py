@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from prefect.logging import disable_run_logger
 
+from flows.backends.key import job_key
+from flows.backends.outcome import Kind
+from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
 from flows.job import StageJob, stage_job
-from flows.launch.key import job_key
-from flows.launch.outcome import Kind
-from flows.launch.spec import LaunchSpec
 from flows.place import Place
 from flows.stage_task import Summary, run_stage_task
 from tests.yard import faults as trainings

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from flows.blocks.kubernetes import KubernetesJob
-from flows.blocks.kubernetes_run import KubernetesJobRun
-from flows.launch.kubernetes_options import Variant
-from flows.launch.outcome import Kind, Outcome
-from flows.launch.spec import LaunchSpec, Resources, Shares
+from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.kubernetes.options import Variant
+from flows.backends.kubernetes.run import KubernetesJobRun
+from flows.backends.outcome import Kind, Outcome
+from flows.backends.spec import LaunchSpec, Resources, Shares
 from flows.place import Place
 from flows.profile import read_profile
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
+from flows.backends.key import job_key
+from flows.backends.outcome import Kind, StageError
+from flows.backends.spec import Resources
 from flows.job import stage_job
-from flows.launch.key import job_key
-from flows.launch.outcome import Kind, StageError
-from flows.launch.spec import Resources
 from flows.place import Place
 from flows.stage_task import Summary, run_stage_task
 from tests.yard.fake_kube import FakeKube
@@ -97,8 +97,8 @@ FLOW = """
 import asyncio, json, sys
 from prefect.logging import disable_run_logger
 from flows.job import stage_job
-from flows.launch.kubernetes_options import Claim, KubernetesOptions
-from flows.launch.spec import Resources
+from flows.backends.kubernetes.options import Claim, KubernetesOptions
+from flows.backends.spec import Resources
 from flows.place import Place
 from flows.stage_task import run_stage_task
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.blocks.kubernetes import KubernetesJob
-from flows.blocks.kubernetes_client import KubernetesClient
-from flows.launch.kubernetes import render_kubernetes
-from flows.launch.kubernetes_options import Claim
-from flows.launch.outcome import Kind
-from flows.launch.spec import Resources
+from flows.backends.kubernetes.client import KubernetesClient
+from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.kubernetes.manifests import render_kubernetes
+from flows.backends.kubernetes.options import Claim
+from flows.backends.outcome import Kind
+from flows.backends.spec import Resources
 from tests.yard.fake_kube import TOKEN, FakeKube
 from tests.yard.kube import (
     TWO_NODES,
@@ -110,7 +110,7 @@ def test_a_job_that_a_quota_refuses_is_created_when_there_is_room(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flows.blocks.kubernetes.ROOM_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr("flows.backends.kubernetes.job.ROOM_PAUSE_SECONDS", 0.2)
     fake.post_refusals["jobs"] = QUOTA
 
     def give() -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.notes import SUBMITTED
-from flows.blocks.slurm import SlurmJob, SlurmJobRun
-from flows.launch.outcome import Kind, Outcome
-from flows.launch.slurm import job_name
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import Resources, Shares
+from flows.backends.notes import SUBMITTED
+from flows.backends.outcome import Kind, Outcome
+from flows.backends.slurm.job import SlurmJob, SlurmJobRun
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.slurm.script import job_name
+from flows.backends.spec import Resources, Shares
 from tests.yard.cluster import TAKEN, Cluster, ask, job
 from tests.yard.jobs import (
     ALL_REDUCE,
@@ -252,8 +252,8 @@ def test_a_job_that_waits_is_cancelled_in_the_queue(folder: Path) -> None:
 
 SUBMITTER = """
 import asyncio, json, sys
-from flows.launch.spec import LaunchSpec
-from flows.blocks.slurm import SlurmJob
+from flows.backends.spec import LaunchSpec
+from flows.backends.slurm.job import SlurmJob
 
 async def main():
     given = json.loads(sys.argv[1])

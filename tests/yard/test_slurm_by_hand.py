@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
+from flows.backends.run_folder import LOG
+from flows.backends.slurm.script import SCRIPT
+from flows.backends.spec import Resources
 from flows.job import stage_job
-from flows.launch.run_folder import LOG
-from flows.launch.slurm import SCRIPT
-from flows.launch.spec import Resources
 from flows.stage_task import Place, Summary, run_stage_task
 from tests.yard.cluster import ask
 from tests.yard.jobs import MODEL, TRAINING, wait_until, write_tokens

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.slurm import SlurmJob, SlurmJobRun
-from flows.launch.outcome import Kind
-from flows.launch.spec import Resources
+from flows.backends.outcome import Kind
+from flows.backends.slurm.job import SlurmJob, SlurmJobRun
+from flows.backends.spec import Resources
 from tests.yard.cluster import ask, job
 from tests.yard.faults import training
 from tests.yard.jobs import TORCHRUN, follow, wait_until

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.slurm import FORGOTTEN_SECONDS, SlurmJobRun
-from flows.blocks.slurm_client import SlurmClient
-from flows.launch.outcome import Kind
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import Shares
+from flows.backends.outcome import Kind
+from flows.backends.slurm.client import SlurmClient
+from flows.backends.slurm.job import FORGOTTEN_SECONDS, SlurmJobRun
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.spec import Shares
 from tests.yard.cluster import Cluster, ask, job
 from tests.yard.jobs import follow, wait_until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch.outcome import Kind
+from flows.backends.outcome import Kind
 from tests.yard.cluster import profile_on_two_nodes
 from tests.yard.faults import Ended, Flow, steps, training, wait_for
 from tests.yard.yard import Yard

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.notes import SUBMITTED
+from flows.backends.notes import SUBMITTED
 from flows.goodput import Account
 from flows.goodput_record import account_of
 from tests.yard.cluster import ask, profile_on_two_nodes

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.notes import SUBMITTED
-from flows.blocks.slurm import SlurmJobRun
-from flows.launch.outcome import Kind
-from flows.launch.slurm_options import SlurmOptions
+from flows.backends.notes import SUBMITTED
+from flows.backends.outcome import Kind
+from flows.backends.slurm.job import SlurmJobRun
+from flows.backends.slurm.options import SlurmOptions
 from tests.yard.cluster import Cluster, ask, job
 from tests.yard.jobs import follow, wait_until
 

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.blocks.notes import ENDING, SUBMITTED
+from flows.backends.key import job_key
+from flows.backends.notes import ENDING, SUBMITTED
+from flows.backends.outcome import Kind, StageError
+from flows.backends.run_folder import LOG
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.slurm.script import EXIT, SCRIPT, job_name
+from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
 from flows.job import stage_job
-from flows.launch.key import job_key
-from flows.launch.outcome import Kind, StageError
-from flows.launch.run_folder import LOG
-from flows.launch.slurm import EXIT, SCRIPT, job_name
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import LaunchSpec
 from flows.stage_task import Place, Summary, run_stage_task
 from tests.yard.cluster import Cluster, ask
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, killed, wait_until, write_tokens
@@ -95,7 +95,7 @@ HELD = """
 import asyncio, json, sys
 from prefect.logging import disable_run_logger
 from flows.job import stage_job
-from flows.launch.slurm_options import SlurmOptions
+from flows.backends.slurm.options import SlurmOptions
 from flows.stage_task import Place, run_stage_task
 
 given = json.loads(sys.argv[1])
@@ -156,7 +156,7 @@ FLOW = """
 import asyncio, json, sys
 from prefect.logging import disable_run_logger
 from flows.job import stage_job
-from flows.launch.spec import Resources
+from flows.backends.spec import Resources
 from flows.stage_task import Place, run_stage_task
 
 given = json.loads(sys.argv[1])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.blocks.slurm import SlurmJob, SlurmJobRun
-from flows.launch.outcome import Kind
-from flows.launch.slurm_options import SlurmOptions
-from flows.launch.spec import Resources
+from flows.backends.outcome import Kind
+from flows.backends.slurm.job import SlurmJob, SlurmJobRun
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.spec import Resources
 from tests.yard.cluster import Cluster, ask, job
 from tests.yard.jobs import SAY, TORCHRUN, follow, training, wait_until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch.outcome import Kind
-from flows.launch.slurm_options import SlurmOptions
+from flows.backends.outcome import Kind
+from flows.backends.slurm.options import SlurmOptions
 from tests.yard.cluster import Cluster, ask, job
 from tests.yard.jobs import follow
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from flows.backends.spec import Resources
 from flows.doctor.ranks import SAID, described, probe_job, without_gpus
 from flows.doctor.yard import Yard
-from flows.launch.spec import Resources
 from flows.profile import parse_profile
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.backends.events import Name, note
+from flows.backends.key import job_key
 from flows.gc.command import homes_of, main
 from flows.gc.machine import has_ended, old_runs, run_homes, runs
 from flows.gc.policy import DAY, Policy
 from flows.job import stage_job
-from flows.launch.events import Name, note
-from flows.launch.key import job_key
 from flows.place import Place
 from flows.profile import parse_profile
 from flows.stage_task import _prepare, next_key

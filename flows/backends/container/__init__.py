@@ -1,0 +1,1 @@
+"""A stage as a container of a Docker engine."""

@@ -1,0 +1,267 @@
+"""A job as a container: what the engine's API is asked for, and the same as a script for people.
+
+Pure: a LaunchSpec, a machine's options and what is known of the machine in; text and plain data
+out. Of variables that the container inherits the script and the request hold the names alone; the
+values, secrets among them, are joined to the request the moment it is sent."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.backends.container.options import ContainerOptions, size_bytes
+from flows.backends.spec import LaunchSpec, Mount
+from trainyard.errors import ConfigError
+
+SCRIPT = "container.sh"
+KEY_LABEL = "trainyard.key"
+JOB_LABEL = "trainyard.job"
+RUN_VARIABLE = "TRAINYARD_RUN_DIR"
+
+LOCAL = re.compile(r"//([^/@]*@)?(localhost|127(\.\d+){3}|\[::1\])(:|/|$)")
+"""A URL that leads to the machine itself; from a network of its own a container cannot follow."""
+
+HOST_NAME = "host.docker.internal"
+
+HOME = "/tmp"
+USER_NAME = "trainyard"
+"""For libraries that ask who they are: the user has a number, and no entry in the image."""
+
+LOG_SIZE = "100g"
+"""Never reached: a log that is cut cannot be read on from where a flow left it."""
+
+NO_LIMIT = -1
+GPU_STACK_BYTES = 64 << 20
+"""What NVIDIA's images ask for, besides locked memory without a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a request depends on besides the job and the options."""
+
+    user: str
+    """`uid:gid` of the flow."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRequest:
+    """A container to be made."""
+
+    name: str
+    """By which it is found again; an engine has each name once."""
+    body: dict[str, Any]
+    """Of `POST /containers/create` of the Engine API (1.41 and later), without inherited values."""
+    inherited: tuple[str, ...]
+    """Variables whose values are still to be joined."""
+
+
+def container_name(spec: LaunchSpec) -> str:
+    """The name by which the submission is found again."""
+    return name_of(spec.name, spec.key)
+
+
+def name_of(job: str, key: str) -> str:
+    """The same by the values of our two labels."""
+    return f"trainyard-{job}-{key}"
+
+
+def render_container(spec: LaunchSpec, options: ContainerOptions, host: Host) -> ContainerRequest:
+    """The request; ConfigError for what one container cannot be."""
+    _check(spec, options)
+    program, *arguments = _command(spec)
+    body = {
+        "Image": spec.image,
+        "Entrypoint": [program],  # in the place of the image's own, which may be a stage
+        "Cmd": arguments,
+        "Env": [f"{name}={value}" for name, value in _environment(spec).items()],
+        "User": options.user or host.user,
+        "Labels": {KEY_LABEL: spec.key, JOB_LABEL: spec.name},
+        "StopSignal": "SIGTERM",
+        "StopTimeout": round(spec.grace_seconds),
+        "HostConfig": _host_config(spec, options, host),
+    }
+    if spec.working_directory is not None:
+        body["WorkingDir"] = spec.working_directory
+    return ContainerRequest(
+        name=container_name(spec), body=body, inherited=_inherited(spec, options, host)
+    )
+
+
+def _check(spec: LaunchSpec, options: ContainerOptions) -> None:
+    if spec.image is None:
+        raise ConfigError(f"job {spec.name}: a container needs an image; name it in the yard")
+    if not spec.key:
+        raise ConfigError(f"job {spec.name}: a container needs a key by which it is found again")
+    wanted = spec.resources
+    if wanted.nodes > 1:
+        raise ConfigError(
+            f"job {spec.name}: nodes ({wanted.nodes}): a container runs on one machine; use a yard "
+            f"of Slurm or Kubernetes, or processes_per_node"
+        )
+    if spec.shares is not None:
+        raise ConfigError(
+            f"job {spec.name}: a container makes its whole output; shares are for Slurm and "
+            f"Kubernetes"
+        )
+    if options.gpus and len(options.gpus) != wanted.gpus_per_node:
+        raise ConfigError(
+            f"job {spec.name}: gpus_per_node ({wanted.gpus_per_node}) must be the number of GPUs "
+            f"that the container option gpus names ({len(options.gpus)})"
+        )
+
+
+def _command(spec: LaunchSpec) -> tuple[str, ...]:
+    if not spec.has_ranks:
+        return spec.command
+    number = f"--nproc-per-node={spec.resources.processes_per_node}"
+    ranks = ("--standalone", "--nnodes=1", number, "--max-restarts=0", "--no-python")
+    return (*spec.rank_launcher, *ranks, *spec.command)
+
+
+def _environment(spec: LaunchSpec) -> dict[str, str]:
+    return {
+        "HOME": HOME,
+        "USER": USER_NAME,
+        "PYTHONUNBUFFERED": "1",
+        **spec.environment,
+        RUN_VARIABLE: spec.run_directory,
+    }
+
+
+def _inherited(spec: LaunchSpec, options: ContainerOptions, host: Host) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name in options.inherited_environment
+        if name in host.environment and name not in spec.environment
+    )
+
+
+def _network(spec: LaunchSpec, options: ContainerOptions, host: Host) -> str:
+    if options.network is not None:
+        return options.network
+    inherited = (host.environment[name] for name in _inherited(spec, options, host))
+    is_local = any(LOCAL.search(value) for value in (*inherited, *spec.environment.values()))
+    return "host" if is_local else "bridge"
+
+
+def _mounts(spec: LaunchSpec) -> tuple[Mount, ...]:
+    """The run folder is always among them, under its own name."""
+    run = Mount(source=spec.run_directory, target=spec.run_directory, read_only=False)
+    return (*spec.mounts, run)
+
+
+def _host_config(spec: LaunchSpec, options: ContainerOptions, host: Host) -> dict[str, Any]:
+    network = _network(spec, options, host)
+    config: dict[str, Any] = {
+        "NetworkMode": network,
+        "Init": options.init,
+        "ReadonlyRootfs": options.read_only,
+        "Tmpfs": {"/tmp": _temporary(options)},
+        "ShmSize": size_bytes(options.shared_memory),
+        "Mounts": [
+            {"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only}
+            for m in _mounts(spec)
+        ],
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_SIZE}},
+    }
+    if network != "host" and not network.startswith("container:"):
+        config["ExtraHosts"] = [f"{HOST_NAME}:host-gateway"]
+    if options.capabilities:
+        config["CapAdd"] = [f"CAP_{name.removeprefix('CAP_')}" for name in options.capabilities]
+    if options.devices:
+        config["Devices"] = [
+            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
+            for path in options.devices
+        ]
+    return {**config, **_sizes(spec), **_gpus(spec, options)}
+
+
+def _temporary(options: ContainerOptions) -> str:
+    """exec: what torch compiles lies in /tmp and is loaded from there."""
+    return f"rw,exec,nosuid,nodev,mode=1777,size={size_bytes(options.temporary_size)}"
+
+
+def _sizes(spec: LaunchSpec) -> dict[str, Any]:
+    wanted, sizes = spec.resources, {}
+    if wanted.memory_bytes_per_node is not None:
+        # As much again in swap would be used before anybody is told.
+        sizes = dict.fromkeys(("Memory", "MemorySwap"), wanted.memory_bytes_per_node)
+    if wanted.cpus_per_node is not None:
+        sizes["NanoCpus"] = wanted.cpus_per_node * 10**9
+    return sizes
+
+
+def _gpus(spec: LaunchSpec, options: ContainerOptions) -> dict[str, Any]:
+    if not spec.resources.gpus_per_node:
+        return {}
+    which: dict[str, Any] = {"Count": spec.resources.gpus_per_node}
+    if options.gpus:
+        which = {"DeviceIDs": list(options.gpus)}
+    limits = {"memlock": NO_LIMIT, "stack": GPU_STACK_BYTES}
+    return {
+        "DeviceRequests": [{**which, "Capabilities": [["gpu"]]}],
+        "Ulimits": [{"Name": name, "Soft": at, "Hard": at} for name, at in limits.items()],
+    }
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def docker_run(request: ContainerRequest) -> str:
+    """A script that makes the same container by hand, under no name that a flow would find."""
+    body = request.body
+    words = [shlex.quote(word) for word in (body["Image"], *body["Cmd"])]
+    lines = ["exec docker run --rm", *_flags(request), " ".join(words)]
+    names = " ".join(request.inherited)
+    needs = [f"# Needs these variables: {names}"] if names else []
+    return "\n".join(["#!/bin/sh", *needs, " \\\n  ".join(lines), ""])
+
+
+def _flags(request: ContainerRequest) -> Iterator[str]:
+    body, config = request.body, request.body["HostConfig"]
+    yield _flag("entrypoint", body["Entrypoint"][0])
+    yield _flag("user", body["User"])
+    if "WorkingDir" in body:
+        yield _flag("workdir", body["WorkingDir"])
+    yield _flag("network", config["NetworkMode"])
+    for entry in config.get("ExtraHosts", ()):
+        yield _flag("add-host", entry)
+    yield from (_flag("env", one) for one in (*request.inherited, *body["Env"]))
+    for mount in config["Mounts"]:
+        mode = ",readonly" if mount["ReadOnly"] else ""
+        yield _flag("mount", f"type=bind,source={mount['Source']},target={mount['Target']}{mode}")
+    yield _flag("tmpfs", f"/tmp:{config['Tmpfs']['/tmp']}")
+    yield from _limits(config)
+    yield _flag("stop-timeout", str(body["StopTimeout"]))
+
+
+def _limits(config: Mapping[str, Any]) -> Iterator[str]:
+    yield f"--shm-size={config['ShmSize']}"
+    for flag, key in (("memory", "Memory"), ("memory-swap", "MemorySwap")):
+        if key in config:
+            yield f"--{flag}={config[key]}"
+    if "NanoCpus" in config:
+        yield f"--cpus={config['NanoCpus'] // 10**9}"
+    for request in config.get("DeviceRequests", ()):
+        named = ",".join(request.get("DeviceIDs", ()))
+        yield f"--gpus '\"device={named}\"'" if named else f"--gpus={request['Count']}"
+    for limit in config.get("Ulimits", ()):
+        yield f"--ulimit={limit['Name']}={limit['Soft']}"
+    yield from (f"--device={device['PathOnHost']}" for device in config.get("Devices", ()))
+    yield from (f"--cap-drop={name}" for name in config["CapDrop"])
+    yield from (f"--cap-add={name}" for name in config.get("CapAdd", ()))
+    yield from (f"--security-opt={name}" for name in config["SecurityOpt"])
+    if config["ReadonlyRootfs"]:
+        yield "--read-only"
+    if config["Init"]:
+        yield "--init"
+
+
+def _flag(name: str, value: str) -> str:
+    return f"--{name}={shlex.quote(value)}"

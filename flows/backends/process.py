@@ -1,0 +1,207 @@
+"""A stage as a process on this machine: started, listened to, and never left behind.
+
+The job has a session of its own, so all that it starts can be stopped together. It holds the read
+end of a pipe whose write end is here: when this process dies, however it dies, the kernel closes
+the pipe and the job stops itself (stages/lifeline.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TextIO
+
+from prefect.blocks.abstract import JobBlock
+
+from flows.backends.base import BlockRun
+from flows.backends.events import note
+from flows.backends.live_jobs import live
+from flows.backends.notes import NOT_BEGUN, reached
+from flows.backends.outcome import Outcome, classify, read_failure
+from flows.backends.run_folder import LOG
+from flows.backends.spec import OF_PREFECT, LaunchSpec
+from flows.blocks.lines import Lines
+
+LIFELINE = "TRAINYARD_LIFELINE_FD"
+RUN_DIRECTORY = "TRAINYARD_RUN_DIR"
+
+POLL_SECONDS = 0.05
+
+DRAIN_SECONDS = 2.0
+"""How long output may still come after the job itself has ended: a grandchild may hold the pipe."""
+
+
+class ProcessJob(JobBlock[Outcome]):
+    """Runs a stage as a process of this machine, in the environment of this Python."""
+
+    _block_type_name = "Process Job"
+    _block_type_slug = "process-job"
+    _description = "Runs a stage's own command as a local process."
+
+    spec: LaunchSpec
+
+    async def trigger(self) -> ProcessJobRun:
+        """Start the command."""
+        folder = Path(self.spec.run_directory)
+        with reached(folder, NOT_BEGUN):
+            folder.mkdir(parents=True, exist_ok=True)
+            output = (folder / LOG).open("a", encoding="utf-8", buffering=1)
+        read_end, write_end = os.pipe()
+        try:
+            process = subprocess.Popen(
+                self.spec.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=self.spec.working_directory,
+                env=_environment(self.spec, read_end),
+                pass_fds=(read_end,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(write_end)
+            output.close()
+            raise
+        finally:
+            os.close(read_end)
+        self.logger.debug("started %s as process %d", self.spec.name, process.pid)
+        return ProcessJobRun(self.spec, process, write_end, output)
+
+
+class ProcessJobRun(BlockRun):
+    """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        process: subprocess.Popen[bytes],
+        lifeline: int,
+        output: TextIO,
+    ) -> None:
+        """lifeline: write end of the pipe that ends it; output: what it says is written there."""
+        super().__init__(spec, str(process.pid))
+        self.pid = process.pid
+        self._process = process
+        self._lifeline: int | None = lifeline
+        self._output = output
+        # A thread, since it has to go on listening while everything in the loop is cancelled.
+        self._listener = threading.Thread(target=self._listen, name=spec.name, daemon=True)
+        self._listener.start()
+        live.add(self)
+        self._note_start()
+
+    @property
+    def log_path(self) -> Path:
+        """Everything that the job wrote to stdout and stderr."""
+        return self._folder / LOG
+
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Until the job has ended. Whatever ends the waiting instead stops the job."""
+        try:
+            await super().wait_for_completion()
+        finally:
+            await self.stop()
+
+    def _note_start(self) -> None:
+        try:
+            note(self._folder, "submitted", job=self._job)
+            note(self._folder, "started", job=self._job)
+        except OSError as error:  # such as a full disk: it runs all the same
+            self._log.warning("%s: its start could not be noted: %s", self.spec.name, error)
+
+    def _has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _outcome(self) -> Outcome:
+        code = self._process.poll()
+        assert code is not None, "it has ended"
+        return classify(self.spec.name, code, read_failure(self.spec.run_directory))
+
+    async def _stop(self) -> None:
+        """SIGTERM to all of its processes, once; SIGKILL to what is there after the grace."""
+        try:
+            if self._signal(signal.SIGTERM):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone(), self.spec.grace_seconds)
+        finally:
+            self._signal(signal.SIGKILL)
+            if self._lifeline is not None:
+                os.close(self._lifeline)
+                self._lifeline = None
+        await self._until_ended()
+        await self._hear_the_end()
+        self._note_end(self._outcome().kind)
+
+    def _signal(self, number: int) -> bool:
+        """Signal the job's process group; False when nobody is alive in it any more."""
+        if not _is_alive(self.pid):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+        return True
+
+    async def _until_ended(self) -> None:
+        while self._process.poll() is None:
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _gone(self) -> None:
+        await self._until_ended()
+        while _is_alive(self.pid):
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _hear_the_end(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self._listener.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS / 5)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            for line in _lines(stream):
+                with contextlib.suppress(OSError):  # a full disk must not stop the reading
+                    self._output.write(line + "\n")
+                self._say(line)
+        with contextlib.suppress(OSError):  # it tries once more what did not get there
+            self._output.close()
+
+
+def _is_alive(group: int) -> bool:
+    """True while a process of the group runs.
+
+    Zombies do not count: in a container process 1, which inherits them, may never reap them."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    if not Path("/proc/self/stat").exists():
+        return True
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
+
+
+def _environment(spec: LaunchSpec, lifeline: int) -> dict[str, str]:
+    return {
+        **{name: v for name, v in os.environ.items() if not name.startswith(OF_PREFECT)},
+        "PYTHONUNBUFFERED": "1",
+        **spec.environment,
+        LIFELINE: str(lifeline),
+        RUN_DIRECTORY: spec.run_directory,
+    }
+
+
+def _lines(stream: IO[bytes]) -> Iterator[str]:
+    """Lines as they come."""
+    lines = Lines()
+    while chunk := os.read(stream.fileno(), 2**16):
+        yield from lines.feed(chunk)
+    yield from lines.finish()

@@ -1,0 +1,322 @@
+"""A job as a script for sbatch: what a person could have written, and can run again by hand.
+
+Pure: a LaunchSpec and a site's options in, text out. What people wrote reaches the shell in two
+ways only: as words of an array that shlex quoted, or as values that SlurmOptions checked."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from flows.backends.run_folder import LOG
+from flows.backends.slurm.options import WORDS, SlurmOptions
+from flows.backends.spec import LaunchSpec, Mount
+from trainyard.errors import ConfigError
+
+SCRIPT = "job.sbatch"
+EXIT = "exit.json"
+
+FOLDER = re.compile(r"/[A-Za-z0-9_./@+=:,-]*")
+"""Slurm expands % and \\ in the names of output files, and splits #SBATCH lines at spaces."""
+
+MIB = 2**20
+WIDTH = 100
+OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+"""Variables of the submitter that would mean something else in the job."""
+
+INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
+
+HEED = 'trap "" USR1; exec "$@"'
+"""Python dies of SIGUSR1; ignored, it is so until a stage installs its own handler."""
+
+LEAVE_SECONDS = 10
+HEED_RANKS = """
+trap "" USR1 TERM
+"$@" &
+launcher=$! leave={leave} status=127 again=yes
+told() {{
+  again=yes
+  for one in /proc/"$launcher"/task/*/children; do
+    ranks=unknown
+    read -r ranks 2>/dev/null <"$one"
+    [ -z "$ranks" ] || return
+  done
+  kill -KILL "$launcher"
+}}
+trap told TERM
+while [ "$again" ]; do
+  again=
+  wait "$launcher"
+  said=$?
+  [ "$said" = 127 ] || status=$said
+done
+trap "" TERM
+[ "$status" = 0 ] || sleep "$leave"
+exit "$status"
+"""
+"""Slurm sends a signal to every process of a step. torchrun is to stay out of it: it dies of
+SIGUSR1, though the ranks have saved and left, and of SIGTERM it makes a second one for its ranks,
+and SIGKILL 30 s later, however long Slurm would let them save. But as long as it has started no
+rank nobody else heeds SIGTERM, and ranks that come up after it know nothing of it: then the shell
+ends it, by builtins alone, as a program would be sent the next SIGTERM. (127: it was waited for
+already.)
+
+srun ends the tasks of all nodes as soon as one has failed, and a training that was told to save
+and stop fails: of several nodes one that is ready leaves the others their time."""
+
+LAUNCHER_HEEDS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
+"""What torchrun installs handlers for: not for SIGTERM, which stays ignored. Versions of torch that
+do not know the variable pass SIGTERM on."""
+
+ENDING = f"""[ "$status" != 0 ] || status=$stopped
+
+# Whole or not there: it tells the end also when Slurm has forgotten the job.
+printf '{{"exit_status": %d, "job_id": "%s", "restarts": %d, "seconds": %d}}\\n' \\
+  "$status" "$SLURM_JOB_ID" "${{SLURM_RESTART_COUNT:-0}}" "$SECONDS" \\
+  >"$run/{EXIT}.$$" && mv -f "$run/{EXIT}.$$" "$run/{EXIT}"
+exit "$status"
+"""
+
+
+def render_slurm(spec: LaunchSpec, options: SlurmOptions) -> str:
+    """The text of the script; ConfigError for what cannot be said to Slurm."""
+    _check(spec, options)
+    parts = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in sbatch_options(spec, options)),
+        "",
+        *_preamble(spec, options),
+        *_run_folder(spec),
+        *_command(spec, options),
+        ENDING,
+    ]
+    return "\n".join(parts)
+
+
+def job_name(spec: LaunchSpec) -> str:
+    """The name by which the submission is found again."""
+    return f"{spec.name}-{spec.key}"
+
+
+def _check(spec: LaunchSpec, options: SlurmOptions) -> None:
+    if not spec.key:
+        raise ConfigError(f"job {spec.name}: Slurm needs a key by which the job is found again")
+    if not FOLDER.fullmatch(spec.run_directory):
+        raise ConfigError(
+            f"run folder {spec.run_directory!r}: Slurm needs an absolute path of letters, digits "
+            f"and '_ . / @ + = : , -', seen by every node; choose another yard"
+        )
+    if spec.image is not None and options.containers == "none":
+        raise ConfigError(
+            f"job {spec.name}: image {spec.image} needs the Slurm option containers, "
+            f"'pyxis' or 'apptainer'"
+        )
+    if spec.image is None and spec.mounts:
+        raise ConfigError(f"job {spec.name}: mounts are for images, and it has none")
+
+
+# --- what sbatch reads --------------------------------------------------------------------------
+
+
+def sbatch_options(spec: LaunchSpec, options: SlurmOptions) -> list[str]:
+    """Everything behind `#SBATCH`."""
+    wanted = spec.resources
+    lines = [
+        f"--job-name={job_name(spec)}",
+        f"--comment=trainyard:{spec.key}",
+        f"--output={PurePosixPath(spec.run_directory, _log_pattern(spec))}",
+        "--open-mode=append",
+        f"--{options.requeue}",
+        f"--signal=USR1@{_warning(spec, options)}",
+        f"--nodes={wanted.nodes}",
+        "--ntasks-per-node=1",
+    ]
+    lines += _sizes(spec, options)
+    for name in WORDS:
+        if getattr(options, name) is not None:
+            lines.append(f"--{name}={getattr(options, name)}")
+    if options.exclusive:
+        lines.append("--exclusive")
+    if not options.inherit_environment:
+        lines.append("--export=NONE")
+    if spec.shares is not None:
+        lines.append(f"--array={_array(spec)}")
+    return [*lines, *options.extra]
+
+
+def _sizes(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
+    wanted = spec.resources
+    if wanted.cpus_per_node is not None:
+        yield f"--cpus-per-task={wanted.cpus_per_node}"
+    if wanted.gpus_per_node:
+        kind = "gpu" if options.gpu_type is None else f"gpu:{options.gpu_type}"
+        yield f"--gres={kind}:{wanted.gpus_per_node}"
+    if wanted.memory_bytes_per_node is not None:
+        yield f"--mem={math.ceil(wanted.memory_bytes_per_node / MIB)}M"
+    elif options.exclusive:
+        yield "--mem=0"
+    if wanted.time_limit_seconds is not None:
+        yield f"--time={time_text(wanted.time_limit_seconds)}"
+
+
+def time_text(seconds: int) -> str:
+    """D-HH:MM:SS, in whole minutes: Slurm counts no others."""
+    minutes = math.ceil(seconds / 60)
+    days, rest = divmod(minutes, 24 * 60)
+    return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
+
+
+def _warning(spec: LaunchSpec, options: SlurmOptions) -> int:
+    limit = spec.resources.time_limit_seconds
+    if limit is None:
+        return options.warning_seconds
+    return max(1, min(options.warning_seconds, math.ceil(limit / 60) * 60 // 4))
+
+
+def _log_pattern(spec: LaunchSpec) -> str:
+    return LOG if spec.shares is None else "log-%5a.txt"
+
+
+def _array(spec: LaunchSpec) -> str:
+    assert spec.shares is not None
+    bound = "" if spec.shares.at_once is None else f"%{spec.shares.at_once}"
+    return ",".join(_ranges(spec.shares.indices)) + bound
+
+
+def _ranges(indices: tuple[int, ...]) -> Iterator[str]:
+    """Runs of neighbours, as Slurm writes them: 0-3, 7."""
+    start = previous = indices[0]
+    for index in (*indices[1:], -1):
+        if index != previous + 1:
+            yield str(start) if start == previous else f"{start}-{previous}"
+            start = index
+        previous = index
+
+
+# --- what bash reads ----------------------------------------------------------------------------
+
+
+def _preamble(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
+    yield f"unset {INHERITED}"
+    if options.setup_file is not None:
+        yield f"source {shlex.quote(options.setup_file)}"
+    yield "set -u"
+    for name, value in spec.environment.items():
+        yield f"export {name}={shlex.quote(value)}"
+    yield "export PYTHONUNBUFFERED=1"
+    if spec.has_ranks:
+        yield f"export {LAUNCHER_HEEDS}"
+
+
+def _run_folder(spec: LaunchSpec) -> Iterator[str]:
+    folder = shlex.quote(spec.run_directory)
+    yield ""
+    if spec.shares is None:
+        yield f"run={folder}"
+    else:
+        yield f'run={folder}/share-"$SLURM_ARRAY_TASK_ID"'
+    yield 'export TRAINYARD_RUN_DIR="$run"'
+    yield 'mkdir -p "$run"'
+    yield "# Of an earlier run of this job, which was requeued."
+    yield f'rm -f "$run/failure.json" "$run/outcome.json" "$run/{EXIT}"'
+
+
+def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
+    wanted = spec.resources
+    yield ""
+    if spec.has_ranks:
+        yield 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        yield "port=$((20000 + SLURM_JOB_ID % 10000))"
+        yield "rendezvous=("
+        yield f"  --nnodes={wanted.nodes} --nproc-per-node={wanted.processes_per_node}"
+        yield '  --rdzv-backend=c10d --rdzv-endpoint="$head:$port"'
+        yield '  --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --max-restarts=0 --no-python'
+        yield ")"
+        yield from _array_of("launcher", spec.rank_launcher)
+    yield from _array_of("command", spec.command)
+    if spec.shares is not None:
+        yield f'command+=(--rank "$SLURM_ARRAY_TASK_ID" --world-size {spec.shares.count})'
+    yield from _array_of("step", _step(spec, options))
+    ranks = '"${launcher[@]}" "${rendezvous[@]}" ' if spec.has_ranks else ""
+    yield ""
+    yield "# Cancelled or out of time, bash waits for the step and says how it ended."
+    yield "status=0 stopped=0"
+    yield "trap 'stopped=143' TERM"
+    leave = LEAVE_SECONDS if wanted.nodes > 1 else 0
+    heed = HEED_RANKS.format(leave=leave) if spec.has_ranks else HEED
+    yield f'"${{step[@]}}" sh -c {shlex.quote(heed)} trainyard \\'
+    yield f'  {ranks}"${{command[@]}}" || status=$?'
+
+
+def _array_of(name: str, words: tuple[str, ...]) -> Iterator[str]:
+    lines = list(_grouped(words))
+    if len(whole := f"{name}=({' '.join(lines)})") <= WIDTH:
+        yield whole
+        return
+    yield f"{name}=("
+    yield from (f"  {line}" for line in lines)
+    yield ")"
+
+
+def _grouped(words: tuple[str, ...]) -> Iterator[str]:
+    """Quoted words; an option begins a line, and what is no option stays beside it."""
+    line = ""
+    for word in words:
+        if line and word.startswith("--"):
+            yield line
+            line = ""
+        line = f"{line} {_quoted(word)}".lstrip()
+    yield line
+
+
+def _quoted(word: str) -> str:
+    text = shlex.quote(word)
+    return f"'{text}'" if text == word and "," in word else text  # as linters of scripts want it
+
+
+def _step(spec: LaunchSpec, options: SlurmOptions) -> tuple[str, ...]:
+    """srun with its options, and whatever starts a container behind it."""
+    wanted = spec.resources
+    words = ["srun", f"--nodes={wanted.nodes}", f"--ntasks={wanted.nodes}", "--ntasks-per-node=1"]
+    if wanted.cpus_per_node is not None:  # srun has not taken it from sbatch since Slurm 22.05
+        words.append(f"--cpus-per-task={wanted.cpus_per_node}")
+    words += ["--kill-on-bad-exit=1", "--export=ALL"]
+    words.append("--cpu-bind=none")  # the one task of a node starts processes for all its cores
+    if wanted.nodes > 1:
+        words.append("--label")
+    if spec.image is None:
+        if spec.working_directory is not None:
+            words.append(f"--chdir={spec.working_directory}")
+        return tuple(words)
+    starter = {"pyxis": _pyxis, "apptainer": _apptainer}[options.containers]
+    return (*words, *starter(spec))
+
+
+def _pyxis(spec: LaunchSpec) -> Iterator[str]:
+    yield f"--container-image={spec.image}"
+    yield "--container-mounts=" + ",".join(_mounts(spec))
+    yield "--no-container-mount-home"
+    if spec.working_directory is not None:
+        yield f"--container-workdir={spec.working_directory}"
+
+
+def _apptainer(spec: LaunchSpec) -> Iterator[str]:
+    yield from ("apptainer", "exec", "--no-home")
+    if spec.resources.gpus_per_node:
+        yield "--nv"
+    for mount in _mounts(spec):
+        yield from ("--bind", mount)
+    if spec.working_directory is not None:
+        yield from ("--pwd", spec.working_directory)
+    assert spec.image is not None
+    yield spec.image
+
+
+def _mounts(spec: LaunchSpec) -> Iterator[str]:
+    """source:target:mode; the run folder is always among them, under its own name."""
+    run = Mount(source=spec.run_directory, target=spec.run_directory, read_only=False)
+    for mount in (*spec.mounts, run):
+        yield f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}"

@@ -1,0 +1,175 @@
+"""What is to be started, and with what means: one description for every place a stage can run in.
+
+A block (local process, container, Slurm, Kubernetes) takes a LaunchSpec and knows nothing else of
+the stage. Pure data: no place is known here. No secret belongs in it: credentials reach a stage
+through the environment of the place where it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from trainyard.errors import ConfigError
+
+GRACE_SECONDS = 20.0
+"""Between SIGTERM and SIGKILL: enough to save a checkpoint, little for a person who waits."""
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]*[a-z0-9])?")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+IMAGE = re.compile(r"[A-Za-z0-9/._-][A-Za-z0-9/._:@#+=-]*")
+"""A reference to a registry (`nvcr.io#nvidia/pytorch:25.09-py3` too) or the path of an image."""
+MOUNTED = re.compile(r"/[^,:\n\0]*")
+"""What every runtime's list of mounts can tell apart."""
+KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+SECRET = re.compile(
+    r"(^|_)(SECRET|PASSWORD|PASSPHRASE|TOKEN|CREDENTIALS?|AUTH_STRING|"
+    r"(ACCESS|API|PRIVATE)_KEY(_ID)?)(_|$)"
+)
+
+OF_PREFECT = "PREFECT_"
+"""How variables of Prefect begin, its password among them. Who has that starts programs on the
+workers, so stages do not inherit them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A folder of the host that a container sees."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+    def __post_init__(self) -> None:
+        for end in ("source", "target"):
+            path = getattr(self, end)
+            if not MOUNTED.fullmatch(path):
+                raise ConfigError(
+                    f"mount {end} {path!r}: write an absolute path without ',' and ':'; container "
+                    f"runtimes take lists of them"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """One output made by many equal jobs: each gets `--rank K --world-size COUNT`."""
+
+    count: int
+    only: tuple[int, ...] = ()
+    """The shares to make, such as those that failed; empty: all of them."""
+    at_once: int | None = None
+    """Shares that may run side by side; None: as many as there is room for."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"shares: count must be at least 1, got {self.count}")
+        if self.at_once is not None and self.at_once < 1:
+            raise ConfigError(f"shares: at_once must be at least 1, got {self.at_once}")
+        strangers = sorted({index for index in self.only if not 0 <= index < self.count})
+        if strangers:
+            raise ConfigError(
+                f"shares: {strangers} are none of {self.count} shares, which count from 0"
+            )
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The shares to make, in order and once each."""
+        return tuple(sorted(set(self.only))) or tuple(range(self.count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a job asks its place for; a local process takes what the machine has."""
+
+    nodes: int = 1
+    processes_per_node: int = 1
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    memory_bytes_per_node: int | None = None
+    time_limit_seconds: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "processes_per_node"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.gpus_per_node < 0:
+            raise ConfigError(f"gpus_per_node must not be negative, got {self.gpus_per_node}")
+        for name in ("cpus_per_node", "memory_bytes_per_node", "time_limit_seconds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be positive or left out, got {value}")
+
+    @property
+    def num_processes(self) -> int:
+        """Processes on all nodes together: ranks, when there are several."""
+        return self.nodes * self.processes_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One attempt at one job."""
+
+    name: str
+    """What the job is called in a queue or a list of processes: `pretrain`, `tokenize-00003`."""
+    command: tuple[str, ...]
+    """Program and arguments of one process, as they are: no shell reads them."""
+    run_directory: str
+    """Folder of this attempt alone, seen by the job: failure.json and outcome.json appear in it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the place."""
+    working_directory: str | None = None
+    """None: where the launcher stands."""
+    grace_seconds: float = GRACE_SECONDS
+    resources: Resources = field(default_factory=Resources)
+    image: str | None = None
+    """Container image; None: the environment that is installed there."""
+    mounts: tuple[Mount, ...] = ()
+    key: str = ""
+    """What a scheduler knows this submission by, so that it is found again (flows/backends/key.py);
+    a local process needs none."""
+    rank_launcher: tuple[str, ...] = ("torchrun",)
+    """Starts the processes of a node and lets all find each other, when there are several."""
+    shares: Shares | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"job name {self.name!r}: use lower-case letters, digits, '-', '_' and '.'"
+            )
+        if not self.command:
+            raise ConfigError(f"job {self.name}: the command is empty")
+        if self.grace_seconds < 0:
+            raise ConfigError(f"grace_seconds must not be negative, got {self.grace_seconds}")
+        if self.image is not None and not IMAGE.fullmatch(self.image):
+            raise ConfigError(f"job {self.name}: {self.image!r} is no reference to an image")
+        if self.key and not KEY.fullmatch(self.key):
+            raise ConfigError(
+                f"job {self.name}: key {self.key!r}: at most 40 lower-case letters, digits and '-'"
+            )
+        if self.shares is not None and self.has_ranks:
+            raise ConfigError(
+                f"job {self.name}: a share is made by one process, so shares exclude nodes "
+                f"({self.resources.nodes}) and processes_per_node "
+                f"({self.resources.processes_per_node}) above 1"
+            )
+        if self.has_ranks and not self.rank_launcher:
+            raise ConfigError(f"job {self.name}: several processes need a rank_launcher")
+        self._check_text()
+
+    @property
+    def has_ranks(self) -> bool:
+        """True when several processes work together, on one node or on many."""
+        return self.resources.num_processes > 1
+
+    def _check_text(self) -> None:
+        for key in self.environment:
+            if not VARIABLE.fullmatch(key):
+                raise ConfigError(f"job {self.name}: {key!r} is no name of an environment variable")
+            if SECRET.search(key.upper()):
+                raise ConfigError(
+                    f"job {self.name}: {key} looks like a secret and would be stored with the run; "
+                    f"set it in the environment of the place where the job runs"
+                )
+        texts: Iterable[str] = (*self.command, *self.rank_launcher, *self.environment.values())
+        if any("\0" in text for text in texts):
+            raise ConfigError(f"job {self.name}: no argument and no variable can hold a NUL")

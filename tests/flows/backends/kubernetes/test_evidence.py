@@ -1,0 +1,165 @@
+"""Which of many pods is the cause, and what an end means that the cluster tells in part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.backends.kubernetes.evidence import End, decide, end_of, read_ends, write_ends
+from flows.backends.kubernetes.records import PodRecord, WorkloadRecord
+from flows.backends.outcome import Kind
+from flows.backends.spec import LaunchSpec, Resources
+
+FAILED = WorkloadRecord(name="j", has_ended=True, reason="BackoffLimitExceeded", message="limit")
+
+
+def pod(index: int, **values: object) -> PodRecord:
+    return PodRecord(**{"name": f"j-{index}", "index": index, "phase": "Failed", **values})  # type: ignore[arg-type]
+
+
+def test_the_first_that_failed_is_the_cause_and_not_who_was_ended_after_it() -> None:
+    pods = [
+        pod(0, exit_code=143, finished="2026-11-21T10:00:00Z"),
+        pod(1, exit_code=1, finished="2026-11-21T10:00:05Z"),
+        pod(2, exit_code=1, finished="2026-11-21T10:00:09Z"),
+    ]
+    end = end_of(None, [FAILED], pods, 3)
+    assert end.exit_code == 1
+    assert "pod j-1" in end.words
+
+
+@pytest.mark.parametrize("verdict", [Kind.OUT_OF_MEMORY, Kind.NODE_FAILURE, Kind.PREEMPTED])
+def test_what_the_cluster_knows_goes_before_exit_codes(verdict: Kind) -> None:
+    pods = [pod(0, exit_code=1, finished="2026"), pod(1, verdict=verdict, words="told")]
+    end = end_of(None, [FAILED], pods, 2)
+    assert (end.verdict, "told" in end.words) == (verdict, True)
+
+
+def test_who_the_failure_policy_names_is_the_cause_also_when_the_pod_is_gone() -> None:
+    text = "Container stage for pod y/j-1 failed with exit code 2 matching FailJob rule at index 1"
+    job = WorkloadRecord(name="j", has_ended=True, reason="PodFailurePolicy", message=text)
+    earlier = pod(0, exit_code=1, finished="2026-11-21T10:00:00Z")
+    named = pod(1, exit_code=2, finished="2026-11-21T10:00:01Z")
+    assert end_of(None, [job], [earlier, named], 2).exit_code == 2
+    assert end_of(None, [job], [], 2).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "end",
+    [{"exit_code": 70}, {"exit_code": 137, "verdict": Kind.OUT_OF_MEMORY, "words": "OOMKilled"}],
+)
+@pytest.mark.parametrize("is_last_named", [True, False])
+def test_a_pod_that_was_taken_away_and_replaced_is_not_the_cause(
+    end: dict[str, object], is_last_named: bool
+) -> None:
+    evicted = pod(
+        1, name="j-1-aaaaa", verdict=Kind.PREEMPTED, words="Evicted", created="2026-11-21T10:00:00Z"
+    )
+    last = pod(1, name="j-1-bbbbb", created="2026-11-21T10:05:00Z", **end)
+    text = f"Container stage for pod y/{last.name} failed with exit code 70 matching FailJob rule"
+    message = text if is_last_named else "limit"
+    job = WorkloadRecord(name="j", has_ended=True, reason="PodFailurePolicy", message=message)
+    for pods in ([evicted, last], [last, evicted]):
+        for index in (None, 1):  # a job of one pod, and a share
+            told = end_of(index, [job], pods)
+            assert (told.verdict, told.exit_code) == (last.verdict, last.exit_code)
+            assert "j-1-bbbbb" in told.words
+
+
+def test_a_deadline_after_an_eviction_is_a_deadline() -> None:
+    evicted = pod(0, name="j-0-aaaaa", verdict=Kind.PREEMPTED, created="2026-11-21T10:00:00Z")
+    waiting = pod(0, name="j-0-bbbbb", phase="Pending", created="2026-11-21T10:05:00Z")
+    late = WorkloadRecord(name="j", has_ended=True, verdict=Kind.TIME_LIMIT, reason="Deadline")
+    assert end_of(None, [late], [evicted, waiting]).verdict is Kind.TIME_LIMIT
+
+
+def test_a_job_that_is_gone_was_done_when_all_of_its_pods_were() -> None:
+    done = [pod(index, phase="Succeeded", exit_code=0) for index in (0, 1)]
+    there = WorkloadRecord(name="j")
+    assert end_of(None, [there], done, 2).verdict is Kind.DONE
+    assert end_of(None, [there], done[:1], 2).verdict is Kind.STOPPED
+    assert end_of(None, [], [], 2) == End(words="Kubernetes has forgotten it")
+
+
+def test_a_share_that_is_done_is_so_though_others_failed() -> None:
+    job = WorkloadRecord(name="j", has_ended=True, completed=frozenset({0}), failed=frozenset({1}))
+    pods = [pod(0, phase="Succeeded", exit_code=0), pod(1, exit_code=3)]
+    assert end_of(0, [job], pods).verdict is Kind.DONE
+    assert end_of(1, [job], pods).exit_code == 3
+
+
+def test_ends_are_read_as_they_were_written(tmp_path: Path) -> None:
+    ends = {None: End(verdict=Kind.PREEMPTED, words="w"), 3: End(exit_code=2)}
+    write_ends(tmp_path, ends, Kind.HANG)
+    assert read_ends(tmp_path) == (ends, Kind.HANG)
+    assert read_ends(tmp_path / "none") is None
+
+
+# --- the outcome ----------------------------------------------------------------------------------
+
+
+def spec(folder: Path, nodes: int = 1) -> LaunchSpec:
+    wanted = Resources(nodes=nodes)
+    return LaunchSpec(name="j", command=("x",), run_directory=str(folder), resources=wanted)
+
+
+def fail(folder: Path, status: int, name: str = "SomeError") -> None:
+    document = {"class": name, "exit_status": status, "message": "it said so", "step": 7}
+    (folder / "failure.json").write_text(json.dumps(document))
+
+
+def test_the_stages_own_word_goes_first_where_it_is_the_cause(tmp_path: Path) -> None:
+    fail(tmp_path, 2)
+    end = End(exit_code=1, words="Job failed")
+    outcome = decide(spec(tmp_path, 2), None, end, None)
+    assert (outcome.kind, outcome.message, outcome.step) == (Kind.CONFIG, "it said so", 7)
+
+
+def test_a_lost_node_goes_before_what_others_made_of_it(tmp_path: Path) -> None:
+    fail(tmp_path, 3, "CommunicationError")
+    end = End(verdict=Kind.NODE_FAILURE, words="DeletionByTaintManager")
+    outcome = decide(spec(tmp_path, 2), None, end, None)
+    assert (outcome.kind, outcome.step) == (Kind.NODE_FAILURE, 7)
+
+
+@pytest.mark.parametrize("kind", [Kind.CONFIG, Kind.INFRASTRUCTURE])
+def test_what_kept_it_from_starting_is_its_end(tmp_path: Path, kind: Kind) -> None:
+    outcome = decide(spec(tmp_path), None, End(verdict=kind, words="no image"), kind)
+    assert (outcome.kind, outcome.message) == (kind, "no image")
+
+
+@pytest.mark.parametrize(
+    ("end", "ended_by_us"),
+    [
+        pytest.param(End(verdict=Kind.CONFIG, words="no image"), Kind.CONFIG, id="no image"),
+        pytest.param(End(verdict=Kind.CONFIG, words="StartError"), None, id="no program"),
+        pytest.param(End(verdict=Kind.INFRASTRUCTURE, words="disk"), None, id="no disk"),
+    ],
+)
+def test_the_last_word_of_a_pod_that_was_taken_away_is_not_the_end_of_who_followed(
+    tmp_path: Path, end: End, ended_by_us: Kind | None
+) -> None:
+    fail(tmp_path, 143, "Stopped")
+    outcome = decide(spec(tmp_path), None, end, ended_by_us)
+    assert (outcome.kind, outcome.message) == (end.verdict, end.words)
+
+
+def test_the_stages_own_word_of_a_full_disk_is_its_message(tmp_path: Path) -> None:
+    fail(tmp_path, 3, "OSError")
+    end = End(verdict=Kind.INFRASTRUCTURE, words="Evicted")
+    outcome = decide(spec(tmp_path), None, end, None)
+    assert (outcome.kind, outcome.message) == (Kind.INFRASTRUCTURE, "it said so")
+
+
+def test_a_forgotten_job_is_told_by_what_the_stage_wrote_last(tmp_path: Path) -> None:
+    assert decide(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.UNKNOWN
+    (tmp_path / "outcome.json").write_text('{"outcome": "ran"}')
+    assert decide(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.DONE
+
+
+def test_ended_by_us_is_told_so(tmp_path: Path) -> None:
+    end = End(verdict=Kind.STOPPED, exit_code=143)
+    assert decide(spec(tmp_path), None, end, Kind.HANG).kind is Kind.HANG
+    assert decide(spec(tmp_path), None, end, Kind.STOPPED).kind is Kind.STOPPED

@@ -1,0 +1,93 @@
+"""Logs of pods: each line once, however often connections break and programs are killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.backends.kubernetes import logs as kubernetes_logs
+from flows.backends.kubernetes.api import AwayError, waits
+from flows.backends.kubernetes.logs import PodLogs, nanoseconds, split_line
+
+BEGIN = 1_795_282_123
+
+
+@pytest.mark.parametrize(
+    ("stamp", "at"),
+    [
+        ("1970-01-01T00:00:01Z", 10**9),
+        ("1970-01-01T00:00:01.5Z", 1_500_000_000),
+        ("1970-01-01T00:00:01.123456789Z", 1_123_456_789),
+        ("1970-01-01T02:00:01.000000001+02:00", 1_000_000_001),
+    ],
+)
+def test_times_are_read_to_the_nanosecond(stamp: str, at: int) -> None:
+    assert nanoseconds(stamp) == at
+    assert split_line(f"{stamp} a b".encode()) == (at, "a b")
+
+
+def lines(count: int) -> list[tuple[int, bytes]]:
+    """Four of the same nanosecond, over several seconds."""
+    stamp = "1970-01-01T00:00:{:02d}.000000007Z line {}"
+    return [(i // 4, stamp.format(i // 4, i).encode()) for i in range(count)]
+
+
+class Breaking:
+    """A log whose connection breaks after every third line."""
+
+    def __init__(self, whole: list[tuple[int, bytes]]) -> None:
+        self.whole = whole
+
+    async def log(self, pod: str, container: str, since: str) -> AsyncGenerator[list[bytes]]:
+        begin = int(since[17:19]) if since else 0  # whole seconds, as the server has it
+        left = [line for second, line in self.whole if second >= begin]
+        seen = left[:7]
+        yield seen[:2]
+        yield seen[2:]
+        if len(left) > 7:
+            raise AwayError("broken")
+
+
+def read(folder: Path, client: Any, said: list[str]) -> None:
+    async def whole() -> None:
+        logs = PodLogs(client, folder, said.append)
+        logs.follow("pod", "log.txt", "0: ")
+        logs.note_end("pod")
+        await logs.finish(5)
+
+    asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_logs, "AGAIN_SECONDS", 0.001)
+
+
+def test_broken_connections_cost_no_line_and_give_none_twice(tmp_path: Path) -> None:
+    said: list[str] = []
+    read(tmp_path, Breaking(lines(40)), said)
+    assert said == [f"0: line {number}" for number in range(40)]
+    assert (tmp_path / "log.txt").read_text() == "".join(f"{line}\n" for line in said)
+
+
+def test_what_was_written_and_not_noted_is_written_again_once(tmp_path: Path) -> None:
+    first: list[str] = []
+    read(tmp_path, Breaking(lines(6)), first)
+    with (tmp_path / "log.txt").open("a") as log:
+        log.write("0: line 6\n0: li")  # by a program that was killed there
+    second: list[str] = []
+    read(tmp_path, Breaking(lines(20)), second)
+    assert second == [f"0: line {number}" for number in range(6, 20)]
+    told = "".join(f"0: line {number}\n" for number in range(20))
+    assert (tmp_path / "log.txt").read_text() == told
+
+
+def test_patience_is_spent_and_not_much_more() -> None:
+    planned = waits(120.0)
+    assert planned[0] < 1 < planned[2] < planned[-1] < 20
+    assert 100 < sum(planned) < 150
+    assert waits(0.0) == []

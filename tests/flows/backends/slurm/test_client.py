@@ -1,0 +1,181 @@
+"""Slurm's programs, played back: what is asked, what is repeated, what is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from flows.backends.backoff import NoRoomError
+from flows.backends.slurm.client import Said, SlurmClient, run_here
+from trainyard.errors import ConfigError, InfrastructureError
+
+AWAY = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect)"
+SOCKET = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+NO_ACCOUNTING = Said(1, "", "Slurm accounting storage is disabled\n")
+UNKNOWN = Said(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+
+
+@dataclass
+class Tape:
+    """Answers in the order in which they are given, by program."""
+
+    answers: dict[str, list[Said]]
+    asked: list[str] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list)
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        self.asked.append(" ".join(command))
+        of_program = self.answers[command[0]]
+        return of_program.pop(0) if len(of_program) > 1 else of_program[0]
+
+    def client(self, patience_seconds: float = 20.0) -> SlurmClient:
+        return SlurmClient(self, patience_seconds, self.slept.append)
+
+    def count(self, program: str) -> int:
+        return sum(asked.split()[0] == program for asked in self.asked)
+
+
+def said(out: str) -> Said:
+    return Said(0, out, "")
+
+
+SCRIPT = Path("/yard/run/job.sbatch")
+
+
+def test_a_script_is_submitted_once() -> None:
+    tape = Tape({"sbatch": [said("17\n")]})
+    assert tape.client().submit(SCRIPT, "merge-a-1") == "17"
+    assert tape.asked == ["sbatch --parsable /yard/run/job.sbatch"]
+
+
+def test_a_submission_whose_answer_was_lost_is_found_and_not_repeated() -> None:
+    tape = Tape({"sbatch": [Said(1, "", SOCKET)], "squeue": [said("17\n")]})
+    assert tape.client().submit(SCRIPT, "merge-a-1") == "17"
+    assert tape.count("sbatch") == 1
+    assert "--name=merge-a-1" in tape.asked[1]
+
+
+def test_a_submission_that_did_not_get_through_is_repeated() -> None:
+    answers = {
+        "sbatch": [Said(1, "", AWAY), Said(1, "", AWAY), said("18\n")],
+        "squeue": [said("")],
+        "sacct": [NO_ACCOUNTING],
+    }
+    tape = Tape(answers)
+    assert tape.client().submit(SCRIPT, "merge-a-1") == "18"
+    assert tape.slept == [0.5, 1.0]
+    assert tape.count("sacct") == 1, "a cluster without accounting is asked for it once"
+
+
+def test_a_controller_that_stays_away_is_infrastructure() -> None:
+    tape = Tape({"sbatch": [Said(1, "", AWAY)], "squeue": [said("")], "sacct": [NO_ACCOUNTING]})
+    with pytest.raises(InfrastructureError, match="Unable to contact slurm controller"):
+        tape.client().submit(SCRIPT, "merge-a-1")
+    assert sum(tape.slept) >= 20
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sbatch: error: Batch job submission failed: Invalid partition name specified",
+        "sbatch: error: invalid partition specified: nowhere",
+        "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+        "combination specified",
+    ],
+)
+def test_what_slurm_refuses_is_for_the_person_who_wrote_it(words: str) -> None:
+    tape = Tape({"sbatch": [Said(1, "", words)]})
+    with pytest.raises(ConfigError, match=r"was refused: .*Correct the Slurm options"):
+        tape.client().submit(SCRIPT, "merge-a-1")
+    assert tape.count("sbatch") == 1
+
+
+POLICY = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
+    "limit, user's size and/or time limits)"
+)
+"""Slurm's line for every limit, behind the one that names it."""
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit"],
+)
+def test_a_full_queue_is_no_fault_of_the_options(reason: str) -> None:
+    words = f"sbatch: error: {reason}\n{POLICY}\n"
+    with pytest.raises(NoRoomError, match=reason):
+        Tape({"sbatch": [Said(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
+
+
+@pytest.mark.parametrize(
+    "reason", ["QOSMaxWallDurationPerJobLimit", "AssocMaxNodePerJobLimit", "QOSGrpCpuLimit", ""]
+)
+def test_a_limit_that_no_waiting_lifts_is_a_wrong_option_and_named(reason: str) -> None:
+    words = f"sbatch: error: {reason}\n{POLICY}\n" if reason else POLICY
+    with pytest.raises(ConfigError, match=rf"{reason}.*Job violates.*Correct the Slurm options"):
+        Tape({"sbatch": [Said(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
+
+
+def test_the_newest_job_of_a_name_is_found_also_in_accounting() -> None:
+    tape = Tape({"squeue": [said("9\n10\n")]})
+    assert tape.client().find("merge-a-1") == "10"
+    tape = Tape({"squeue": [said("")], "sacct": [said("9_0\n9_1\n")]})
+    assert tape.client().find("merge-a-1") == "9"
+    assert Tape({"squeue": [said("")], "sacct": [said("")]}).client().find("merge-a-1") is None
+
+
+def test_a_job_that_the_controller_forgot_is_looked_up_in_accounting() -> None:
+    row = "17|COMPLETED|0:0|node1|merge-a-1\n"
+    tape = Tape({"scontrol": [UNKNOWN], "sacct": [said(row)]})
+    (record,) = tape.client().records("17")
+    assert (record.state, record.name) == ("COMPLETED", "merge-a-1")
+
+
+def test_ends_of_shares_that_the_controller_forgot_are_looked_up_in_accounting() -> None:
+    held = said("JobId=19 ArrayJobId=17 ArrayTaskId=2 JobState=RUNNING")
+    rows = "17_0|FAILED|1:0|node1|a\n17_1|COMPLETED|0:0|node1|a\n17_2|RUNNING|0:0|node1|a\n"
+    tape = Tape({"scontrol": [held], "sacct": [said(rows)]})
+    told = [(r.shares, r.state) for r in tape.client().records("17", {0, 2})]
+    assert told == [((2,), "RUNNING"), ((0,), "FAILED")]
+    assert Tape({"scontrol": [held]}).client().records("17", {2})[0].state == "RUNNING"
+
+
+def test_nothing_known_is_no_error_and_not_the_end() -> None:
+    assert Tape({"scontrol": [UNKNOWN], "sacct": [said("")]}).client().records("17") == []
+    assert Tape({"scontrol": [UNKNOWN], "sacct": [NO_ACCOUNTING]}).client().records("17") == []
+
+
+def test_questions_are_repeated_while_the_controller_is_away() -> None:
+    tape = Tape({"scontrol": [Said(1, "", AWAY), said("JobId=17 JobState=RUNNING")]})
+    assert tape.client().records("17")[0].state == "RUNNING"
+    with pytest.raises(InfrastructureError, match="scontrol show job"):
+        Tape({"scontrol": [Said(1, "", AWAY)]}).client().records("17")
+
+
+def test_programs_that_hang_use_up_the_patience_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take its minute."""
+    now = 0.0
+
+    def hangs(command: Sequence[str]) -> Said:
+        nonlocal now
+        now += 60
+        return Said(1, "", SOCKET)
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with pytest.raises(InfrastructureError, match="Socket timed out"):
+        SlurmClient(hangs, 120.0, lambda seconds: None).records("17")
+    assert now == 120
+
+
+def test_a_machine_without_slurm_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="no-such-sbatch is not installed here"):
+        run_here(("no-such-sbatch",))
+
+
+def test_a_program_is_run_to_its_end() -> None:
+    told = run_here((sys.executable, "-c", "print('x'); raise SystemExit(4)"))
+    assert (told.status, told.out) == (4, "x\n")

@@ -1,0 +1,353 @@
+"""The Slurm block where Slurm itself is at fault: away, forgetful, or set up anew.
+
+All that a healthy Slurm does is in tests/yard/test_slurm.py, on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from flows.backends.notes import ENDING, SUBMITTED, Ending, read_ending, write_ending
+from flows.backends.outcome import Kind
+from flows.backends.program import Said
+from flows.backends.run_folder import HEARTBEAT, LOG
+from flows.backends.slurm import job as slurm
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.slurm.script import SCRIPT
+from tests.flows.backends.slurm.slurm_played import (
+    AWAY,
+    NO_LOG,
+    UNKNOWN,
+    Played,
+    PlayedJob,
+    block,
+    follow,
+    hurry,
+    state,
+    write_exit,
+)
+from trainyard.errors import ConfigError, InfrastructureError
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+
+
+def test_the_exit_file_tells_the_end_of_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
+    write_exit(tmp_path, 2)
+    outcome = follow(block(tmp_path, Played([UNKNOWN], squeue="17")))
+    assert (outcome.kind, outcome.exit_status) == (Kind.CONFIG, 2)
+
+
+def test_a_job_of_which_nothing_is_left_is_unknown_and_not_submitted_again(tmp_path: Path) -> None:
+    played = Played([UNKNOWN])
+    first = follow(block(tmp_path, played))
+    assert (first.kind, first.may_succeed_later) == (Kind.UNKNOWN, False)
+    assert "forgotten" in first.message
+    follow(block(tmp_path, played))
+    assert played.asked.count("sbatch") == 1
+
+
+def test_another_clusters_job_of_the_same_number_is_not_ours(tmp_path: Path) -> None:
+    played = Played([state("COMPLETED", JobName="somebody-elses")])
+    assert follow(block(tmp_path, played)).kind is Kind.UNKNOWN
+
+
+def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
+    played = Played([state("RUNNING"), AWAY])
+    with pytest.raises(InfrastructureError, match="Unable to contact"):
+        follow(block(tmp_path, played))
+    assert "scancel" not in played.asked
+    played.scontrol = [state("COMPLETED", ExitCode="0:0")]
+    assert follow(block(tmp_path, played)).kind is Kind.DONE
+    assert played.asked.count("sbatch") == 1
+
+
+def test_a_job_that_cannot_be_ended_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "KILL_SECONDS", 0.01)
+    silent = block(tmp_path, Played([state("RUNNING")]))
+    silent.hang_seconds = 0.01
+    with pytest.raises(InfrastructureError, match="still there 0 s after scancel"):
+        follow(silent)
+
+
+def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
+    class Held(Played):
+        def __call__(self, command: Sequence[str]) -> Said:
+            if command[0] == "scancel":
+                self.scontrol = [state("CANCELLED")]
+            return super().__call__(command)
+
+    played = Held([state("PENDING", Reason="launch_failed_requeued_held")])
+    assert follow(block(tmp_path, played)).kind is Kind.NODE_FAILURE
+    assert "scancel" in played.asked
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ("srun: error: node1: task 0: Out Of Memory\n", Kind.OUT_OF_MEMORY),
+        ("srun: error: node[1-2]: tasks 0-1: Out Of Memory\n", Kind.OUT_OF_MEMORY),
+        ("srun: error: node1: task 0: Exited with exit code 1\n", Kind.DATA),
+    ],
+)
+def test_a_step_that_a_cgroup_ended_is_told_by_srun(tmp_path: Path, log: str, kind: Kind) -> None:
+    """Slurm says FAILED, and srun's status is that of a fault in the data."""
+    write_exit(tmp_path, 1)
+    (tmp_path / LOG).write_text(f"line\n{log}line\n")
+    played = Played([state("FAILED", Reason="NonZeroExitCode", ExitCode="1:0")])
+    assert follow(block(tmp_path, played)).kind is kind
+
+
+def test_a_job_that_never_starts_is_ended_after_its_time_and_one_that_is_held_is_not(
+    tmp_path: Path,
+) -> None:
+    waits = [state("PENDING", Reason="PartitionTimeLimit")]
+    at_once = SlurmOptions(broken_seconds=0)
+    never = block(tmp_path / "never", Heeds(waits))
+    never.options = at_once
+    outcome = follow(never)
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.CONFIG, False)
+    assert "job 17 could not have started: the partition does not allow so long" in outcome.message
+
+    patient = block(tmp_path / "patient", Heeds([*waits * 3, state("COMPLETED")]))
+    assert follow(patient).kind is Kind.DONE
+    held = block(
+        tmp_path / "held",
+        Heeds([*[state("PENDING", Reason="JobHeldUser")] * 3, state("COMPLETED")]),
+    )
+    held.options = at_once
+    assert follow(held).kind is Kind.DONE
+
+
+def test_the_script_is_kept_and_the_job_is_noted(tmp_path: Path) -> None:
+    follow(block(tmp_path, Played([state("COMPLETED")])))
+    assert "#SBATCH --job-name=merge-k-1" in (tmp_path / SCRIPT).read_text()
+    assert json.loads((tmp_path / SUBMITTED).read_text()) == {"name": "merge-k-1", "job_id": "17"}
+
+
+def test_a_run_folder_is_for_one_submission(tmp_path: Path) -> None:
+    follow(block(tmp_path, Played([state("COMPLETED")])))
+    with pytest.raises(ConfigError, match="is of job merge-k-1, not of merge-k-2"):
+        follow(block(tmp_path, Played([state("COMPLETED")]), key="k-2"))
+
+
+def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    async def ask() -> None:
+        run = await block(tmp_path, Played([state("RUNNING")])).trigger()
+        with pytest.raises(ValueError, match="call wait_for_completion"):
+            await run.fetch_result()
+
+    asyncio.run(ask())
+
+
+@dataclass
+class Slow(Played):
+    """An sbatch that takes its time; `begun` is set when somebody waits for it."""
+
+    begun: Event = field(default_factory=Event)
+    answer: Event = field(default_factory=Event)
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        if command[0] == "sbatch":
+            self.begun.set()
+            assert self.answer.wait(10)
+        if command[0] == "scancel":
+            self.scontrol = [state("CANCELLED")]
+        return super().__call__(command)
+
+
+def cancelled_while_it_submits(block: PlayedJob, played: Slow, times: int = 1) -> None:
+    async def whole() -> None:
+        triggering = asyncio.create_task(block.trigger())
+        await asyncio.to_thread(played.begun.wait, 10)
+        for _ in range(times):
+            triggering.cancel()
+            await asyncio.sleep(0)
+        played.answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await triggering
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_being_cancelled_while_it_submits_leaves_no_job_behind(tmp_path: Path, times: int) -> None:
+    played = Slow([state("PENDING")])
+    cancelled_while_it_submits(block(tmp_path, played), played, times)
+    assert played.asked.count("sbatch") == played.asked.count("scancel") == 1
+    assert played.asked.index("sbatch") < played.asked.index("scancel")
+
+
+@dataclass
+class Hangs(Played):
+    """A controller that is slow to say how a job is, from some moment on."""
+
+    slow: Event = field(default_factory=Event)
+    asked_again: Event = field(default_factory=Event)
+    answer: Event = field(default_factory=Event)
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        if command[0] == "scontrol" and self.slow.is_set():
+            self.asked_again.set()
+            assert self.answer.wait(10)
+        if command[0] == "scancel":
+            self.scontrol = [state("CANCELLED")]
+        return super().__call__(command)
+
+
+def test_that_a_job_is_cancelled_is_noted_before_slurm_is_asked_anything(tmp_path: Path) -> None:
+    """Prefect's worker kills a flow that takes too long over it."""
+    played = Hangs([state("PENDING", Reason="JobHeldUser")])
+
+    async def whole() -> None:
+        run = await block(tmp_path, played).trigger()
+        waiting = asyncio.create_task(run.wait_for_completion())
+        played.slow.set()
+        await asyncio.to_thread(played.asked_again.wait, 10)
+        waiting.cancel()
+        while not (tmp_path / ENDING).exists():
+            await asyncio.sleep(0)
+        assert "scancel" not in played.asked
+        played.answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await run.fetch_result()).kind is Kind.STOPPED
+
+    asyncio.run(asyncio.wait_for(whole(), 20))
+
+
+def test_whoever_waits_and_whoever_stops_pass_each_line_on_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cancelled look goes on in its thread."""
+    run = asyncio.run(block(tmp_path, Played([state("RUNNING")])).trigger())
+    replace = Path.replace
+
+    def slowly(path: Path, target: Path) -> Path:
+        time.sleep(0.01)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", slowly)
+    written = [f"line {number}" for number in range(200)]
+    (tmp_path / LOG).write_text("".join(line + "\n" for line in written))
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(4) as pool:
+        looks = [pool.submit(run._relay) for _ in range(8)]
+        assert sum(look.result() for look in looks) == 1
+    assert [text for text in caplog.messages if text.startswith("line ")] == written
+
+
+def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) -> None:
+    class Refuses(Slow):
+        def __call__(self, command: Sequence[str]) -> Said:
+            said = super().__call__(command)
+            return Said(1, "", "Invalid partition") if command[0] == "sbatch" else said
+
+    played = Refuses([UNKNOWN])
+    cancelled_while_it_submits(block(tmp_path, played), played)
+    assert "scancel" not in played.asked
+
+
+# --- a log that could not be opened ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_job_whose_log_could_not_be_opened_is_the_nodes_fault(
+    tmp_path: Path, restarts: str
+) -> None:
+    if restarts != "0":
+        (tmp_path / LOG).write_text("of the run before\n")
+        write_exit(tmp_path, 143)
+    outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG, Restarts=restarts)])))
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.NODE_FAILURE, True)
+    assert f"could not open the job's log, {tmp_path / LOG}: does n7 see" in outcome.message
+
+
+def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text("step 1\n")
+    outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG)])))
+    assert (outcome.kind, outcome.may_succeed_later) == (Kind.DEFECT, False)
+
+
+# --- a program that was killed while it ended the job ---------------------------------------------
+
+
+class Heeds(Played):
+    """A job that is gone as soon as it is cancelled."""
+
+    def __call__(self, command: Sequence[str]) -> Said:
+        said = super().__call__(command)
+        if command[0] == "scancel" and not any("--signal" in word for word in command):
+            self.scontrol = [state("CANCELLED")]
+        return said
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told", "signals"),
+    [
+        pytest.param(Kind.STOPPED, False, 1, id="before it told the job"),
+        pytest.param(Kind.STOPPED, True, 0, id="while the job saved"),
+        pytest.param(Kind.HANG, False, 0, id="of a job that hung"),
+    ],
+)
+def test_an_end_that_another_program_began_is_seen_through(
+    tmp_path: Path, kind: Kind, is_told: bool, signals: int
+) -> None:
+    played = Heeds([state("RUNNING")])
+    killed = block(tmp_path, played, grace_seconds=0.01)
+    asyncio.run(killed.trigger())
+    write_ending(tmp_path, Ending(kind=kind, is_told=is_told))
+    assert follow(killed).kind is kind
+    assert played.asked.count("sbatch") == 1
+    assert len(played.signalled) == signals
+    assert "CANCELLED" in played.scontrol[0].out
+    assert read_ending(tmp_path) == Ending(kind=kind, is_told=kind is Kind.STOPPED)
+
+
+def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Path) -> None:
+    write_ending(tmp_path, Ending(kind=Kind.STOPPED, is_told=True))
+    played = Played([state("COMPLETED", ExitCode="0:0")])
+    assert follow(block(tmp_path, played)).kind is Kind.DONE
+    assert "scancel" not in played.asked
+
+
+def test_a_folder_that_takes_no_note_keeps_no_job_from_being_ended(tmp_path: Path) -> None:
+    (tmp_path / f"{ENDING}.tmp").mkdir()
+    silent = block(tmp_path, played := Heeds([state("RUNNING")]))
+    silent.hang_seconds = 0.01
+    assert follow(silent).kind is Kind.HANG
+    assert "scancel" in played.asked
+
+
+# --- a file system that is away -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [LOG, HEARTBEAT, SUBMITTED, ENDING])
+def test_a_run_folder_that_cannot_be_read_ends_the_waiting_and_not_the_job(
+    tmp_path: Path, name: str
+) -> None:
+    played = Played([state("RUNNING")], squeue="17")
+    asyncio.run(block(tmp_path, played).trigger())
+    there = (tmp_path / name).exists() and (tmp_path / name).rename(tmp_path / "kept")
+    (tmp_path / name).symlink_to(name)  # a loop: neither a file nor none
+    with pytest.raises(InfrastructureError, match=f"run folder {tmp_path} cannot be used"):
+        follow(block(tmp_path, played))
+    assert "scancel" not in played.asked
+    (tmp_path / name).unlink()
+    if there:
+        there.rename(tmp_path / name)
+    played.scontrol = [state("COMPLETED", ExitCode="0:0")]
+    assert follow(block(tmp_path, played)).kind is Kind.DONE
+    assert "sbatch" not in played.asked  # found, and followed again
