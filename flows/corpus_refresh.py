@@ -24,10 +24,10 @@ from prefect.events.related import related_resources_from_run_context
 from prefect.settings import PREFECT_API_URL
 
 from flows.blocks.yard import yard_profile
-from flows.console import headline
 from flows.form import NOTHING, Merge, Tokenize, given
 from flows.in_words import in_words
 from flows.line import Line
+from flows.logs.console import headline
 from flows.profile import DEFAULT
 from flows.program import is_alone
 from flows.recipe import Recipe, read_recipe

@@ -35,7 +35,7 @@ from flows.backends.spec import LaunchSpec
 from flows.blocks.table import BLOCKS
 from flows.board_progress import progress_shown
 from flows.board_stage import show_submitted, show_waiting
-from flows.console import headline
+from flows.logs.console import headline
 from flows.place import SCHEDULED, Place
 from flows.retry import pause_seconds, with_jitter
 from trainyard.errors import TrainyardError

@@ -27,9 +27,9 @@ from flows.backends.outcome import KINDS, Kind, Outcome, StageError, read_outcom
 from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec, Shares
 from flows.board_stage import show_failed, show_stage
-from flows.console import Log, headline
 from flows.following import SETTLED, follow
 from flows.job import StageJob
+from flows.logs.console import Log, headline
 from flows.place import SCHEDULED, Place
 from flows.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.slots import note_begin

@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from flows.console import Log, headline
+from flows.logs.console import Log, headline
 from trainyard.artifacts import patience, store
 from trainyard.artifacts.claim import Claim, acquire
 from trainyard.artifacts.urls import join

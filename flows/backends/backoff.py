@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from flows.console import Log
+from flows.logs.console import Log
 from trainyard.errors import InfrastructureError
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from flows.backends.live_jobs import see_through
 from flows.backends.notes import Ending, reached, read_ending, write_ending
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec
-from flows.blocks.lines import parse_line
-from flows.console import JOB, Log
+from flows.logs.console import JOB, Log
+from flows.logs.lines import parse_line
 from trainyard.errors import TrainyardError
 
 

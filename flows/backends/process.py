@@ -26,7 +26,7 @@ from flows.backends.notes import NOT_BEGUN, reached
 from flows.backends.outcome import Outcome, classify, read_failure
 from flows.backends.run_folder import LOG
 from flows.backends.spec import OF_PREFECT, LaunchSpec
-from flows.blocks.lines import Lines
+from flows.logs.lines import Lines
 
 LIFELINE = "TRAINYARD_LIFELINE_FD"
 RUN_DIRECTORY = "TRAINYARD_RUN_DIR"

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from flows.backends.container.client import ContainerClient
-from flows.blocks.lines import Lines
+from flows.logs.lines import Lines
 from trainyard.errors import TrainyardError
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from flows.backends.kubernetes.api import AwayError, GoneError, RefusedError
 from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.pod import CONTAINER
 from flows.backends.notes import write_note
-from flows.blocks.lines import LINE_END
+from flows.logs.lines import LINE_END
 
 MEMORY = "followed.json"
 AGAIN_SECONDS = 1.0

@@ -27,7 +27,7 @@ from flows.backends.liveness import Signs
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.run_folder import HEARTBEAT, log_name, share_folder
 from flows.backends.spec import LaunchSpec
-from flows.console import Log
+from flows.logs.console import Log
 from trainyard.errors import InfrastructureError, TrainyardError
 
 TICK_SECONDS = 1.0

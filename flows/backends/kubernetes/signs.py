@@ -10,7 +10,7 @@ from flows.backends.kubernetes.options import KubernetesOptions
 from flows.backends.kubernetes.pod import Document
 from flows.backends.kubernetes.records import PodRecord
 from flows.backends.kubernetes.waiting import Obstacle, obstacles
-from flows.console import Log
+from flows.logs.console import Log
 from trainyard.errors import ConfigError
 
 EVENTS_SECONDS = 10.0

@@ -33,7 +33,7 @@ from flows.backends.slurm.records import HELD, JobRecord
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name, render_slurm
 from flows.backends.slurm.tracker import Told
 from flows.backends.spec import LaunchSpec
-from flows.blocks.lines import Followed
+from flows.logs.lines import Followed
 from trainyard.errors import ConfigError, InfrastructureError
 
 TICK_SECONDS = 0.5

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows import console
-from flows.console import JOB, Console, headline
+from flows.logs import console
+from flows.logs.console import JOB, Console, headline
 
 
 class Terminal(io.StringIO):

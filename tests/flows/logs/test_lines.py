@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.blocks.lines import LINE_END, Followed, Lines, parse_line
+from flows.logs.lines import LINE_END, Followed, Lines, parse_line
 
 PARTS = st.sampled_from(["a", "line", "\n", "\r\n", "\u00e9", "x" * 9])
 
