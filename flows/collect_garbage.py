@@ -8,13 +8,13 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.artifacts import acreate_table_artifact
 
-from flows.blocks.yard import yard_profile
 from flows.gc.command import engines_of, homes_of
 from flows.gc.policy import STANDARD, Policy
 from flows.gc.sweep import Swept, sweep
 from flows.gc.told import lines, rows, size
 from flows.in_words import in_words
-from flows.profile import DEFAULT
+from flows.yard.profile import DEFAULT
+from flows.yard.registered_profile import yard_profile
 from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION
 

@@ -12,13 +12,13 @@ from flows.home import home_under
 from flows.job import read_job
 from flows.options import add_yard_of_flow, check_profile, check_root
 from flows.pretrain_jobs import pretrain_jobs
-from flows.profile import Profile, read_profile
 from flows.program import Flow, fail, run_program
 from flows.recipe import Recipe, read_recipe, yard_root
 from flows.refresh import check_refresh
 from flows.release_jobs import check_checkpoint
 from flows.stage_plan import plan_before
 from flows.turn import TURN
+from flows.yard.profile import Profile, read_profile
 from trainyard.artifacts import store
 from trainyard.errors import TrainyardError
 

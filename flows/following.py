@@ -36,8 +36,8 @@ from flows.blocks.table import BLOCKS
 from flows.board_progress import progress_shown
 from flows.board_stage import show_submitted, show_waiting
 from flows.logs.console import headline
-from flows.place import SCHEDULED, Place
 from flows.retry import pause_seconds, with_jitter
+from flows.yard.place import SCHEDULED, Place
 from trainyard.errors import TrainyardError
 
 SETTLED = "settled.json"

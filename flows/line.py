@@ -13,14 +13,14 @@ from prefect import get_run_logger
 from prefect.exceptions import TerminationSignal
 
 from flows.board import Board
-from flows.browse.link import browsed
 from flows.interrupt import heed_interrupt
 from flows.job import StageJob, in_shares, joined
-from flows.profile import Profile, read_profile
 from flows.slots import Gate
 from flows.stage_task import Summary, run_stage_task
 from flows.tags import limit_tag
 from flows.turn import note_jobs, turn
+from flows.yard.links import browsed
+from flows.yard.profile import Profile, read_profile
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST

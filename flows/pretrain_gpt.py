@@ -16,7 +16,6 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.blocks.yard import yard_profile
 from flows.form import (
     NOTHING,
     Benchmark,
@@ -33,9 +32,10 @@ from flows.form import (
 from flows.in_words import in_words
 from flows.line import Line
 from flows.pretrain_jobs import pretrain_jobs
-from flows.profile import DEFAULT
 from flows.recipe import read_recipe
 from flows.stage_plan import unmeasured
+from flows.yard.profile import DEFAULT
+from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 

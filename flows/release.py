@@ -17,13 +17,13 @@ from typing import Any
 
 from prefect import flow
 
-from flows.blocks.yard import yard_profile
 from flows.form import NOTHING, Benchmark, Evaluate, Reshard, given
 from flows.in_words import in_words
 from flows.line import Line
-from flows.profile import DEFAULT
 from flows.recipe import read_recipe
 from flows.release_jobs import check_checkpoint, release_jobs
+from flows.yard.profile import DEFAULT
+from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 

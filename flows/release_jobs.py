@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from flows.corpus_jobs import heldout_of
 from flows.job import StageJob, stage_job
-from flows.place import CONTAINED
 from flows.recipe import Recipe
 from flows.retry import STEP_MANIFEST
+from flows.yard.place import CONTAINED
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.output import MANIFEST, is_housekeeping

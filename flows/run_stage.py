@@ -13,12 +13,12 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.blocks.yard import yard_profile
 from flows.in_words import in_words
 from flows.job import read_job, stage_job
 from flows.line import Line
-from flows.profile import DEFAULT
 from flows.stage_plan import UNKNOWN, is_unknown, plan_before, unmeasured_alone
+from flows.yard.profile import DEFAULT
+from flows.yard.registered_profile import yard_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flows.job import StageJob, stage_job
 from flows.pretrain_jobs import Means, to_be_planned
-from flows.profile import Profile
+from flows.yard.profile import Profile
 
 UNKNOWN = (
     "the layout is not compared with the memory of a GPU, as vocab_size is not among the options: "

@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.backends.spec import LaunchSpec, Shares
 from flows.job import CONFIGS, StageJob
-from flows.place import Place
+from flows.yard.place import Place
 from trainyard.config import leaves
 from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
 

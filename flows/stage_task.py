@@ -30,10 +30,10 @@ from flows.board_stage import show_failed, show_stage
 from flows.following import SETTLED, follow
 from flows.job import StageJob
 from flows.logs.console import Log, headline
-from flows.place import SCHEDULED, Place
 from flows.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.slots import note_begin
 from flows.stage_spec import DOCUMENT, stage_document, stage_spec
+from flows.yard.place import SCHEDULED, Place
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
 

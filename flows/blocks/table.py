@@ -12,7 +12,7 @@ from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.process import ProcessJob
 from flows.backends.slurm.job import SlurmJob
 from flows.backends.spec import LaunchSpec
-from flows.place import Place, Watch
+from flows.yard.place import Place, Watch
 
 StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
 

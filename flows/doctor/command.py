@@ -18,8 +18,8 @@ from flows.doctor.check import Check, Finding, examine_yard, worst
 from flows.doctor.table import print_finding, print_sum
 from flows.doctor.yard import Yard
 from flows.options import add_yard_to_look_after, check_profile, check_root
-from flows.profile import read_profile
 from flows.program import fail
+from flows.yard.profile import read_profile
 from trainyard.errors import TrainyardError
 
 CHECKS: tuple[Check[Yard], ...] = (

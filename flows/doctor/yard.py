@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flows.place import Place
-from flows.profile import Profile
+from flows.yard.place import Place
+from flows.yard.profile import Profile
 from trainyard.artifacts.urls import is_local, join
 from trainyard.machine import Machine, look_around
 

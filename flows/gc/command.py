@@ -20,8 +20,8 @@ from flows.gc.policy import Policy
 from flows.gc.sweep import sweep
 from flows.gc.told import lines
 from flows.options import add_yard_to_look_after, check_profile, check_root
-from flows.profile import Profile, read_profile
 from flows.program import fail
+from flows.yard.profile import Profile, read_profile
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError
 

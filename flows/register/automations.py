@@ -13,10 +13,10 @@ from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeploymen
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from pydantic import SecretStr
 
-from flows.blocks.yard import block_name
 from flows.corpus_refresh import PUBLISHED, YARD
 from flows.register.server import Registration
 from flows.register.wanted import CANCELLED, FAILED, NEW_CORPUS, RESUMED, ZOMBIES, Wanted
+from flows.yard.registered_profile import block_name
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
 ENDS = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}

@@ -16,9 +16,9 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import ValidationError as NotValid
 
-from flows.profile import Schedule
 from flows.register.wanted import ROOT, Wanted, WantedDeployment
-from flows.tables import refuse_unknown
+from flows.yard.profile import Schedule
+from flows.yard.tables import refuse_unknown
 from trainyard.errors import ConfigError
 
 Flows = Mapping[str, Flow[..., Any]]

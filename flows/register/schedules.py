@@ -13,7 +13,7 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentS
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule
 
-from flows.profile import Schedule
+from flows.yard.profile import Schedule
 
 
 def switched(

@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml
 
-from flows.profile import Profile, Schedule
 from flows.program import PATIENCE
 from flows.register.rehearsal import rehearse
-from flows.tables import refuse_unknown
 from flows.tags import limit_tag
+from flows.yard.profile import Profile, Schedule
+from flows.yard.tables import refuse_unknown
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 

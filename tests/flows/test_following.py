@@ -26,8 +26,8 @@ from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
 from flows.job import StageJob
-from flows.place import Place
 from flows.stage_task import Summary, run_stage_task, worth_retrying
+from flows.yard.place import Place
 
 JOB = StageJob(stage="verify", document={}, output=None)
 AWAY = Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")

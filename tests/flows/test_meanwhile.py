@@ -17,11 +17,11 @@ from flows import line
 from flows.board import Board
 from flows.gc.sweep import sweep
 from flows.job import StageJob
-from flows.place import Place
 from flows.prepare_corpus import prepare_corpus
 from flows.pretrain_gpt import pretrain_gpt
 from flows.stage_task import Summary
 from flows.turn import JOBS, TURN
+from flows.yard.place import Place
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.flows.test_recipe import TINY, own, without
 from trainyard.artifacts.manifest import read_manifest

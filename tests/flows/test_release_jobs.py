@@ -8,10 +8,10 @@ import pytest
 
 from flows import command
 from flows.command import release_main
-from flows.place import CONTAINED
 from flows.recipe import Recipe, parse_recipe
 from flows.release_jobs import check_checkpoint
 from flows.turn import TURN
+from flows.yard.place import CONTAINED
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError
 

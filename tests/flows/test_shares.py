@@ -11,7 +11,7 @@ from flows import stage_task
 from flows.backends.spec import Shares
 from flows.following import SETTLED
 from flows.job import in_shares, joined, stage_job
-from flows.place import Place
+from flows.yard.place import Place
 from trainyard.version import VERSION
 
 DOCUMENT = {

@@ -8,8 +8,8 @@ import pytest
 
 from flows.backends.spec import Resources
 from flows.job import StageJob, stage_job
-from flows.place import Place
 from flows.stage_spec import stage_document
+from flows.yard.place import Place
 
 GPU = Place(run_folder="/runs", resources_by_stage={"benchmark": Resources(gpus_per_node=1)})
 NO_GPU = Place(run_folder="/runs")

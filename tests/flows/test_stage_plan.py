@@ -11,8 +11,8 @@ import pytest
 
 from flows.job import StageJob, stage_job
 from flows.pretrain_jobs import Means
-from flows.profile import YARDS, Profile, parse_profile
 from flows.stage_plan import is_unknown, plan_before, unmeasured, unmeasured_alone
+from flows.yard.profile import YARDS, Profile, parse_profile
 from trainyard.errors import ConfigError
 
 TRAINING: dict[str, Any] = {

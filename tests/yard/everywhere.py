@@ -14,9 +14,9 @@ from prefect.logging import disable_run_logger
 
 from flows.job import StageJob
 from flows.pretrain_jobs import pretrain_jobs
-from flows.profile import read_profile
 from flows.recipe import read_recipe
 from flows.stage_task import run_stage_task
+from flows.yard.profile import read_profile
 from tests.yard.engine import REGISTRY, Compose
 from tests.yard.fake_kube import FakeKube
 from tests.yard.yard import ROOT

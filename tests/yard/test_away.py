@@ -19,7 +19,7 @@ from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.outcome import Kind
 from flows.blocks.table import StageBlock
-from flows.place import Place
+from flows.yard.place import Place
 from tests.yard import containers as engines
 from tests.yard.containers import counting, steps_of, text_of
 from tests.yard.fake_kube import FakeKube

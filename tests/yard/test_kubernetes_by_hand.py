@@ -14,8 +14,8 @@ import yaml
 from kubernetes import client, config, utils
 
 from flows.backends.kubernetes.manifests import MANIFESTS
-from flows.place import Place
 from flows.stage_task import Summary
+from flows.yard.place import Place
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, wait_until, write_tokens
 from tests.yard.kube import site

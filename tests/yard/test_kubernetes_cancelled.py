@@ -16,8 +16,8 @@ from flows.backends.outcome import Kind
 from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
 from flows.job import StageJob, stage_job
-from flows.place import Place
 from flows.stage_task import Summary, run_stage_task
+from flows.yard.place import Place
 from tests.yard import faults as trainings
 from tests.yard.deployed import Api, register, working
 from tests.yard.deployed import comes as holds

@@ -23,8 +23,8 @@ from flows.backends.kubernetes.options import Variant
 from flows.backends.kubernetes.run import KubernetesJobRun
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec, Resources, Shares
-from flows.place import Place
-from flows.profile import read_profile
+from flows.yard.place import Place
+from flows.yard.profile import read_profile
 
 ASKED = "TRAINYARD_KUBERNETES"
 

@@ -19,8 +19,8 @@ from flows.backends.key import job_key
 from flows.backends.outcome import Kind, StageError
 from flows.backends.spec import Resources
 from flows.job import stage_job
-from flows.place import Place
 from flows.stage_task import Summary, run_stage_task
+from flows.yard.place import Place
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, write_tokens
 from tests.yard.kube import NETWORK, site
@@ -99,7 +99,7 @@ from prefect.logging import disable_run_logger
 from flows.job import stage_job
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.spec import Resources
-from flows.place import Place
+from flows.yard.place import Place
 from flows.stage_task import run_stage_task
 
 given = json.loads(sys.argv[1])

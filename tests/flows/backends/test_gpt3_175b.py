@@ -19,8 +19,8 @@ from flows import stage_spec
 from flows.backends.slurm.script import render_slurm
 from flows.job import build_config
 from flows.pretrain_jobs import PretrainJobs, pretrain_jobs
-from flows.profile import Profile, parse_profile, read_document
 from flows.recipe import parse_recipe
+from flows.yard.profile import Profile, parse_profile, read_document
 from stages.plan.fit import check_fit
 from tests.flows.backends.goldens import FOLDER, check_golden
 from tests.flows.processes import ROOT

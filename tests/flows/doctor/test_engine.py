@@ -16,7 +16,7 @@ from flows.doctor.check import Answer, State
 from flows.doctor.places import CHECKS
 from flows.doctor.yard import Yard
 from flows.job import CONFIGS
-from flows.profile import parse_profile
+from flows.yard.profile import parse_profile
 from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION
 

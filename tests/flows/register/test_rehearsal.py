@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.place import BLOCK_OPTIONS
-from flows.profile import YARDS, parse_profile, read_document, read_profile
 from flows.register.command import main
 from flows.register.offered import load_flows
 from flows.register.rehearsal import RENDERERS
 from flows.register.wanted import wanted
+from flows.yard.place import BLOCK_OPTIONS
+from flows.yard.profile import YARDS, parse_profile, read_document, read_profile
 
 NOBODY = "http://127.0.0.1:9/api"
 """No server is there: what is said with exit status 2 was found without one."""

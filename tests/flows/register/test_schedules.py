@@ -9,8 +9,8 @@ import pytest
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule
 
-from flows.profile import Schedule
 from flows.register.schedules import active_before, is_as_wanted, switched
+from flows.yard.profile import Schedule
 
 NIGHT, NOON = "0 3 * * *", "0 12 * * *"
 

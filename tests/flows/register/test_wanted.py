@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.profile import parse_profile
 from flows.register.report import Report, differing
 from flows.register.wanted import ROOT, Wanted, read_deployments, wanted
+from flows.yard.profile import parse_profile
 from trainyard.errors import ConfigError
 
 FLOWS = [

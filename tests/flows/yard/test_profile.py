@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from flows import profile
 from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import LaunchSpec, Mount, Resources
 from flows.blocks.table import BLOCKS
 from flows.job import CONFIGS
-from flows.place import BLOCK_OPTIONS, Watch
-from flows.profile import YARDS, Profile, parse_profile, read_profile
+from flows.yard import profile
+from flows.yard.place import BLOCK_OPTIONS, Watch
+from flows.yard.profile import YARDS, Profile, parse_profile, read_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.blocks.yard import YardProfile, block_name, check_build, check_yard
+from flows.yard.registered_profile import YardProfile, block_name, check_build, check_yard
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION, build_revision
 

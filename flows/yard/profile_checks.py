@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.browse.link import check_browse
 from flows.job import CONFIGS
-from flows.place import POLLING, SCHEDULED, SHARING
-from flows.tables import refuse_unknown
+from flows.yard.links import check_browse
+from flows.yard.place import POLLING, SCHEDULED, SHARING
+from flows.yard.tables import refuse_unknown
 from trainyard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from flows.profile import Profile
+    from flows.yard.profile import Profile
 
 CAN_BE_SHARED = ("tokenize",)
 """Stages whose output several jobs can make together, and one joins."""

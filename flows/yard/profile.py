@@ -17,17 +17,17 @@ from typing import Any, TypeVar, cast
 
 from flows.backends.spec import Mount, Resources
 from flows.job import CONFIGS
-from flows.place import BLOCK_OPTIONS, Place, Watch
 from flows.pretrain_jobs import Means
-from flows.profile_checks import check_tables
 from flows.retry import FRUITLESS_ATTEMPTS
-from flows.tables import build, convert, filled_in, refuse_unknown
+from flows.yard.place import BLOCK_OPTIONS, Place, Watch
+from flows.yard.profile_checks import check_tables
+from flows.yard.tables import build, convert, filled_in, refuse_unknown
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename, is_local, join, local_path
 from trainyard.config import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
-YARDS = Path(__file__).resolve().parents[1] / "deploy" / "yards"
+YARDS = Path(__file__).resolve().parents[2] / "deploy" / "yards"
 """The profiles that come with trainyard."""
 
 DEFAULT = "local"
@@ -102,7 +102,7 @@ class Profile:
 
     name: str
     block: str = "process"
-    """What starts stages: a key of flows.place.BLOCK_OPTIONS."""
+    """What starts stages: a key of flows.yard.place.BLOCK_OPTIONS."""
     store: str | None = None
     """Root of everything that is made; None: `yard` where the flow runs."""
     browse: str | None = None
