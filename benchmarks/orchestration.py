@@ -41,7 +41,7 @@ WAIT_SECONDS = 180
 LINE = """
 import asyncio, sys
 from prefect import flow
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.line import Line
 
 folder, count = sys.argv[1], int(sys.argv[2])
@@ -161,7 +161,7 @@ TRAIN = """
 import asyncio, sys
 import numpy as np
 from prefect import flow
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.backends.spec import Resources
 from flows.stage_task import Place, run_stage_task
 from trainyard.corpus.indexed import IndexedWriter

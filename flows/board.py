@@ -27,7 +27,7 @@ from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import is_web, join, parent
 
 if TYPE_CHECKING:
-    from flows.job import StageJob
+    from flows.recipes.stage_job import StageJob
     from flows.stage_task import Summary
 
 SHOWN_METRICS = 4

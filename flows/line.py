@@ -14,7 +14,7 @@ from prefect.exceptions import TerminationSignal
 
 from flows.board import Board
 from flows.interrupt import heed_interrupt
-from flows.job import StageJob, in_shares, joined
+from flows.recipes.stage_job import StageJob, in_shares, joined
 from flows.slots import Gate
 from flows.stage_task import Summary, run_stage_task
 from flows.tags import limit_tag

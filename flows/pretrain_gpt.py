@@ -16,7 +16,9 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.form import (
+from flows.in_words import in_words
+from flows.line import Line
+from flows.recipes.form_schema import (
     NOTHING,
     Benchmark,
     Collect,
@@ -29,10 +31,8 @@ from flows.form import (
     TrainTokenizer,
     given,
 )
-from flows.in_words import in_words
-from flows.line import Line
-from flows.pretrain_jobs import pretrain_jobs
-from flows.recipe import read_recipe
+from flows.recipes.pretrain import pretrain_jobs
+from flows.recipes.recipe import read_recipe
 from flows.stage_plan import unmeasured
 from flows.yard.profile import DEFAULT
 from flows.yard.registered_profile import yard_profile

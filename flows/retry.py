@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from flows.backends.outcome import Outcome
-from flows.job import StageJob
+from flows.recipes.stage_job import StageJob
 from trainyard.artifacts import store
 from trainyard.artifacts.output import MANIFEST
 from trainyard.errors import TrainyardError

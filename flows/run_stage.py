@@ -14,8 +14,8 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from flows.in_words import in_words
-from flows.job import read_job, stage_job
 from flows.line import Line
+from flows.recipes.stage_job import read_job, stage_job
 from flows.stage_plan import UNKNOWN, is_unknown, plan_before, unmeasured_alone
 from flows.yard.profile import DEFAULT
 from flows.yard.registered_profile import yard_profile

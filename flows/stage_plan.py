@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flows.job import StageJob, stage_job
-from flows.pretrain_jobs import Means, to_be_planned
+from flows.recipes.pretrain import Means, to_be_planned
+from flows.recipes.stage_job import StageJob, stage_job
 from flows.yard.profile import Profile
 
 UNKNOWN = (

@@ -28,8 +28,8 @@ from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec, Shares
 from flows.board_stage import show_failed, show_stage
 from flows.following import SETTLED, follow
-from flows.job import StageJob
 from flows.logs.console import Log, headline
+from flows.recipes.stage_job import StageJob
 from flows.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.slots import note_begin
 from flows.stage_spec import DOCUMENT, stage_document, stage_spec

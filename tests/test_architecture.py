@@ -94,8 +94,8 @@ def test_a_wrong_import_inside_a_function_is_caught(tmp_path: Path) -> None:
 PLANTED = {
     "three floors: flows > stages > trainyard": [
         ("trainyard.artifacts.store", "stages.cli"),
-        ("trainyard.artifacts.store", "flows.recipe"),
-        ("stages.cli", "flows.recipe"),
+        ("trainyard.artifacts.store", "flows.recipes.recipe"),
+        ("stages.cli", "flows.recipes.recipe"),
     ],
     "the floors of the library": [
         ("trainyard.artifacts.digest", "trainyard.corpus.indexed"),
@@ -114,16 +114,16 @@ PLANTED = {
         ("stages.tokenize.run", "prefect"),
     ],
     "flows see the options of stages, never their work": [
-        ("flows.recipe", "stages.tokenize.run"),
-        ("flows.recipe", "stages.cli"),
+        ("flows.recipes.recipe", "stages.tokenize.run"),
+        ("flows.recipes.recipe", "stages.cli"),
     ],
     "flows use no floor of the library above artifacts": [
-        ("flows.recipe", "trainyard.models.config"),
+        ("flows.recipes.recipe", "trainyard.models.config"),
     ],
     "no torch below datasets, in data stages or in flows": [
         ("trainyard.corpus.indexed", "torch"),
         ("stages.tokenize.run", "trainyard.models.gpt"),
-        ("flows.recipe", "torch"),
+        ("flows.recipes.recipe", "torch"),
     ],
     "torch enters datasets in the loader alone": [("trainyard.datasets.gpt", "torch")],
     "the loader is for training alone": [

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.job import CONFIGS
-from flows.recipe import parse_recipe
+from flows.recipes.recipe import parse_recipe
+from flows.recipes.stage_job import CONFIGS
 from stages.cli import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
 from trainyard.megatron.spellings import vocabulary

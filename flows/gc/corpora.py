@@ -1,6 +1,6 @@
 """Versions of a corpus that corpus-refresh left behind, and tokens that no version needs.
 
-The layout is told in `flows.refresh`: NAME/current.json leads to NAME/versions/VERSION, made of
+The layout is told in `flows.recipes.refresh`: NAME/current.json leads to NAME/versions/VERSION, made of
 NAME/parts/OPTIONS/DIGEST. A version that anything in use was made of stays, with its parts."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from flows.gc.contents import Artifact, Contents, holding, remove_files
 from flows.gc.policy import DAY, Garbage, Policy, age
 from flows.gc.references import Unit, Use, in_use, uses_of, uses_of_steps
-from flows.refresh import CURRENT, CorpusVersion, read_pointer
+from flows.recipes.refresh import CURRENT, CorpusVersion, read_pointer
 from flows.turn import TURN
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire

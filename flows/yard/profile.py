@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flows.backends.spec import Mount, Resources
-from flows.job import CONFIGS
-from flows.pretrain_jobs import Means
+from flows.recipes.pretrain import Means
+from flows.recipes.stage_job import CONFIGS
 from flows.retry import FRUITLESS_ATTEMPTS
 from flows.yard.place import BLOCK_OPTIONS, Place, Watch
 from flows.yard.profile_checks import check_tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.job import CONFIGS
+from flows.recipes.stage_job import CONFIGS
 from flows.yard.links import check_browse
 from flows.yard.place import POLLING, SCHEDULED, SHARING
 from flows.yard.tables import refuse_unknown

@@ -25,7 +25,7 @@ from flows.backends.slurm.job import SlurmJob
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
-from flows.job import StageJob
+from flows.recipes.stage_job import StageJob
 from flows.stage_task import Summary, run_stage_task, worth_retrying
 from flows.yard.place import Place
 

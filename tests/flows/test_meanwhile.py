@@ -16,14 +16,14 @@ from prefect.logging import disable_run_logger
 from flows import line
 from flows.board import Board
 from flows.gc.sweep import sweep
-from flows.job import StageJob
 from flows.prepare_corpus import prepare_corpus
 from flows.pretrain_gpt import pretrain_gpt
+from flows.recipes.stage_job import StageJob
 from flows.stage_task import Summary
 from flows.turn import JOBS, TURN
 from flows.yard.place import Place
 from tests.flows.gc.yards import AT_ONCE, Corpus
-from tests.flows.test_recipe import TINY, own, without
+from tests.flows.recipes.test_recipe import TINY, own, without
 from trainyard.artifacts.manifest import read_manifest
 
 Waiting = Callable[[], None]

@@ -17,7 +17,7 @@ from prefect.states import Failed
 
 from flows import retry, stage_task
 from flows.backends.outcome import RETRIED, Kind, Outcome, StageError
-from flows.job import StageJob
+from flows.recipes.stage_job import StageJob
 from flows.retry import PAUSES_SECONDS, Trying, given_up, pause_seconds, reached_step, with_jitter
 from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
 from trainyard.artifacts.output import Output

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.backends.spec import Resources
-from flows.job import StageJob, stage_job
+from flows.recipes.stage_job import StageJob, stage_job
 from flows.stage_spec import stage_document
 from flows.yard.place import Place
 

@@ -19,7 +19,7 @@ from prefect.states import Completed, Failed
 from flows import stage_task
 from flows.backends.outcome import Kind, StageError, classify
 from flows.following import SETTLED, settle
-from flows.job import StageJob, stage_job
+from flows.recipes.stage_job import StageJob, stage_job
 from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
 from tests.flows.disks import fill_with_files, give_room, nothing_written, small_disk
 from tests.flows.processes import ROOT

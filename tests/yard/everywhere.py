@@ -12,9 +12,9 @@ from pathlib import Path
 import tomli_w
 from prefect.logging import disable_run_logger
 
-from flows.job import StageJob
-from flows.pretrain_jobs import pretrain_jobs
-from flows.recipe import read_recipe
+from flows.recipes.pretrain import pretrain_jobs
+from flows.recipes.recipe import read_recipe
+from flows.recipes.stage_job import StageJob
 from flows.stage_task import run_stage_task
 from flows.yard.profile import read_profile
 from tests.yard.engine import REGISTRY, Compose

@@ -25,7 +25,7 @@ from flows.backends.container.run import ContainerJobRun
 from flows.backends.events import read_events
 from flows.backends.outcome import Kind
 from flows.backends.spec import Mount, Resources
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.stage_task import Place, Summary, run_stage_task
 from tests.yard.containers import (
     THIS_PYTHON,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from flows.job import StageJob
+from flows.recipes.stage_job import StageJob
 from tests.yard.engine import Compose, compose, engine
 from tests.yard.everywhere import Wanted, by_block, by_compose, start_store, write_profile
 from tests.yard.yard import ROOT, write_corpus

@@ -15,7 +15,7 @@ RETRIES = """
 import asyncio, sys
 from prefect import flow
 from flows import retry
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.backends.outcome import StageError
 from flows.stage_task import Place, run_stage_task
 

@@ -194,7 +194,7 @@ def test_a_full_disk_is_told_and_when_there_is_room_again_training_goes_on(
 IN_A_CONTAINER = """
 import asyncio, sys
 from prefect import flow
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.backends.outcome import StageError
 from flows.stage_task import Place, run_stage_task
 

@@ -200,7 +200,7 @@ def test_a_worker_that_is_killed_ends_no_job_and_the_next_one_starts_none_again(
 IN_A_CONTAINER = """
 import os
 from prefect import flow
-from flows.job import read_job
+from flows.recipes.stage_job import read_job
 from flows.backends.container.options import ContainerOptions
 from flows.backends.spec import Mount
 from flows.stage_task import Place, run_stage_task

@@ -15,7 +15,7 @@ from flows.backends.key import job_key
 from flows.backends.outcome import Kind
 from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
-from flows.job import StageJob, stage_job
+from flows.recipes.stage_job import StageJob, stage_job
 from flows.stage_task import Summary, run_stage_task
 from flows.yard.place import Place
 from tests.yard import faults as trainings

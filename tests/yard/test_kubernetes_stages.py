@@ -18,7 +18,7 @@ from prefect.logging import disable_run_logger
 from flows.backends.key import job_key
 from flows.backends.outcome import Kind, StageError
 from flows.backends.spec import Resources
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.stage_task import Summary, run_stage_task
 from flows.yard.place import Place
 from tests.yard.fake_kube import FakeKube
@@ -96,7 +96,7 @@ def ledger_steps(folder: Path) -> list[int]:
 FLOW = """
 import asyncio, json, sys
 from prefect.logging import disable_run_logger
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.spec import Resources
 from flows.yard.place import Place

@@ -19,7 +19,7 @@ from prefect.logging import disable_run_logger
 from flows.backends.run_folder import LOG
 from flows.backends.slurm.script import SCRIPT
 from flows.backends.spec import Resources
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.stage_task import Place, Summary, run_stage_task
 from tests.yard.cluster import ask
 from tests.yard.jobs import MODEL, TRAINING, wait_until, write_tokens

@@ -25,7 +25,7 @@ from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name
 from flows.backends.spec import LaunchSpec
 from flows.following import SETTLED
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.stage_task import Place, Summary, run_stage_task
 from tests.yard.cluster import Cluster, ask
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, killed, wait_until, write_tokens
@@ -94,7 +94,7 @@ def test_what_slurm_refuses_is_a_wrong_option_too(tmp_path: Path) -> None:
 HELD = """
 import asyncio, json, sys
 from prefect.logging import disable_run_logger
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.backends.slurm.options import SlurmOptions
 from flows.stage_task import Place, run_stage_task
 
@@ -155,7 +155,7 @@ def test_a_flow_that_is_killed_while_it_cancels_starts_another_job_at_once(
 FLOW = """
 import asyncio, json, sys
 from prefect.logging import disable_run_logger
-from flows.job import stage_job
+from flows.recipes.stage_job import stage_job
 from flows.backends.spec import Resources
 from flows.stage_task import Place, run_stage_task
 

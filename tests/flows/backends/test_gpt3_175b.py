@@ -17,9 +17,9 @@ import tomli_w
 
 from flows import stage_spec
 from flows.backends.slurm.script import render_slurm
-from flows.job import build_config
-from flows.pretrain_jobs import PretrainJobs, pretrain_jobs
-from flows.recipe import parse_recipe
+from flows.recipes.pretrain import PretrainJobs, pretrain_jobs
+from flows.recipes.recipe import parse_recipe
+from flows.recipes.stage_job import build_config
 from flows.yard.profile import Profile, parse_profile, read_document
 from stages.plan.fit import check_fit
 from tests.flows.backends.goldens import FOLDER, check_golden

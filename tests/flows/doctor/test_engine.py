@@ -15,7 +15,7 @@ from flows.doctor import engine
 from flows.doctor.check import Answer, State
 from flows.doctor.places import CHECKS
 from flows.doctor.yard import Yard
-from flows.job import CONFIGS
+from flows.recipes.stage_job import CONFIGS
 from flows.yard.profile import parse_profile
 from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION

@@ -10,7 +10,7 @@ import pytest
 from flows.doctor.check import PAGE
 from flows.doctor.command import CHECKS
 from flows.gc.command import _parser as gc_parser
-from flows.job import CONFIGS
+from flows.recipes.stage_job import CONFIGS
 from stages.cli import CommonOptions
 from trainyard.config import leaves, other_names
 

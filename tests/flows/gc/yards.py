@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flows.gc.policy import Policy
-from flows.refresh import CURRENT, CorpusVersion, Source
+from flows.recipes.refresh import CURRENT, CorpusVersion, Source
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.claim import Holder
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_slot, retire

@@ -15,7 +15,7 @@ from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import LaunchSpec, Mount, Resources
 from flows.blocks.table import BLOCKS
-from flows.job import CONFIGS
+from flows.recipes.stage_job import CONFIGS
 from flows.yard import profile
 from flows.yard.place import BLOCK_OPTIONS, Watch
 from flows.yard.profile import YARDS, Profile, parse_profile, read_profile

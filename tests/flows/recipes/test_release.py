@@ -8,8 +8,8 @@ import pytest
 
 from flows import command
 from flows.command import release_main
-from flows.recipe import Recipe, parse_recipe
-from flows.release_jobs import check_checkpoint
+from flows.recipes.recipe import Recipe, parse_recipe
+from flows.recipes.release import check_checkpoint
 from flows.turn import TURN
 from flows.yard.place import CONTAINED
 from trainyard.artifacts import store

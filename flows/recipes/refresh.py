@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from flows.corpus_jobs import part_names, told_apart
-from flows.job import StageJob, build_config
-from flows.recipe import Recipe
+from flows.recipes.corpus import part_names, told_apart
+from flows.recipes.recipe import Recipe
+from flows.recipes.stage_job import StageJob, build_config
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import resolve

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flows.corpus_jobs import corpus_jobs
 from flows.goodput_record import goodput_url
-from flows.job import CONFIGS, StageJob, build_config, stage_job
-from flows.recipe import Recipe
-from flows.release_jobs import release_jobs
+from flows.recipes.corpus import corpus_jobs
+from flows.recipes.recipe import Recipe
+from flows.recipes.release import release_jobs
+from flows.recipes.stage_job import CONFIGS, StageJob, build_config, stage_job
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 

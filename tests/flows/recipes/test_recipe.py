@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.corpus_jobs import part_names
-from flows.job import CONFIGS, StageJob, in_shares, read_job
-from flows.pretrain_jobs import Means, PretrainJobs, pretrain_jobs
-from flows.recipe import parse_recipe, read_recipe, yard_root
-from flows.refresh import plan_refresh
-from flows.release_jobs import release_jobs
+from flows.recipes.corpus import part_names
+from flows.recipes.pretrain import Means, PretrainJobs, pretrain_jobs
+from flows.recipes.recipe import parse_recipe, read_recipe, yard_root
+from flows.recipes.refresh import plan_refresh
+from flows.recipes.release import release_jobs
+from flows.recipes.stage_job import CONFIGS, StageJob, in_shares, read_job
 from tests.flows.processes import ROOT
 from trainyard.errors import ArtifactError, ConfigError
 

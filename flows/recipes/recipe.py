@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.job import CONFIGS, StageJob, stage_job, unreadable
+from flows.recipes.stage_job import CONFIGS, StageJob, stage_job, unreadable
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename, join, parent
 from trainyard.config import leaves, other_names, parse_document

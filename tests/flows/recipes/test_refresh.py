@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.corpus_jobs import corpus_jobs
-from flows.recipe import Recipe, parse_recipe
-from flows.refresh import Refresh, mark_announced, plan_refresh, publish, read_pointer
+from flows.recipes.corpus import corpus_jobs
+from flows.recipes.recipe import Recipe, parse_recipe
+from flows.recipes.refresh import Refresh, mark_announced, plan_refresh, publish, read_pointer
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.manifest import publish as publish_manifest

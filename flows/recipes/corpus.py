@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.job import CONFIGS, SHARES, StageJob, build_config
-from flows.recipe import Recipe
+from flows.recipes.recipe import Recipe
+from flows.recipes.stage_job import CONFIGS, SHARES, StageJob, build_config
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.urls import basename

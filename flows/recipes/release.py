@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.corpus_jobs import heldout_of
-from flows.job import StageJob, stage_job
-from flows.recipe import Recipe
+from flows.recipes.corpus import heldout_of
+from flows.recipes.recipe import Recipe
+from flows.recipes.stage_job import StageJob, stage_job
 from flows.retry import STEP_MANIFEST
 from flows.yard.place import CONTAINED
 from trainyard.artifacts import store

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from flows.job import CONFIGS
+from flows.recipes.stage_job import CONFIGS
 from trainyard.config import leaves
 
 DECIDED: dict[str, tuple[str, ...]] = {

@@ -9,9 +9,9 @@ import pytest
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from flows.form import DECIDED, given, options_schema
-from flows.job import CONFIGS
 from flows.pretrain_gpt import pretrain_gpt
+from flows.recipes.form_schema import DECIDED, given, options_schema
+from flows.recipes.stage_job import CONFIGS
 from flows.register.wanted import ROOT, read_deployments
 from trainyard.config import leaves
 
