@@ -9,7 +9,7 @@
     ended        it holds nothing any more; `kind` says how (flows/backends/outcome.py)
 
 The same event twice running is noted once, and nothing changes a job that has ended, so a block may
-note what it sees at each look. What follows from the events: flows/goodput.py."""
+note what it sees at each look. What follows from the events: flows/goodput/account.py."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flows.goodput_record import goodput_url
+from flows.goodput.report import goodput_url
 from flows.recipes.corpus import corpus_jobs
 from flows.recipes.recipe import Recipe
 from flows.recipes.release import release_jobs

@@ -1,6 +1,6 @@
 """The part of the run card about time: how much of what was held went into steps that were kept.
 
-The document is the one that a flow keeps (flows/goodput_record.py)."""
+The document is the one that a flow keeps (flows/goodput/report.py)."""
 
 from __future__ import annotations
 

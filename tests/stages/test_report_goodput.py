@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.goodput import KINDS as COUNTED
+from flows.goodput.account import KINDS as COUNTED
 from stages.report.facts import Card, Lineage
 from stages.report.formats import NARROW
 from stages.report.goodput import KINDS, goodput, read_goodput

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from flows.backends.notes import SUBMITTED
-from flows.goodput import Account
-from flows.goodput_record import account_of
+from flows.goodput.account import Account
+from flows.goodput.report import account_of
 from tests.yard.cluster import ask, profile_on_two_nodes
 from tests.yard.deployed import comes
 from tests.yard.faults import steps, training

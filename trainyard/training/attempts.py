@@ -11,7 +11,7 @@ lasts a document of each attempt in its work folder. Never part of what a run ma
 A mark is written whenever a step was saved, and holds the seconds since the mark before: an attempt
 that is killed has told all but what came after its last one, and that is lost with it. Times are
 seconds since 1970. `outcome` is missing where nobody was left to say it. What the seconds of all
-attempts come to, together with the time in queues: flows/goodput.py."""
+attempts come to, together with the time in queues: flows/goodput/account.py."""
 
 from __future__ import annotations
 

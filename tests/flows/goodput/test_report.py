@@ -14,8 +14,8 @@ import pytest
 from flows.backends.events import note
 from flows.backends.process import ProcessJob
 from flows.backends.spec import LaunchSpec
-from flows.goodput import KINDS
-from flows.goodput_record import (
+from flows.goodput.account import KINDS
+from flows.goodput.report import (
     goodput_url,
     main,
     markdown,
@@ -23,7 +23,7 @@ from flows.goodput_record import (
     read_submissions,
     record_goodput,
 )
-from flows.goodput_told import Submission
+from flows.goodput.spans import Submission
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts import store

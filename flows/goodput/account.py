@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.goodput_told import IN_LOOP, Attempt, Span, Submission
+from flows.goodput.spans import IN_LOOP, Attempt, Span, Submission
 
 KINDS = (
     *("queue", "start", "restore", "compile", "data_wait", "step", "evaluation", "checkpoint"),

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.backends.events import Event
-from flows.goodput import KINDS, account, percentages
-from flows.goodput_told import IN_LOOP, Attempt, Mark, Span, Submission, attempt_of, submission_of
+from flows.goodput.account import KINDS, account, percentages
+from flows.goodput.spans import IN_LOOP, Attempt, Mark, Span, Submission, attempt_of, submission_of
 
 QUICK = settings(max_examples=30, deadline=None)
 HOUR = 3_600_000

@@ -1,6 +1,6 @@
 """The account of a run's time, gathered from run folders and artifacts, and kept beside them.
 
-    python -m flows.goodput_record YARD/.runs/pretrain YARD/checkpoint
+    python -m flows.goodput.report YARD/.runs/pretrain YARD/checkpoint
 
 prints it; flows write it to goodput/JOB.json under their root after each attempt, with the times of
 submissions whose run folders are gone by now."""
@@ -18,8 +18,8 @@ from typing import Any
 from flows.backends.events import read_events
 from flows.backends.outcome import Kind, read_outcome
 from flows.backends.run_folder import HEARTBEAT, LOG
-from flows.goodput import KINDS, UNALLOCATED, Account, Row, account, percentages
-from flows.goodput_told import Submission, attempt_of, ms, submission_of
+from flows.goodput.account import KINDS, UNALLOCATED, Account, Row, account, percentages
+from flows.goodput.spans import Submission, attempt_of, ms, submission_of
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import basename, join
@@ -228,7 +228,7 @@ def _time(milliseconds: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the account of a run; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.goodput_record", description="Where the time of a run went."
+        prog="python -m flows.goodput.report", description="Where the time of a run went."
     )
     parser.add_argument("attempts", type=Path, help="folder of the run folders of its job")
     parser.add_argument("checkpoint", help="folder or URL of the run: --save of pretrain")
