@@ -29,8 +29,8 @@ from flows.backends.container.options import ContainerOptions
 from flows.backends.outcome import Kind
 from flows.backends.process import ProcessJob
 from flows.backends.spec import LaunchSpec
-from flows.local_api import LocalApi
 from flows.program import ENVIRONMENT
+from flows.server.ephemeral import LocalApi
 from trainyard.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]

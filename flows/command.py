@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flows.home import home_under
 from flows.options import add_yard_of_flow, check_profile, check_root
 from flows.program import Flow, fail, run_program
 from flows.recipes.corpus import corpus_jobs
@@ -16,6 +15,7 @@ from flows.recipes.recipe import Recipe, read_recipe, yard_root
 from flows.recipes.refresh import check_refresh
 from flows.recipes.release import check_checkpoint
 from flows.recipes.stage_job import read_job
+from flows.server.home import home_under
 from flows.stage_plan import plan_before
 from flows.turn import TURN
 from flows.yard.profile import Profile, read_profile

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.backends.outcome import StageError
-from flows.home import PASSWORD
-from flows.local_api import LocalApi
+from flows.server.ephemeral import LocalApi
+from flows.server.home import PASSWORD
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
 
 ENVIRONMENT = {

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from flows.backends.spec import OF_PREFECT
 from flows.browse.command import address, is_of_this_machine
-from flows.home import (
+from flows.program import ENVIRONMENT, fail
+from flows.server.home import (
     ASKED,
     UI,
     closed,
@@ -29,9 +30,8 @@ from flows.home import (
     replace,
     settings_of_shell,
 )
-from flows.local_server import LOCK, serve, turn_to_start
-from flows.log_in import leading_page
-from flows.program import ENVIRONMENT, fail
+from flows.server.log_in import leading_page
+from flows.server.process import LOCK, serve, turn_to_start
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
 
 PORT = 4200
@@ -39,7 +39,7 @@ LOG_IN = "log-in.html"
 
 SETTINGS = {
     **ENVIRONMENT,
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "flows.leases",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "flows.server.leases",
     "PREFECT_SERVER_UI_API_URL": "/api",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
 }

@@ -31,7 +31,7 @@ from flows.board_stage import (
     submitted,
     why_not,
 )
-from flows.full_disk import full
+from flows.server.disk_full import full
 from flows.stage_task import Summary
 from trainyard.artifacts.manifest import InputRecord, Manifest
 from trainyard.artifacts.store import FileRecord

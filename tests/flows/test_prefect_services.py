@@ -25,8 +25,9 @@ from prefect.settings.legacy import _get_valid_setting_names
 from prefect.settings.models.root import Settings
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from flows import local_api, program, ui
+from flows import program, ui
 from flows.register.wanted import HEARTBEAT
+from flows.server import ephemeral
 
 SERVICES = {
     "ensure_cancelling_timeout_checks",
@@ -43,7 +44,7 @@ SERVICES = {
 
 def test_the_settings_that_we_give_are_settings_of_this_prefect() -> None:
     """It ignores one that it does not know."""
-    given = {*local_api.SETTINGS, *ui.SETTINGS, *program.PATIENCE, HEARTBEAT}
+    given = {*ephemeral.SETTINGS, *ui.SETTINGS, *program.PATIENCE, HEARTBEAT}
     assert given - {"DO_NOT_TRACK"} - _get_valid_setting_names(Settings) == set()
 
 

@@ -12,9 +12,10 @@ from uuid import UUID
 
 import pytest
 
-from flows import leases, slots, ui
+from flows import slots, ui
 from flows.limits import LEASE_SECONDS, Slots
-from flows.local_api import LEASES
+from flows.server import leases
+from flows.server.ephemeral import LEASES
 from flows.slots import Gate, note_begin
 
 ROOT = Path(__file__).resolve().parents[2]

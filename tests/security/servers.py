@@ -16,8 +16,8 @@ from typing import IO, Any
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
 
-from flows.home import PASSWORD
-from flows.local_api import LocalApi
+from flows.server.ephemeral import LocalApi
+from flows.server.home import PASSWORD
 from tests.security.attacks import (
     CREDENTIALS,
     EVIL,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.full_disk import Message, Receive, Send
-from flows.guard import Guarded
+from flows.server.disk_full import Message, Receive, Send
+from flows.server.guard import Guarded
 from tests.security.attacks import EVIL, HOSTS, ORIGINS
 
 PORT = 4200

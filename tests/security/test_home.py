@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.home import (
+from flows.server.ephemeral import LocalApi
+from flows.server.home import (
     UI,
     kept_password,
     make_home,
@@ -17,7 +18,6 @@ from flows.home import (
     replace,
     settings_of_shell,
 )
-from flows.local_api import LocalApi
 from tests.security.attacks import NOBODY
 from trainyard.errors import ConfigError, InfrastructureError
 

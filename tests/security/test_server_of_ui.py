@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.home import UI
+from flows.server.home import UI
 from tests.security import servers
 from tests.security.attacks import EVIL, Target, open_folder, statuses_for_stranger
 from tests.yard.yard import ROOT

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.backends.kubernetes import signs
-from flows.local_api import LocalApi
 from flows.program import ENVIRONMENT
+from flows.server.ephemeral import LocalApi
 from tests.yard.cluster import Cluster, why_not
 from tests.yard.containers import containers, docker, running_engine
 from tests.yard.deployed import WholeServer

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.local_api import LocalApi
+from flows.server.ephemeral import LocalApi
 from tests.yard.yard import HEADLINE, ROOT, Yard
 from trainyard.corpus.indexed import IndexedWriter
 

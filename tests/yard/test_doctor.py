@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.doctor.engine import VERSION_LABEL
-from flows.local_api import LocalApi
+from flows.server.ephemeral import LocalApi
 from tests.faulty_s3 import Faults, gateway
 from tests.yard.cluster import Cluster
 from tests.yard.containers import docker, running_engine

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from flows.limits import LEASE_SECONDS
-from flows.local_api import LocalApi
+from flows.server.ephemeral import LocalApi
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
 from tests.yard.deployed import Api
 from tests.yard.faults import (
@@ -127,7 +127,7 @@ def test_a_flow_that_is_killed_with_its_own_server_has_its_slot_no_longer_than_a
         own.stop()
     save = tmp_path / "save"
     flow = in_training(yard, save, 1000)
-    (server,) = [pid for pid, line in yard.by_process().items() if "flows.local_api" in line]
+    (server,) = [pid for pid, line in yard.by_process().items() if "flows.server.ephemeral" in line]
     os.kill(server, signal.SIGKILL)
     flow.kill()
     assert yard.wait_until_empty(30) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.full_disk import FULL_SECONDS
+from flows.server.disk_full import FULL_SECONDS
 from tests.flows import disks
 from tests.flows.disks import fill
 from tests.yard.deployed import Api, WholeServer

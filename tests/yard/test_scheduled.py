@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.home import PASSWORD, URL
+from flows.server.home import PASSWORD, URL
 from tests.security.attacks import Target
 from tests.security.servers import ui_server
 from tests.yard.cluster import profile_on_two_nodes

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import leases, local_api
 from flows.limits import LEASE_SECONDS
+from flows.server import ephemeral, leases
 from tests.yard.deployed import Api, comes
 from tests.yard.faults import Server, in_training
 from tests.yard.limited import LIMIT, limit_training, taken
@@ -27,8 +27,8 @@ STORAGE = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
 @pytest.fixture
 def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server with the leases of those that outlive a flow; one training at a time may run."""
-    assert STORAGE in local_api.SETTINGS
-    monkeypatch.setitem(local_api.SETTINGS, STORAGE, leases.__name__)
+    assert STORAGE in ephemeral.SETTINGS
+    monkeypatch.setitem(ephemeral.SETTINGS, STORAGE, leases.__name__)
     server = Server(tmp_path / "home")
     try:
         limit_training(server.url)

@@ -42,7 +42,7 @@ def stop_in_training(yard: Yard, console: Path, number: signal.Signals) -> int:
             time.sleep(0.1)
         programs = " ".join(yard.processes())
         assert "stages.pretrain" in programs
-        assert "flows.local_api" in programs
+        assert "flows.server.ephemeral" in programs
         process.send_signal(number)
         try:
             return process.wait(STOP_SECONDS)

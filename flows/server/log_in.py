@@ -10,8 +10,8 @@ import base64
 import hashlib
 from http import HTTPStatus
 
-from flows.full_disk import App, Message, Receive, Send
-from flows.guard import answer
+from flows.server.disk_full import App, Message, Receive, Send
+from flows.server.guard import answer
 
 PATH = "/trainyard/log-in"
 

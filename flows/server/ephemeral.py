@@ -4,7 +4,7 @@ Prefect would start one itself, but that one lives on when its flow is killed, a
 finds its port. This one holds the read end of a pipe, as stages do, ends with whoever started it,
 and asks for a password that it alone knows with that program; both have it from the environment.
 
-    python -m flows.local_api SOCKET LIFELINE      (two inherited descriptors)"""
+    python -m flows.server.ephemeral SOCKET LIFELINE      (two inherited descriptors)"""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from flows.full_disk import full, has_no_room
-from flows.home import PASSWORD, URL, closed, make_home, new_password, private
+from flows.server.disk_full import full, has_no_room
+from flows.server.home import PASSWORD, URL, closed, make_home, new_password, private
 from trainyard.errors import InfrastructureError
 
 START_SECONDS = 240.0
-"""Of which it may wait half for others that start on the same home (flows/local_server.py)."""
+"""Of which it may wait half for others that start on the same home (flows/server/process.py)."""
 STOP_SECONDS = 10.0
 
 LEASES = {
@@ -77,7 +77,7 @@ class LocalApi:
             read_end, self._lifeline = os.pipe()
             descriptors = (listening.fileno(), read_end)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flows.local_api", *map(str, descriptors)],
+                [sys.executable, "-m", "flows.server.ephemeral", *map(str, descriptors)],
                 env={**os.environ, **SETTINGS, **closed(address, password, home)},
                 umask=0o077,
                 stdin=subprocess.DEVNULL,
@@ -139,7 +139,7 @@ def _end_with(lifeline: int) -> None:
 
 def _serve(listening: int, lifeline: int) -> None:
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    from flows.local_server import serve
+    from flows.server.process import serve
 
     serve(Path(os.environ["PREFECT_HOME"]), listening)
 

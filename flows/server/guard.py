@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import NamedTuple
 
-from flows.full_disk import App, Message, Receive, Send
-from flows.hosts import OURS, RULE, host_name, not_ours
+from flows.server.disk_full import App, Message, Receive, Send
+from flows.server.hosts import OURS, RULE, host_name, not_ours
 
 UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
 

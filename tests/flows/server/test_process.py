@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import full_disk
-from flows.full_disk import Message, Receive, Send, ToldFull, is_full
-from flows.local_api import LocalApi
-from flows.local_server import turn_to_start
+from flows.server import disk_full
+from flows.server.disk_full import Message, Receive, Send, ToldFull, is_full
+from flows.server.ephemeral import LocalApi
+from flows.server.process import turn_to_start
 from trainyard.errors import InfrastructureError
 
 
@@ -67,7 +67,7 @@ def answers(app: ToldFull) -> tuple[int, dict[bytes, bytes], bytes]:
     return start["status"], dict(start["headers"]), body["body"]
 
 
-def failing(error: Exception) -> full_disk.App:
+def failing(error: Exception) -> disk_full.App:
     """What Prefect does: it answers 500, and the error comes after."""
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
@@ -84,7 +84,7 @@ def test_a_full_disk_is_asked_again_for_a_while_and_then_told(
     app = ToldFull(failing(OSError(errno.ENOSPC, "No space left on device")), tmp_path)
     status, headers, _ = answers(app)
     assert (status, headers[b"retry-after"]) == (503, b"5")
-    monkeypatch.setattr(full_disk, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(disk_full, "FULL_SECONDS", 0.0)
     status, headers, body = answers(app)
     assert status == 507
     assert b"retry-after" not in headers

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import uvicorn
 
-from flows.full_disk import App, ToldFull
-from flows.guard import Guarded
-from flows.log_in import LogIn
+from flows.server.disk_full import App, ToldFull
+from flows.server.guard import Guarded
+from flows.server.log_in import LogIn
 from trainyard.errors import InfrastructureError
 
 LOCK = "start.lock"

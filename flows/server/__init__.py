@@ -1,0 +1,1 @@
+"""The Prefect servers that we start, and what they need from us."""
