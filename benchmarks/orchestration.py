@@ -42,7 +42,7 @@ LINE = """
 import asyncio, sys
 from prefect import flow
 from flows.recipes.stage_job import stage_job
-from flows.line import Line
+from flows.runner.stage_runner import Line
 
 folder, count = sys.argv[1], int(sys.argv[2])
 model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 8}
@@ -163,7 +163,7 @@ import numpy as np
 from prefect import flow
 from flows.recipes.stage_job import stage_job
 from flows.backends.spec import Resources
-from flows.stage_task import Place, run_stage_task
+from flows.runner.stage_task import Place, run_stage_task
 from trainyard.corpus.indexed import IndexedWriter
 
 folder = sys.argv[1]

@@ -12,7 +12,7 @@ from flows.gc.command import engines_of, homes_of
 from flows.gc.policy import STANDARD, Policy
 from flows.gc.sweep import Swept, sweep
 from flows.gc.told import lines, rows, size
-from flows.in_words import in_words
+from flows.runner.flow_errors import in_words
 from flows.yard.profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.errors import InfrastructureError

@@ -15,9 +15,9 @@ from flows.recipes.recipe import Recipe, read_recipe, yard_root
 from flows.recipes.refresh import check_refresh
 from flows.recipes.release import check_checkpoint
 from flows.recipes.stage_job import read_job
+from flows.runner.memory_check import plan_before
+from flows.runner.run_lock import TURN
 from flows.server.home import home_under
-from flows.stage_plan import plan_before
-from flows.turn import TURN
 from flows.yard.profile import Profile, read_profile
 from trainyard.artifacts import store
 from trainyard.errors import TrainyardError

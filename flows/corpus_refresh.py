@@ -23,13 +23,13 @@ from prefect.events import Event
 from prefect.events.related import related_resources_from_run_context
 from prefect.settings import PREFECT_API_URL
 
-from flows.in_words import in_words
-from flows.line import Line
 from flows.logs.console import headline
 from flows.program import is_alone
 from flows.recipes.form_schema import NOTHING, Merge, Tokenize, given
 from flows.recipes.recipe import Recipe, read_recipe
 from flows.recipes.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
+from flows.runner.flow_errors import in_words
+from flows.runner.stage_runner import Line
 from flows.yard.profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION

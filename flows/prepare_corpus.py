@@ -16,11 +16,11 @@ from typing import Any
 
 from prefect import flow
 
-from flows.in_words import in_words
-from flows.line import Line
 from flows.recipes.corpus import CorpusJobs, corpus_jobs
 from flows.recipes.form_schema import NOTHING, Collect, Merge, Tokenize, TrainTokenizer, given
 from flows.recipes.recipe import read_recipe
+from flows.runner.flow_errors import in_words
+from flows.runner.stage_runner import Line
 from flows.yard.profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION

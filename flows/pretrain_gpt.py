@@ -16,8 +16,6 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.in_words import in_words
-from flows.line import Line
 from flows.recipes.form_schema import (
     NOTHING,
     Benchmark,
@@ -33,7 +31,9 @@ from flows.recipes.form_schema import (
 )
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import read_recipe
-from flows.stage_plan import unmeasured
+from flows.runner.flow_errors import in_words
+from flows.runner.memory_check import unmeasured
+from flows.runner.stage_runner import Line
 from flows.yard.profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION

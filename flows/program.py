@@ -82,8 +82,8 @@ def fail(error: TrainyardError | StageError) -> int:
 def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, Any]:
     from prefect.exceptions import CancelledRun, TerminationSignal
 
-    from flows.interrupt import end_in_time, told_to_stop
     from flows.logs.console import take_over
+    from flows.runner.interrupt import end_in_time, told_to_stop
 
     take_over(verbose)
     end_in_time()

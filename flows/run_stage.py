@@ -13,10 +13,10 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.in_words import in_words
-from flows.line import Line
 from flows.recipes.stage_job import read_job, stage_job
-from flows.stage_plan import UNKNOWN, is_unknown, plan_before, unmeasured_alone
+from flows.runner.flow_errors import in_words
+from flows.runner.memory_check import UNKNOWN, is_unknown, plan_before, unmeasured_alone
+from flows.runner.stage_runner import Line
 from flows.yard.profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.errors import ConfigError

@@ -20,9 +20,9 @@ from flows.backends.key import job_key
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec, Resources
-from flows.blocks.table import BLOCKS
 from flows.doctor.check import Answer, Check, fail, ok, skipped
 from flows.doctor.yard import FOLDER, Yard
+from flows.runner.blocks import BLOCKS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
 

@@ -24,8 +24,8 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.doctor.check import Answer, Check, ok, skipped, warn
 from flows.doctor.yard import Yard
-from flows.limits import Slots, slots_of, told
-from flows.tags import limit_tag
+from flows.runner.limits import Slots, slots_of, told
+from flows.runner.tags import limit_tag
 from trainyard.errors import InfrastructureError
 
 PAGE = 200

@@ -14,7 +14,7 @@ from flows.gc.contents import Artifact, Contents, holding, remove_files
 from flows.gc.policy import DAY, Garbage, Policy, age
 from flows.gc.references import Unit, Use, in_use, uses_of, uses_of_steps
 from flows.recipes.refresh import CURRENT, CorpusVersion, read_pointer
-from flows.turn import TURN
+from flows.runner.run_lock import TURN
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.manifest import read_slot, retire

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.gc.contents import Artifact, Contents
-from flows.turn import JOBS, TURN
+from flows.runner.run_lock import JOBS, TURN
 from trainyard.artifacts import store
 from trainyard.artifacts.listed import read_listed_json
 from trainyard.artifacts.urls import basename, canonical, join

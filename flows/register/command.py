@@ -18,7 +18,7 @@ from flows.options import add_yard_to_look_after, check_profile
 from flows.program import ENVIRONMENT, fail, of_server
 from flows.register.report import Report
 from flows.register.wanted import Wanted, wanted
-from flows.stage_plan import unmeasured
+from flows.runner.memory_check import unmeasured
 from flows.yard.profile import naming_file, parse_profile, profile_name, read_document
 from trainyard.errors import ConfigError, TrainyardError
 

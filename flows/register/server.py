@@ -19,11 +19,11 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
 
-from flows.blocks.table import BLOCK_TYPES
 from flows.register.offered import Flows
 from flows.register.report import Report, differing
 from flows.register.schedules import active_before, is_as_wanted, switched, to_create, to_update
 from flows.register.wanted import Wanted, WantedDeployment
+from flows.runner.blocks import BLOCK_TYPES
 from flows.yard.registered_profile import YardProfile, block_name, check_yard
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION, build_revision

@@ -15,7 +15,7 @@ import yaml
 
 from flows.program import PATIENCE
 from flows.register.rehearsal import rehearse
-from flows.tags import limit_tag
+from flows.runner.tags import limit_tag
 from flows.yard.profile import Profile, Schedule
 from flows.yard.tables import refuse_unknown
 from trainyard.errors import ConfigError

@@ -11,7 +11,7 @@ from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.options import KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import GRACE_SECONDS, Mount, Resources
-from flows.retry import FRUITLESS_ATTEMPTS
+from flows.runner.retry import FRUITLESS_ATTEMPTS
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 

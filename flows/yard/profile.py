@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from flows.backends.spec import Mount, Resources
 from flows.recipes.pretrain import Means
 from flows.recipes.stage_job import CONFIGS
-from flows.retry import FRUITLESS_ATTEMPTS
+from flows.runner.retry import FRUITLESS_ATTEMPTS
 from flows.yard.place import BLOCK_OPTIONS, Place, Watch
 from flows.yard.profile_checks import check_tables
 from flows.yard.tables import build, convert, filled_in, refuse_unknown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.board import metrics_text, stage_table
-from flows.stage_task import Summary
+from flows.runner.stage_task import Summary
 
 
 def test_the_table_has_a_row_for_each_stage() -> None:

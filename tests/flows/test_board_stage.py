@@ -31,8 +31,8 @@ from flows.board_stage import (
     submitted,
     why_not,
 )
+from flows.runner.stage_task import Summary
 from flows.server.disk_full import full
-from flows.stage_task import Summary
 from trainyard.artifacts.manifest import InputRecord, Manifest
 from trainyard.artifacts.store import FileRecord
 from trainyard.errors import InfrastructureError

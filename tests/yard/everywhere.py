@@ -15,7 +15,7 @@ from prefect.logging import disable_run_logger
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import read_recipe
 from flows.recipes.stage_job import StageJob
-from flows.stage_task import run_stage_task
+from flows.runner.stage_task import run_stage_task
 from flows.yard.profile import read_profile
 from tests.yard.engine import REGISTRY, Compose
 from tests.yard.fake_kube import FakeKube

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import following, retry
 from flows.backends.container import run
 from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.outcome import Kind
-from flows.blocks.table import StageBlock
+from flows.runner import retry, submission
+from flows.runner.blocks import StageBlock
 from flows.yard.place import Place
 from tests.yard import containers as engines
 from tests.yard.containers import counting, steps_of, text_of
@@ -48,8 +48,8 @@ class Impatient(KubernetesJob):
 def looks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
     """Looks at a job that found nobody; each is told, and another follows at once."""
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.1,))
-    monkeypatch.setattr(following, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(following, "get_run_logger", lambda: logging.getLogger("followed"))
+    monkeypatch.setattr(submission, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(submission, "get_run_logger", lambda: logging.getLogger("followed"))
 
     def count() -> int:
         return sum(getattr(one, "headline", "") == "waits" for one in caplog.records)
@@ -61,11 +61,11 @@ def follow(
     name: str, block: StageBlock, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[], None]
 ) -> Kind:
     """As the task of a stage does; the trouble happens meanwhile."""
-    monkeypatch.setitem(following.BLOCKS, name, lambda place, spec, stage: block)
+    monkeypatch.setitem(submission.BLOCKS, name, lambda place, spec, stage: block)
     place = Place(run_folder=str(Path(block.spec.run_directory).parent), block=name)
     happening = threading.Thread(target=trouble)
     happening.start()
-    outcome = asyncio.run(following.follow("pretrain", place, block.spec))
+    outcome = asyncio.run(submission.follow("pretrain", place, block.spec))
     happening.join()
     return outcome.kind
 

@@ -26,7 +26,7 @@ from flows.backends.events import read_events
 from flows.backends.outcome import Kind
 from flows.backends.spec import Mount, Resources
 from flows.recipes.stage_job import stage_job
-from flows.stage_task import Place, Summary, run_stage_task
+from flows.runner.stage_task import Place, Summary, run_stage_task
 from tests.yard.containers import (
     THIS_PYTHON,
     containers,

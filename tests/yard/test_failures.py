@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 RETRIES = """
 import asyncio, sys
 from prefect import flow
-from flows import retry
+from flows.runner import retry
 from flows.recipes.stage_job import stage_job
 from flows.backends.outcome import StageError
-from flows.stage_task import Place, run_stage_task
+from flows.runner.stage_task import Place, run_stage_task
 
 folder, python = sys.argv[1:]
 model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 8}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.slots import LOST_SECONDS
+from flows.runner.slots import LOST_SECONDS
 from tests.flows import disks
 from tests.yard.containers import running_engine
 from tests.yard.deployed import Api
@@ -196,7 +196,7 @@ import asyncio, sys
 from prefect import flow
 from flows.recipes.stage_job import stage_job
 from flows.backends.outcome import StageError
-from flows.stage_task import Place, run_stage_task
+from flows.runner.stage_task import Place, run_stage_task
 
 folder, image = sys.argv[1:]
 model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 8}

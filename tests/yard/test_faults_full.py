@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.limits import LEASE_SECONDS
+from flows.runner.limits import LEASE_SECONDS
 from flows.server.ephemeral import LocalApi
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
 from tests.yard.deployed import Api
@@ -203,7 +203,7 @@ from prefect import flow
 from flows.recipes.stage_job import read_job
 from flows.backends.container.options import ContainerOptions
 from flows.backends.spec import Mount
-from flows.stage_task import Place, run_stage_task
+from flows.runner.stage_task import Place, run_stage_task
 
 @flow(name="in-a-container")
 async def in_a_container(document: str, folder: str, image: str, mounted: list[str]):

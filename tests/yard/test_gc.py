@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.turn import TURN
+from flows.runner.run_lock import TURN
 from tests.flows.gc.yards import Corpus, train
 from tests.yard.yard import Yard
 from trainyard.artifacts.claim import acquire

@@ -14,9 +14,9 @@ from prefect.logging import disable_run_logger
 from flows.backends.key import job_key
 from flows.backends.outcome import Kind
 from flows.backends.spec import LaunchSpec
-from flows.following import SETTLED
 from flows.recipes.stage_job import StageJob, stage_job
-from flows.stage_task import Summary, run_stage_task
+from flows.runner.stage_task import Summary, run_stage_task
+from flows.runner.submission import SETTLED
 from flows.yard.place import Place
 from tests.yard import faults as trainings
 from tests.yard.deployed import Api, register, working
@@ -98,7 +98,7 @@ def test_a_flow_that_is_cancelled_while_it_shows_what_was_submitted_watches_no_m
         shows.set()
         await asyncio.sleep(60)
 
-    monkeypatch.setattr("flows.following.show_submitted", show_for_long)
+    monkeypatch.setattr("flows.runner.submission.show_submitted", show_for_long)
     place = Place(
         run_folder=str(tmp_path / "runs"),
         block="kubernetes",

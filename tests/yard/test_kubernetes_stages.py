@@ -19,7 +19,7 @@ from flows.backends.key import job_key
 from flows.backends.outcome import Kind, StageError
 from flows.backends.spec import Resources
 from flows.recipes.stage_job import stage_job
-from flows.stage_task import Summary, run_stage_task
+from flows.runner.stage_task import Summary, run_stage_task
 from flows.yard.place import Place
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, write_tokens
@@ -100,7 +100,7 @@ from flows.recipes.stage_job import stage_job
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.spec import Resources
 from flows.yard.place import Place
-from flows.stage_task import run_stage_task
+from flows.runner.stage_task import run_stage_task
 
 given = json.loads(sys.argv[1])
 claims = (Claim(name="yard", target=given["folder"]),)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.limits import LEASE_SECONDS
+from flows.runner.limits import LEASE_SECONDS
 from flows.server import ephemeral, leases
 from tests.yard.deployed import Api, comes
 from tests.yard.faults import Server, in_training

@@ -24,9 +24,9 @@ from flows.backends.run_folder import LOG
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name
 from flows.backends.spec import LaunchSpec
-from flows.following import SETTLED
 from flows.recipes.stage_job import stage_job
-from flows.stage_task import Place, Summary, run_stage_task
+from flows.runner.stage_task import Place, Summary, run_stage_task
+from flows.runner.submission import SETTLED
 from tests.yard.cluster import Cluster, ask
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, killed, wait_until, write_tokens
 from tests.yard.yard import ROOT
@@ -96,7 +96,7 @@ import asyncio, json, sys
 from prefect.logging import disable_run_logger
 from flows.recipes.stage_job import stage_job
 from flows.backends.slurm.options import SlurmOptions
-from flows.stage_task import Place, run_stage_task
+from flows.runner.stage_task import Place, run_stage_task
 
 given = json.loads(sys.argv[1])
 options = SlurmOptions(extra=("--hold",))
@@ -157,7 +157,7 @@ import asyncio, json, sys
 from prefect.logging import disable_run_logger
 from flows.recipes.stage_job import stage_job
 from flows.backends.spec import Resources
-from flows.stage_task import Place, run_stage_task
+from flows.runner.stage_task import Place, run_stage_task
 
 given = json.loads(sys.argv[1])
 two = {"pretrain": Resources(nodes=2, processes_per_node=1, cpus_per_node=1)}

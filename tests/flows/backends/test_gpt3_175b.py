@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from flows import stage_spec
 from flows.backends.slurm.script import render_slurm
 from flows.recipes.pretrain import PretrainJobs, pretrain_jobs
 from flows.recipes.recipe import parse_recipe
 from flows.recipes.stage_job import build_config
+from flows.runner import stage_spec
 from flows.yard.profile import Profile, parse_profile, read_document
 from stages.plan.fit import check_fit
 from tests.flows.backends.goldens import FOLDER, check_golden

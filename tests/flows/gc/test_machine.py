@@ -12,7 +12,7 @@ from flows.gc.command import homes_of, main
 from flows.gc.machine import has_ended, old_runs, run_homes, runs
 from flows.gc.policy import DAY, Policy
 from flows.recipes.stage_job import stage_job
-from flows.stage_task import _prepare, next_key
+from flows.runner.stage_task import _prepare, next_key
 from flows.yard.place import Place
 from flows.yard.profile import parse_profile
 from tests.flows.gc.yards import make_older

@@ -10,7 +10,7 @@ from flows import command
 from flows.command import release_main
 from flows.recipes.recipe import Recipe, parse_recipe
 from flows.recipes.release import check_checkpoint
-from flows.turn import TURN
+from flows.runner.run_lock import TURN
 from flows.yard.place import CONTAINED
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError

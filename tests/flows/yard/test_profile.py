@@ -14,8 +14,8 @@ from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import LaunchSpec, Mount, Resources
-from flows.blocks.table import BLOCKS
 from flows.recipes.stage_job import CONFIGS
+from flows.runner.blocks import BLOCKS
 from flows.yard import profile
 from flows.yard.place import BLOCK_OPTIONS, Watch
 from flows.yard.profile import YARDS, Profile, parse_profile, read_profile

@@ -18,8 +18,8 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.context import ConcurrencyContext
 
-from flows.limits import LEASE_SECONDS, slots_of
 from flows.logs.console import Log, headline
+from flows.runner.limits import LEASE_SECONDS, slots_of
 
 RENEW_SECONDS = 10.0
 """Between two renewals: after it was away, the server leaves a lease for `LEASE_SECONDS`."""

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.backends.outcome import Kind, Outcome, StageError
-from flows.in_words import in_words, without_traceback
+from flows.runner.flow_errors import in_words, without_traceback
 from trainyard.errors import ConfigError, InfrastructureError
 
 ENDED = Outcome(kind=Kind.DATA, name="merge", message="a.bin is torn", exit_status=1)

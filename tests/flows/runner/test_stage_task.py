@@ -16,11 +16,11 @@ from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Completed, Failed
 
-from flows import stage_task
 from flows.backends.outcome import Kind, StageError, classify
-from flows.following import SETTLED, settle
 from flows.recipes.stage_job import StageJob, stage_job
-from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
+from flows.runner import stage_task
+from flows.runner.stage_task import Place, Summary, run_stage_task, worth_retrying
+from flows.runner.submission import SETTLED, settle
 from tests.flows.disks import fill_with_files, give_room, nothing_written, small_disk
 from tests.flows.processes import ROOT
 from trainyard.artifacts.output import Output

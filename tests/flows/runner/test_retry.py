@@ -15,11 +15,18 @@ from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Failed
 
-from flows import retry, stage_task
 from flows.backends.outcome import RETRIED, Kind, Outcome, StageError
 from flows.recipes.stage_job import StageJob
-from flows.retry import PAUSES_SECONDS, Trying, given_up, pause_seconds, reached_step, with_jitter
-from flows.stage_task import Place, Summary, run_stage_task, worth_retrying
+from flows.runner import retry, stage_task
+from flows.runner.retry import (
+    PAUSES_SECONDS,
+    Trying,
+    given_up,
+    pause_seconds,
+    reached_step,
+    with_jitter,
+)
+from flows.runner.stage_task import Place, Summary, run_stage_task, worth_retrying
 from trainyard.artifacts.output import Output
 from trainyard.errors import ConfigError, InfrastructureError
 

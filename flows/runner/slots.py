@@ -16,9 +16,9 @@ from contextvars import ContextVar
 
 from prefect.client.orchestration import PrefectClient, get_client
 
-from flows.limits import LEASE_SECONDS, Slots, slots_of, told
 from flows.logs.console import Log, headline
-from flows.slot_kept import Held, Keeper, held
+from flows.runner.limits import LEASE_SECONDS, Slots, slots_of, told
+from flows.runner.slot_kept import Held, Keeper, held
 
 LOOK_SECONDS = 3.0
 """Between two looks at a limit."""

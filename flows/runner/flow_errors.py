@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from prefect.states import Failed
 
 from flows.backends.outcome import StageError
-from flows.cancelled import heed_cancel
+from flows.runner.cancelled import heed_cancel
 from trainyard.errors import TrainyardError
 
 P = ParamSpec("P")

@@ -12,13 +12,14 @@ from uuid import UUID
 
 import pytest
 
-from flows import slots, ui
-from flows.limits import LEASE_SECONDS, Slots
+from flows import ui
+from flows.runner import slots
+from flows.runner.limits import LEASE_SECONDS, Slots
+from flows.runner.slots import Gate, note_begin
 from flows.server import leases
 from flows.server.ephemeral import LEASES
-from flows.slots import Gate, note_begin
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ONE = UUID(int=1)
 log = logging.getLogger("tests.slots")
 

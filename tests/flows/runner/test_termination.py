@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.line import _heed_termination
+from flows.runner.stage_runner import _heed_termination
 
 
 def test_a_termination_raised_within_a_callback_stops_the_flow() -> None:

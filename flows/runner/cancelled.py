@@ -18,7 +18,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from flows.backends.live_jobs import stop_untold
-from flows.interrupt import LOST_SECONDS
+from flows.runner.interrupt import LOST_SECONDS
 
 LOOK_SECONDS = 5.0
 """Between two looks at the run."""

@@ -16,7 +16,6 @@ from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Failed
 
-from flows import following, retry, stage_task
 from flows.backends.notes import read_ending
 from flows.backends.outcome import Kind, StageError
 from flows.backends.slurm import job as slurm
@@ -24,9 +23,11 @@ from flows.backends.slurm.client import Said, SlurmClient
 from flows.backends.slurm.job import SlurmJob
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
-from flows.following import SETTLED
 from flows.recipes.stage_job import StageJob
-from flows.stage_task import Summary, run_stage_task, worth_retrying
+from flows.runner import retry, stage_task
+from flows.runner import submission as following
+from flows.runner.stage_task import Summary, run_stage_task, worth_retrying
+from flows.runner.submission import SETTLED
 from flows.yard.place import Place
 
 JOB = StageJob(stage="verify", document={}, output=None)

@@ -3,7 +3,7 @@
 Who runs it may be away for longer than a block asks again: a weekend of maintenance, a control
 plane that is replaced. Nothing of the stage has failed then, and its job may go on. So it is looked
 for again for as long as it takes, within one attempt. What does not answer before there is a job
-may not be there at all; that is for the attempts to count (flows/retry.py)."""
+may not be there at all; that is for the attempts to count (flows/runner/retry.py)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from flows.backends.notes import (
 )
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec
-from flows.blocks.table import BLOCKS
 from flows.board_progress import progress_shown
 from flows.board_stage import show_submitted, show_waiting
 from flows.logs.console import headline
-from flows.retry import pause_seconds, with_jitter
+from flows.runner.blocks import BLOCKS
+from flows.runner.retry import pause_seconds, with_jitter
 from flows.yard.place import SCHEDULED, Place
 from trainyard.errors import TrainyardError
 

@@ -13,12 +13,12 @@ from prefect import get_run_logger
 from prefect.exceptions import TerminationSignal
 
 from flows.board import Board
-from flows.interrupt import heed_interrupt
 from flows.recipes.stage_job import StageJob, in_shares, joined
-from flows.slots import Gate
-from flows.stage_task import Summary, run_stage_task
-from flows.tags import limit_tag
-from flows.turn import note_jobs, turn
+from flows.runner.interrupt import heed_interrupt
+from flows.runner.run_lock import note_jobs, turn
+from flows.runner.slots import Gate
+from flows.runner.stage_task import Summary, run_stage_task
+from flows.runner.tags import limit_tag
 from flows.yard.links import browsed
 from flows.yard.profile import Profile, read_profile
 from trainyard.artifacts import store

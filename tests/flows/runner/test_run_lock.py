@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import turn as turn_module
-from flows.turn import TURN, turn
+from flows.runner import run_lock as turn_module
+from flows.runner.run_lock import TURN, turn
 from tests.flows.processes import ROOT
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ async def _hold(root: Path, seconds: float = 60.0) -> None:
 
 KILLED = """
 import asyncio, logging, os, signal, sys
-from flows.turn import turn
+from flows.runner.run_lock import turn
 
 async def main():
     async with turn(sys.argv[1], logging.getLogger()):

@@ -11,7 +11,7 @@ import pytest
 
 from flows.recipes.pretrain import Means
 from flows.recipes.stage_job import StageJob, stage_job
-from flows.stage_plan import is_unknown, plan_before, unmeasured, unmeasured_alone
+from flows.runner.memory_check import is_unknown, plan_before, unmeasured, unmeasured_alone
 from flows.yard.profile import YARDS, Profile, parse_profile
 from trainyard.errors import ConfigError
 

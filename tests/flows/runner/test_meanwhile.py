@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows import line
 from flows.board import Board
 from flows.gc.sweep import sweep
 from flows.prepare_corpus import prepare_corpus
 from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.stage_job import StageJob
-from flows.stage_task import Summary
-from flows.turn import JOBS, TURN
+from flows.runner import stage_runner
+from flows.runner.run_lock import JOBS, TURN
+from flows.runner.stage_task import Summary
 from flows.yard.place import Place
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.flows.recipes.test_recipe import TINY, own, without
@@ -53,8 +53,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
         pass
 
     done = Stages()
-    monkeypatch.setattr(line, "run_stage_task", done)
-    monkeypatch.setattr(line, "heed_interrupt", lambda: None)
+    monkeypatch.setattr(stage_runner, "run_stage_task", done)
+    monkeypatch.setattr(stage_runner, "heed_interrupt", lambda: None)
     for name in ("open", "close"):
         monkeypatch.setattr(Board, name, nothing)
     with disable_run_logger():
@@ -81,7 +81,7 @@ def slot(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
                 await asyncio.to_thread(happens)
             yield
 
-    monkeypatch.setattr(line, "Gate", Gate)
+    monkeypatch.setattr(stage_runner, "Gate", Gate)
     return meanwhile
 
 
@@ -113,7 +113,7 @@ def test_whichever_of_two_that_wait_has_the_turn_first_both_train_on_the_newest_
         await asked[-1].wait()
         yield
 
-    monkeypatch.setattr(line, "turn", turn)
+    monkeypatch.setattr(stage_runner, "turn", turn)
 
     async def both() -> str:
         runs = []
@@ -149,8 +149,8 @@ def test_a_file_that_comes_while_a_run_waits_for_its_turn_is_tokenized_and_its_t
         own(tmp_path, "b.jsonl")
         yield
 
-    monkeypatch.setattr(line, "turn", turn)
-    monkeypatch.setattr(line, "remove_other_parts", kept.append)
+    monkeypatch.setattr(stage_runner, "turn", turn)
+    monkeypatch.setattr(stage_runner, "remove_other_parts", kept.append)
     asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path / "yard"), profile))
     files = [[f"{tmp_path}/a.jsonl"], [f"{tmp_path}/b.jsonl"]]
     assert stages.of("tokenize", "input") == files
@@ -164,7 +164,7 @@ def test_a_wrong_recipe_is_refused_before_any_waiting(
     def turn(*_: Any) -> None:
         pytest.fail("it waits for its turn")
 
-    monkeypatch.setattr(line, "turn", turn)
+    monkeypatch.setattr(stage_runner, "turn", turn)
     (tmp_path / "tiny.toml").write_text(TINY.replace("num_shards = 3", "num_shards = 0"))
     for flow in (pretrain_gpt, prepare_corpus):
         state: Any = asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path)))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import stage_task
 from flows.backends.spec import Shares
-from flows.following import SETTLED
 from flows.recipes.stage_job import in_shares, joined, stage_job
+from flows.runner import stage_task
+from flows.runner.submission import SETTLED
 from flows.yard.place import Place
 from trainyard.version import VERSION
 

@@ -27,12 +27,12 @@ from flows.backends.outcome import KINDS, Kind, Outcome, StageError, read_outcom
 from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec, Shares
 from flows.board_stage import show_failed, show_stage
-from flows.following import SETTLED, follow
 from flows.logs.console import Log, headline
 from flows.recipes.stage_job import StageJob
-from flows.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
-from flows.slots import note_begin
-from flows.stage_spec import DOCUMENT, stage_document, stage_spec
+from flows.runner.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
+from flows.runner.slots import note_begin
+from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
+from flows.runner.submission import SETTLED, follow
 from flows.yard.place import SCHEDULED, Place
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
@@ -63,7 +63,7 @@ _tryings: dict[str, Trying] = {}
 
 
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """True for infrastructure alone, as long as attempts get further (flows/retry.py)."""
+    """True for infrastructure alone, as long as attempts get further (flows/runner/retry.py)."""
     error = await state.aresult(raise_on_failure=False)
     if not isinstance(error, StageError) or error.given_up:
         return False

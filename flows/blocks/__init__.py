@@ -1,1 +1,0 @@
-"""Where a stage runs: each place is a Prefect JobBlock and its JobRun."""

@@ -1,0 +1,1 @@
+"""A flow run at work: each stage is submitted, followed, retried and cancelled."""
