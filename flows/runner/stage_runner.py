@@ -12,7 +12,7 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.exceptions import TerminationSignal
 
-from flows.board import Board
+from flows.pages.run_pages import Board
 from flows.recipes.stage_job import StageJob, in_shares, joined
 from flows.runner.interrupt import heed_interrupt
 from flows.runner.run_lock import note_jobs, turn

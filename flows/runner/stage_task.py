@@ -26,8 +26,8 @@ from flows.backends.notes import NOT_BEGUN, is_being_cancelled, reached
 from flows.backends.outcome import KINDS, Kind, Outcome, StageError, read_outcome
 from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec, Shares
-from flows.board_stage import show_failed, show_stage
 from flows.logs.console import Log, headline
+from flows.pages.stage_pages import show_failed, show_stage
 from flows.recipes.stage_job import StageJob
 from flows.runner.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.runner.slots import note_begin

@@ -32,9 +32,9 @@ from flows.backends.notes import (
 )
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec
-from flows.board_progress import progress_shown
-from flows.board_stage import show_submitted, show_waiting
 from flows.logs.console import headline
+from flows.pages.progress import progress_shown
+from flows.pages.stage_pages import show_submitted, show_waiting
 from flows.runner.blocks import BLOCKS
 from flows.runner.retry import pause_seconds, with_jitter
 from flows.yard.place import SCHEDULED, Place

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.board import Board
 from flows.gc.sweep import sweep
+from flows.pages.run_pages import Board
 from flows.prepare_corpus import prepare_corpus
 from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.stage_job import StageJob

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.board import metrics_text, stage_table
+from flows.pages.run_pages import metrics_text, stage_table
 from flows.runner.stage_task import Summary
 
 

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows import board_progress
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec
-from flows.board_progress import Heard, progress_shown, share_done
-from flows.board_stage import (
+from flows.pages import progress
+from flows.pages.progress import Heard, progress_shown, share_done
+from flows.pages.stage_pages import (
     by_hand,
     failed_rows,
     has_pages,
@@ -229,7 +229,7 @@ def test_a_log_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
 def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_progress, "CHUNK_BYTES", 2**12)
+    monkeypatch.setattr(progress, "CHUNK_BYTES", 2**12)
     lines = (f" iteration {step:8}/  40000 | lm loss: 5.1E+00 |\n" for step in range(20_001))
     (tmp_path / "log.txt").write_text("".join(lines) + "saved checkpoint step=20000\n" * 1000)
     heard = Heard(tmp_path)

@@ -18,9 +18,9 @@ from prefect.artifacts import (
     aupdate_progress_artifact,
 )
 
-from flows.board_pictures import data_url, lineage_page, loss_curve, read_lineage
-from flows.board_stage import number, page_key, shown
 from flows.goodput.report import goodput_url, markdown, record_goodput
+from flows.pages.charts import data_url, lineage_page, loss_curve, read_lineage
+from flows.pages.stage_pages import number, page_key, shown
 from flows.yard.links import BROWSE, how_to_open, link_to
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output

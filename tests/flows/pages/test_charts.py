@@ -7,7 +7,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from flows.board_pictures import data_url, lineage_page, lineage_picture, loss_curve, read_lineage
+from flows.pages.charts import data_url, lineage_page, lineage_picture, loss_curve, read_lineage
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,8 +15,8 @@ from uuid import UUID
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 
 from flows.backends.spec import LaunchSpec
-from flows.board_stage import has_pages, page_key, shown
 from flows.logs.lines import Lines
+from flows.pages.stage_pages import has_pages, page_key, shown
 
 LOG = "log*.txt"
 """Of a job, or of each of its shares."""
