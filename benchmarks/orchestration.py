@@ -29,7 +29,7 @@ from flows.backends.container.options import ContainerOptions
 from flows.backends.outcome import Kind
 from flows.backends.process import ProcessJob
 from flows.backends.spec import LaunchSpec
-from flows.program import ENVIRONMENT
+from flows.cli.run_flow import ENVIRONMENT
 from flows.server.ephemeral import LocalApi
 from trainyard.version import VERSION
 

@@ -9,7 +9,7 @@ it."""
 from __future__ import annotations
 
 if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
-    from flows.command import corpus_refresh_main
+    from flows.cli.flow_commands import corpus_refresh_main
 
     raise SystemExit(corpus_refresh_main())
 
@@ -23,8 +23,8 @@ from prefect.events import Event
 from prefect.events.related import related_resources_from_run_context
 from prefect.settings import PREFECT_API_URL
 
+from flows.cli.run_flow import is_alone
 from flows.logs.console import headline
-from flows.program import is_alone
 from flows.recipes.form_schema import NOTHING, Merge, Tokenize, given
 from flows.recipes.recipe import Recipe, read_recipe
 from flows.recipes.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish

@@ -7,7 +7,7 @@ Needs no running server. A stage whose inputs, options and code did not change i
 from __future__ import annotations
 
 if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
-    from flows.command import pretrain_gpt_main
+    from flows.cli.flow_commands import pretrain_gpt_main
 
     raise SystemExit(pretrain_gpt_main())
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flows.backends.spec import OF_PREFECT
 from flows.browse.command import address, is_of_this_machine
-from flows.program import ENVIRONMENT, fail
+from flows.cli.run_flow import ENVIRONMENT, fail
 from flows.server.home import (
     ASKED,
     UI,

@@ -19,7 +19,7 @@ from types import FrameType
 
 from flows.browse.root import Root
 from flows.browse.server import BrowseServer
-from flows.program import fail
+from flows.cli.run_flow import fail
 from trainyard.errors import ConfigError, InfrastructureError, Stopped, TrainyardError
 
 PORT = 4201

@@ -13,12 +13,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
+from flows.cli.options import add_yard_to_look_after, check_profile, check_root
+from flows.cli.run_flow import fail
 from flows.doctor import machine, places, ranks, schedules, server, slots, store
 from flows.doctor.check import Check, Finding, examine_yard, worst
 from flows.doctor.table import print_finding, print_sum
 from flows.doctor.yard import Yard
-from flows.options import add_yard_to_look_after, check_profile, check_root
-from flows.program import fail
 from flows.yard.profile import read_profile
 from trainyard.errors import TrainyardError
 

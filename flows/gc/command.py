@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from flows.backends.container.options import ContainerOptions
+from flows.cli.options import add_yard_to_look_after, check_profile, check_root
+from flows.cli.run_flow import fail
 from flows.gc.machine import run_homes
 from flows.gc.policy import Policy
 from flows.gc.sweep import sweep
 from flows.gc.told import lines
-from flows.options import add_yard_to_look_after, check_profile, check_root
-from flows.program import fail
 from flows.yard.profile import Profile, read_profile
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flows.options import add_yard_to_look_after, check_profile
-from flows.program import ENVIRONMENT, fail, of_server
+from flows.cli.options import add_yard_to_look_after, check_profile
+from flows.cli.run_flow import ENVIRONMENT, fail, of_server
 from flows.register.report import Report
 from flows.register.wanted import Wanted, wanted
 from flows.runner.memory_check import unmeasured

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from flows.program import PATIENCE
+from flows.cli.run_flow import PATIENCE
 from flows.register.rehearsal import rehearse
 from flows.runner.tags import limit_tag
 from flows.yard.profile import Profile, Schedule

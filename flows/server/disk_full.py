@@ -22,7 +22,7 @@ App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 FULL_SECONDS = 30.0
 """For how long a full disk may pass by itself, as after a save that failed."""
 AGAIN_SECONDS = 5
-"""After which a client is to ask again meanwhile; it asks six times (flows/program.py)."""
+"""After which a client is to ask again meanwhile; it asks six times (flows/cli/run_flow.py)."""
 LITTLE_BYTES = 65_536
 """With less than this free, whatever SQLite could not do failed for want of room."""
 

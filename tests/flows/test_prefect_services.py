@@ -25,7 +25,8 @@ from prefect.settings.legacy import _get_valid_setting_names
 from prefect.settings.models.root import Settings
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from flows import program, ui
+from flows import ui
+from flows.cli import run_flow
 from flows.register.wanted import HEARTBEAT
 from flows.server import ephemeral
 
@@ -44,7 +45,7 @@ SERVICES = {
 
 def test_the_settings_that_we_give_are_settings_of_this_prefect() -> None:
     """It ignores one that it does not know."""
-    given = {*ephemeral.SETTINGS, *ui.SETTINGS, *program.PATIENCE, HEARTBEAT}
+    given = {*ephemeral.SETTINGS, *ui.SETTINGS, *run_flow.PATIENCE, HEARTBEAT}
     assert given - {"DO_NOT_TRACK"} - _get_valid_setting_names(Settings) == set()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows.backends.kubernetes import signs
-from flows.program import ENVIRONMENT
+from flows.cli.run_flow import ENVIRONMENT
 from flows.server.ephemeral import LocalApi
 from tests.yard.cluster import Cluster, why_not
 from tests.yard.containers import containers, docker, running_engine

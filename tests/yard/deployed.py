@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from flows.program import ENVIRONMENT
+from flows.cli.run_flow import ENVIRONMENT
 from tests.yard.faults import PASSWORD, free_port
 from tests.yard.yard import Yard
 

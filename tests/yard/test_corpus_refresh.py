@@ -26,7 +26,7 @@ append_eod = true
 
 
 REFUSED = """
-import sys, flows.command, prefect.events.schemas.events as schemas
+import sys, flows.cli.flow_commands, prefect.events.schemas.events as schemas
 dump = schemas.Event.model_dump
 
 def spoilt(event, **how):
@@ -36,7 +36,7 @@ def spoilt(event, **how):
     return found
 
 schemas.Event.model_dump = spoilt
-sys.exit(flows.command.corpus_refresh_main(sys.argv[1:]))
+sys.exit(flows.cli.flow_commands.corpus_refresh_main(sys.argv[1:]))
 """
 
 

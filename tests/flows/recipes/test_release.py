@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import command
-from flows.command import release_main
+from flows.cli import flow_commands
+from flows.cli.flow_commands import release_main
 from flows.recipes.recipe import Recipe, parse_recipe
 from flows.recipes.release import check_checkpoint
 from flows.runner.run_lock import TURN
@@ -68,7 +68,7 @@ def test_what_a_flow_at_work_may_leave_is_waited_for(
 ) -> None:
     """By the flow itself, behind the other one; until then there is nothing to refuse."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    monkeypatch.setattr(command, "run_program", lambda *_, **given: (3, given))
+    monkeypatch.setattr(flow_commands, "run_program", lambda *_, **given: (3, given))
     arguments = [str(tmp_path / "tiny.toml"), "--root", str(tmp_path / "yard")]
     assert release_main(arguments) == 2
     turn = tmp_path / "yard" / "tiny" / TURN

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flows.options import add_yard_of_flow, check_profile, check_root
-from flows.program import Flow, fail, run_program
+from flows.cli.options import add_yard_of_flow, check_profile, check_root
+from flows.cli.run_flow import Flow, fail, run_program
 from flows.recipes.corpus import corpus_jobs
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import Recipe, read_recipe, yard_root

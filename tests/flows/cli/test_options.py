@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.command import pretrain_gpt_main, run_stage_main
+from flows.cli.flow_commands import pretrain_gpt_main, run_stage_main
+from flows.cli.options import add_yard_of_flow, add_yard_to_look_after, check_profile, check_root
 from flows.doctor.command import main as doctor
 from flows.gc.command import main as gc
-from flows.options import add_yard_of_flow, add_yard_to_look_after, check_profile, check_root
 from flows.register.command import main as register
 from tests.flows.processes import ROOT
 from trainyard.errors import ConfigError
