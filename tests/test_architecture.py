@@ -54,8 +54,8 @@ SHARED_EXTRAS = ("documents", "tokenizers", "faiss", "faiss-gpu")
 """Extras that those of stages are made of."""
 
 ELSEWHERE = [
-    ("stages.ranks", "torch"),  # only when a stage that needs torch runs as several ranks
-    ("stages.ranks", "trainyard.parallel.join"),  # likewise
+    ("stages.runtime.ranks", "torch"),  # only when a stage that needs torch runs as several ranks
+    ("stages.runtime.ranks", "trainyard.parallel.join"),  # likewise
     ("trainyard.artifacts.client", "botocore"),  # the extra `s3`
 ]
 """Imports inside functions that a stage reaches only with another extra installed."""
@@ -85,7 +85,7 @@ def test_a_wrong_import_inside_a_function_is_caught(tmp_path: Path) -> None:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.pyc"))
     with (tmp_path / "trainyard/artifacts/store.py").open("a") as source:
-        source.write("\n\ndef planted() -> None:\n    import stages.cli\n")
+        source.write("\n\ndef planted() -> None:\n    import stages.runtime.cli\n")
     done = lint(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "threefloors:flows>stages>trainyardBROKEN" in "".join(done.stdout.split()), done.stdout
@@ -93,9 +93,9 @@ def test_a_wrong_import_inside_a_function_is_caught(tmp_path: Path) -> None:
 
 PLANTED = {
     "three floors: flows > stages > trainyard": [
-        ("trainyard.artifacts.store", "stages.cli"),
+        ("trainyard.artifacts.store", "stages.runtime.cli"),
         ("trainyard.artifacts.store", "flows.recipes.recipe"),
-        ("stages.cli", "flows.recipes.recipe"),
+        ("stages.runtime.cli", "flows.recipes.recipe"),
     ],
     "the floors of the library": [
         ("trainyard.artifacts.digest", "trainyard.corpus.indexed"),
@@ -108,14 +108,16 @@ PLANTED = {
         ("stages.tokenize.run", "stages.merge.run"),
         ("stages.tokenize.run", "stages.merge"),
     ],
-    "the shared modules of the stages know no stage": [("stages.cli", "stages.tokenize.run")],
+    "the shared modules of the stages know no stage": [
+        ("stages.runtime.cli", "stages.tokenize.run")
+    ],
     "only flows imports the orchestrator": [
         ("trainyard.training.loop", "prefect"),
         ("stages.tokenize.run", "prefect"),
     ],
     "flows see the options of stages, never their work": [
         ("flows.recipes.recipe", "stages.tokenize.run"),
-        ("flows.recipes.recipe", "stages.cli"),
+        ("flows.recipes.recipe", "stages.runtime.cli"),
     ],
     "flows use no floor of the library above artifacts": [
         ("flows.recipes.recipe", "trainyard.models.config"),

@@ -16,7 +16,7 @@ import pytest
 
 from flows.recipes.recipe import parse_recipe
 from flows.recipes.stage_job import CONFIGS
-from stages.cli import CommonOptions, MegatronOptions
+from stages.runtime.cli import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
 from trainyard.megatron.spellings import vocabulary
 

@@ -96,7 +96,7 @@ BY_CLASS = {
     HangError.__name__: Kind.HANG,
 }
 """Narrower kinds of an infrastructure failure, by the class of the error that a stage reports
-(stages/failure.py)."""
+(stages/runtime/failure.py)."""
 
 BRIEF_CHARS = 160
 """Of a message, where a line is to be read at a glance."""

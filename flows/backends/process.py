@@ -2,7 +2,7 @@
 
 The job has a session of its own, so all that it starts can be stopped together. It holds the read
 end of a pipe whose write end is here: when this process dies, however it dies, the kernel closes
-the pipe and the job stops itself (stages/lifeline.py)."""
+the pipe and the job stops itself (stages/runtime/parent_watch.py)."""
 
 from __future__ import annotations
 

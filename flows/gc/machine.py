@@ -15,7 +15,7 @@ from pathlib import Path
 from flows.backends.events import read_events
 from flows.backends.key import DIGITS
 from flows.gc.policy import DAY, Garbage, Policy, age
-from stages.scratch import abandoned, remove_if_abandoned
+from stages.runtime.scratch import abandoned, remove_if_abandoned
 
 RUNS = ".runs"
 

@@ -49,6 +49,6 @@ def stage_document(job: StageJob, place: Place) -> dict[str, Any]:
 
 
 def _build() -> dict[str, str]:
-    """What a stage compares with itself (stages/cli.py)."""
+    """What a stage compares with itself (stages/runtime/cli.py)."""
     told = {FLOW_VERSION: VERSION, FLOW_REVISION: build_revision()}
     return {name: value for name, value in told.items() if value}

@@ -1,5 +1,5 @@
 from stages.benchmark.config import BenchmarkConfig
-from stages.cli import stage_main
+from stages.runtime.cli import stage_main
 
 raise SystemExit(
     stage_main("benchmark", BenchmarkConfig, "stages.benchmark.run", "stages.benchmark.inputs")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stages.benchmark.config import BenchmarkConfig
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from trainyard.checkpoint.gpt import LoadedGPT, load_gpt
 from trainyard.errors import ConfigError
 from trainyard.inference.measure import device_clock, request_timing, throughput

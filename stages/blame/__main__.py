@@ -1,4 +1,4 @@
 from stages.blame.config import BlameConfig
-from stages.cli import stage_main
+from stages.runtime.cli import stage_main
 
 raise SystemExit(stage_main("blame", BlameConfig, "stages.blame.run"))

@@ -13,7 +13,7 @@ from stages.blame.config import BlameConfig
 from stages.blame.described import RunDescription, describe
 from stages.blame.placement import Placement
 from stages.blame.sources import Sidecars
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from trainyard.datasets.blame import Occurrences, Piece, files_of, pieces
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import IN_MEMORY, IndexCache

@@ -10,7 +10,7 @@ from stages.certify.config import CertifyConfig
 from stages.certify.folder import RunFolder
 from stages.certify.order import NotAtHand, SampleOrder, sample_order
 from stages.certify.show import table
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ArtifactError
 from trainyard.training.certificate import Certificate, listed

@@ -18,7 +18,7 @@ from stages.collect.config import (
     environment_fingerprint,
     site_folders,
 )
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from trainyard.corpus import docstrings as doc
 from trainyard.errors import ConfigError, DataError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stages.context import StageRun
 from stages.evaluate.config import EvaluateConfig
+from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.errors import DataError

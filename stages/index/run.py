@@ -8,8 +8,8 @@ from dataclasses import asdict
 from threading import Lock
 from typing import Any
 
-from stages.context import StageRun
 from stages.index.config import IndexConfig
+from stages.runtime.context import StageRun
 from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import Arrays, IndexCache, write_entry

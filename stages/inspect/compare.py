@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stages.context import StageRun
 from stages.inspect.config import InspectConfig
 from stages.inspect.differences import Differences
+from stages.runtime.context import StageRun
 from trainyard.checkpoint.compare import compare_documents, compare_tensors
 from trainyard.checkpoint.load import open_checkpoint
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from stages.context import StageRun
 from stages.inspect.config import InspectConfig
 from stages.inspect.tables import description_table
+from stages.runtime.context import StageRun
 from trainyard.checkpoint.atrest import StepAtRest, open_step
 from trainyard.checkpoint.describe import describe
 from trainyard.checkpoint.shardfiles import Verify

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stages.context import StageRun
 from stages.merge.config import MergeConfig
+from stages.runtime.context import StageRun
 from trainyard.corpus.merge import (
     find_pairs,
     have_provenance,

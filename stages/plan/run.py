@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from stages.context import StageRun
 from stages.plan.config import PlanConfig
 from stages.plan.fit import check_fit
 from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_picture
+from stages.runtime.context import StageRun
 from trainyard.models.flops import flops_per_iteration, flops_per_token
 from trainyard.models.memory import (
     GRADIENT_BYTES,

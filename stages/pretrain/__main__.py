@@ -1,5 +1,5 @@
-from stages.cli import stage_main
 from stages.pretrain.config import PretrainConfig
+from stages.runtime.cli import stage_main
 
 raise SystemExit(
     stage_main(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stages.context import StageRun
 from stages.pretrain.config import PretrainConfig
-from stages.replacing import Replacing, replacing
+from stages.runtime.context import StageRun
+from stages.runtime.replacing import Replacing, replacing
 from trainyard.checkpoint.foreign.carried import carried
 from trainyard.checkpoint.foreign.detect import loader_for
 from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences

@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from stages.context import StageRun
-from stages.failure import add_step, report_failure
 from stages.pretrain.reached import Reached
+from stages.runtime.context import StageRun
+from stages.runtime.failure import add_step, report_failure
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import SaveReport

@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from stages.failure import RUN_DIR
+from stages.runtime.failure import RUN_DIR
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.state import TrainState
 

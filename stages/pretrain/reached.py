@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stages.failure import STEP_DIGITS
+from stages.runtime.failure import STEP_DIGITS
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.state import TrainState
 

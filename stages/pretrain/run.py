@@ -6,13 +6,13 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from stages.context import StageRun
-from stages.failure import add_step
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.convert import convert
 from stages.pretrain.folder import StageHost
 from stages.pretrain.heartbeat import heartbeats
 from stages.pretrain.reached import Reached
+from stages.runtime.context import StageRun
+from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.parts import Parts
 from trainyard.training.prepare import prepared

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stages.context import StageRun
 from stages.report.collect import gather
 from stages.report.config import ReportConfig
 from stages.report.page import render
 from stages.report.summary import summarize, training
+from stages.runtime.context import StageRun
 
 PAGE = ".html"
 SUMMARY = ".summary.json"

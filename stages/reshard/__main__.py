@@ -1,7 +1,7 @@
 import os
 
-from stages.cli import stage_main
 from stages.reshard.config import ReshardConfig
+from stages.runtime.cli import stage_main
 
 # numpy moves bytes here; threads for products of matrices would only be started and spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

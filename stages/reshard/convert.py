@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stages.context import StageRun
 from stages.reshard.config import MEGATRON, ReshardConfig
 from stages.reshard.savers import SAVERS
+from stages.runtime.context import StageRun
 from trainyard.checkpoint.foreign.carried import carried
 from trainyard.checkpoint.foreign.loaders import Given, open_source
 from trainyard.checkpoint.foreign.source import Source

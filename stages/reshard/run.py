@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stages.context import StageRun
 from stages.reshard.config import ReshardConfig
 from stages.reshard.steps import copy_step
+from stages.runtime.context import StageRun
 from trainyard.checkpoint.atrest import StepAtRest, check_step
 from trainyard.checkpoint.foreign.detect import detect, loader_for, refuse_unfit
 from trainyard.errors import ConfigError

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from stages.context import StageRun
-from stages.replacing import Replacing, replacing
 from stages.reshard.config import ReshardConfig
 from stages.reshard.split import target_split
 from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
+from stages.runtime.context import StageRun
+from stages.runtime.replacing import Replacing, replacing
 from trainyard.checkpoint.foreign.hf_config import LLAMA, MISTRAL, architecture
 from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
 from trainyard.checkpoint.foreign.into import check_source, write_step_of

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from stages.context import StageRun
 from stages.reshard.config import ReshardConfig
+from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST

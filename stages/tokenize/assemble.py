@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.pack import Pack, Summary
 from stages.tokenize.unit import Job

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from stages.tokenize.assemble import Assembly, Totals
 from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.plan import InputFile, Unit, plan_units, share_of

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from stages.tokenize.assemble import Totals, check_bad_lines, refuse_nothing, write_bad_line
 from stages.tokenize.config import TokenizeConfig
 from trainyard.artifacts import store

@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from stages.train_tokenizer.config import SPECIAL_TOKENS, TrainTokenizerConfig
 from trainyard.artifacts import store
 from trainyard.corpus.documents import DocumentReader, check_inputs, split_ranges

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from stages.verify.config import VerifyConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_digest

@@ -15,7 +15,7 @@ import torch
 
 from flows.backends.ending import Evidence, judge
 from flows.backends.outcome import Kind, read_failure
-from stages.failure import RUN_DIR
+from stages.runtime.failure import RUN_DIR
 from trainyard.corpus.indexed import IndexedWriter
 
 pytestmark = [

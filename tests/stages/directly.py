@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import resolve
 from trainyard.config import digest_relevant, from_dict

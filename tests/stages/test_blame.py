@@ -16,9 +16,9 @@ from stages.blame.answer import Answer, table
 from stages.blame.config import BlameConfig
 from stages.blame.described import describe
 from stages.blame.run import run
-from stages.context import StageRun
 from stages.index.config import IndexConfig
 from stages.index.run import run as build_indices
+from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
 from tests.stages.test_pretrain import OPTIONS as PRETRAIN
 from tests.stages.test_pretrain import arguments

@@ -13,9 +13,9 @@ import pytest
 
 from stages.certify.config import CertifyConfig
 from stages.certify.run import certify
-from stages.context import StageRun
 from stages.report.config import ReportConfig
 from stages.report.run import run as run_report
+from stages.runtime.context import StageRun
 from tests.stages.directly import Done, run_directly, run_program
 from tests.stages.markup_checks import check_sound
 from tests.stages.pretrain_runs import arguments

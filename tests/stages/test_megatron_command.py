@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stages.cli import stage_main
 from stages.pretrain.config import PretrainConfig
+from stages.runtime.cli import stage_main
 from tests.test_docs import ROOT, fenced
 from trainyard.config import differing, from_dict, parse_document
 from trainyard.megatron.yaml_cfg import read_yaml_cfg

@@ -18,7 +18,7 @@ import pytest
 
 from flows.backends.ending import Evidence, judge
 from flows.backends.outcome import Kind, Outcome, read_failure
-from stages.failure import RUN_DIR
+from stages.runtime.failure import RUN_DIR
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.corpus.indexed import IndexedWriter
 

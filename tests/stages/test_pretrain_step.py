@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows.backends.outcome import Kind, StageError, classify, read_failure
-from stages.failure import RUN_DIR, STEP_DIGITS, add_step, read_step
 from stages.pretrain.reached import Reached
+from stages.runtime.failure import RUN_DIR, STEP_DIGITS, add_step, read_step
 from tests.stages.directly import Done, run_program
 from tests.stages.pretrain_runs import arguments
 from trainyard.testing.kill import Zygote

@@ -22,7 +22,12 @@ from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow
 
-PRELOADED = ("stages.cli", "stages.execute", "stages.reshard.run", "stages.inspect.run")
+PRELOADED = (
+    "stages.runtime.cli",
+    "stages.runtime.execute",
+    "stages.reshard.run",
+    "stages.inspect.run",
+)
 """Modules that do without torch; each case is a process of its own that has them."""
 
 IMPORTED = "torch was imported"

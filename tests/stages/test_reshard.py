@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from stages.context import StageRun
 from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run
+from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
 from tests.stages.pretrain_runs import arguments, ledger
 from tests.trainyard.checkpoint.foreign.hf_models import make

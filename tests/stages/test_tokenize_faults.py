@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stages.cli import stage_main
+from stages.runtime.cli import stage_main
 from stages.tokenize import plan
 from stages.tokenize import run as tokenize_run
 from stages.tokenize.config import TokenizeConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stages.cli import stage_main
+from stages.runtime.cli import stage_main
 from stages.tokenize import unit
 from stages.tokenize.config import TokenizeConfig
 from tests.stages.tokenize_runs import command, documents, files, tokenize, write

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.cli import stage_main
-from stages.context import StageRun
+from stages.runtime.cli import stage_main
+from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.config import execution, location

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from stages.cli import stage_main
-from stages.context import StageRun
+from stages.runtime.cli import stage_main
+from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.config import execution, location

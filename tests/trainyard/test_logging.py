@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stages.failure import report_failure
+from stages.runtime.failure import report_failure
 from tests.stages.directly import run_program
 from trainyard.errors import ArtifactError
 from trainyard.logging import configure, one_line, printable

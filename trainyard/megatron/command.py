@@ -19,7 +19,7 @@ LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
 """Python's numbers of the levels that --log-level knows."""
 
 STOPPING = (signals.SIGTERM, signals.SIGINT, signals.SIGUSR1)
-"""What a training listens to, whatever --exit-signal says (stages.context)."""
+"""What a training listens to, whatever --exit-signal says (stages.runtime.context)."""
 
 NO_EFFECT = "taken, without effect"
 

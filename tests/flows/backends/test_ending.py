@@ -13,7 +13,7 @@ import pytest
 
 from flows.backends.ending import Evidence, join_shares, judge
 from flows.backends.outcome import EXIT_STATUS, RETRIED, Kind, Outcome, read_failure
-from stages.failure import RUN_DIR, report_failure
+from stages.runtime.failure import RUN_DIR, report_failure
 from trainyard.errors import (
     CommunicationError,
     ConfigError,

@@ -173,7 +173,7 @@ def dying(self, step, *rest, **more):
     advance(self, step, *rest, **more)
 
 saving.write_step, TrainLoop._advance = slow, dying
-from stages.cli import stage_main
+from stages.runtime.cli import stage_main
 from stages.pretrain.config import PretrainConfig
 sys.exit(stage_main("pretrain", PretrainConfig, "stages.pretrain.run", argv={argv!r}))
 """

@@ -142,7 +142,7 @@ def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
 
 
 def test_neither_torch_nor_numpy_is_imported_to_move_bytes() -> None:
-    program = "import sys, stages.cli, stages.execute, stages.reshard.run; print(*sys.modules)"
+    program = "import sys, stages.runtime.cli, stages.runtime.execute, stages.reshard.run; print(*sys.modules)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "trainyard.checkpoint.rewrite" in done.stdout.split()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stages.cli import MegatronOptions
 from stages.pretrain.config import PretrainConfig
+from stages.runtime.cli import MegatronOptions
 from tests.trainyard.megatron.flags import TRAINING
 from trainyard.errors import ConfigError
 from trainyard.megatron.absent import HARMLESS

@@ -10,7 +10,7 @@ from typing import Any
 
 from stages.certify.config import CertifyConfig
 from stages.certify.run import certify
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.config import from_dict
 from trainyard.testing.pool import RankPool

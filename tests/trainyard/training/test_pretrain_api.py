@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.decide import decide
 from stages.pretrain.config import PretrainConfig as StageConfig
+from stages.runtime.up_to_date import decide
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.gpt import load_gpt

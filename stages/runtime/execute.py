@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages import ranks
-from stages.context import STOPPING, StageRun
-from stages.decide import Decision, MadeInShares, decide
-from stages.failure import clear_reports, report_outcome
+from stages.runtime import ranks
+from stages.runtime.context import STOPPING, StageRun
+from stages.runtime.failure import clear_reports, report_outcome
+from stages.runtime.up_to_date import Decision, MadeInShares, decide
 from trainyard.artifacts import patience, store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stages import context
-from stages.context import StageRun
+from stages.runtime import context
+from stages.runtime.context import StageRun
 from trainyard.artifacts.output import Output
 from trainyard.errors import Stopped
 

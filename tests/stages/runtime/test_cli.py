@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from tests.stages.directly import run_program
 from tests.stages.toy import ToyConfig
 from trainyard.artifacts import claim, store
@@ -293,7 +293,7 @@ def test_files_of_an_earlier_version_go_and_files_of_others_stay(toy: Toy) -> No
 def test_options_that_may_be_unset_load_no_checker_of_types() -> None:
     program = """if True:
         import sys
-        from stages.cli import stage_main
+        from stages.runtime.cli import stage_main
         from stages.reshard.config import ReshardConfig
         given = ["--load-dir", "a", "--save-dir", "b", "--num-shards", "2", "--dry-run"]
         assert stage_main("reshard", ReshardConfig, "stages.reshard.run", argv=given) == 0

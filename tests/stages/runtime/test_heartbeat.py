@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flows.backends import run_folder
-from stages.failure import RUN_DIR
 from stages.pretrain import heartbeat
 from stages.pretrain.heartbeat import Heartbeat, heartbeats
+from stages.runtime.failure import RUN_DIR
 
 NOTHING: Any = None
 """What a heartbeat does not look at."""

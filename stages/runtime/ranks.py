@@ -23,11 +23,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stages import lifeline
-from stages.context import STOPPING, StageRun
-from stages.failure import add_step, read_step
-from stages.libraries import loaded_libraries
-from stages.lifeline import LIFELINE
+from stages.runtime import parent_watch
+from stages.runtime.context import STOPPING, StageRun
+from stages.runtime.failure import add_step, read_step
+from stages.runtime.libraries import loaded_libraries
+from stages.runtime.parent_watch import LIFELINE
 from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import Slot
 from trainyard.artifacts.store import FileRecord
@@ -269,7 +269,7 @@ def is_delegated() -> bool:
 
 def run_delegated(name: str, config: Any, run_module: str) -> int:
     """The work of one rank; rank 0 leaves its records and metrics for the parent."""
-    lifeline.die_with_parent()
+    parent_watch.die_with_parent()
     folder = Path(os.environ[HANDOVER])
     is_main = os.environ["RANK"] == "0"
     run = _decode(name, config, json.loads((folder / "run.json").read_text()), is_main)

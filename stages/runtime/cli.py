@@ -23,9 +23,9 @@ from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import tyro
 
-from stages import lifeline
-from stages.failure import report_failure
-from stages.leave import is_one_of_several, leave
+from stages.runtime import parent_watch
+from stages.runtime.failure import report_failure
+from stages.runtime.process_exit import is_one_of_several, leave
 from trainyard import logging as our_logging
 from trainyard.config import (
     check_finite,
@@ -120,7 +120,7 @@ def _main(
         print(f"trainyard {VERSION}, stage {name}")
         return 0
     try:
-        lifeline.hold()
+        parent_watch.hold()
         _check_flow(name)
         remarks: list[str] = []
         if megatron:
@@ -135,7 +135,7 @@ def _main(
             _check_ranks(config)
             print(dump_toml(config), end="")
             return 0
-        from stages.execute import Job, execute  # costs a tenth of a second: not for --help
+        from stages.runtime.execute import Job, execute  # costs a tenth of a second: not for --help
 
         job = Job(name, config, *modules, arguments, common.force, common.claim_wait_seconds)
         return execute(job)
@@ -170,7 +170,7 @@ def _check_flow(name: str) -> None:
 def _check_ranks(config: Any) -> None:
     """As a run does. One process without a launcher may be meant for any number under one."""
     if hasattr(config, "check_ranks"):
-        from stages import ranks
+        from stages.runtime import ranks
 
         count = ranks.num_ranks(config)
         config.check_ranks(count if count > 1 or "RANK" in os.environ else None)

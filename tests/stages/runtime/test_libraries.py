@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from stages.libraries import SHAPING, loaded_libraries
+from stages.runtime.libraries import SHAPING, loaded_libraries
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPING if name != "torch"])

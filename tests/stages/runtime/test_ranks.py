@@ -13,7 +13,7 @@ import pytest
 
 from flows.backends.ending import Evidence, judge
 from flows.backends.outcome import Kind, read_failure
-from stages.failure import RUN_DIR
+from stages.runtime.failure import RUN_DIR
 from tests.memory_group import little_memory
 from trainyard.artifacts.manifest import read_manifest
 

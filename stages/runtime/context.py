@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stages.scratch import Scratch
+from stages.runtime.scratch import Scratch
 from trainyard.artifacts import patience, store
 from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_document

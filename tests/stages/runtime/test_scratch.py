@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stages import scratch
-from stages.scratch import Scratch
+from stages.runtime import scratch
+from stages.runtime.scratch import Scratch
 
 KILLED = """
 import os, signal
-from stages.scratch import Scratch
+from stages.runtime.scratch import Scratch
 made = Scratch("test")
 (made.path / "origins").mkdir()
 print(made.path, flush=True)

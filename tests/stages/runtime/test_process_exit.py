@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading, types
-from stages.leave import is_one_of_several, leave
+from stages.runtime.process_exit import is_one_of_several, leave
 {setup}
 sys.stdout.write("said")
 atexit.register(print, " last word")
@@ -47,7 +47,7 @@ def test_output_that_cannot_be_written_is_a_failure() -> None:
 def test_one_process_alone_ends_as_python_does(
     world_size: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stages.leave import is_one_of_several
+    from stages.runtime.process_exit import is_one_of_several
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if world_size:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from stages.context import StageRun
+from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.progress import Progress

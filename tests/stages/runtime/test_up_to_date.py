@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.decide import decide, refuse_overlap
 from stages.merge.config import MergeConfig
+from stages.runtime.up_to_date import decide, refuse_overlap
 from stages.tokenize.config import TokenizeConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import Input
@@ -30,7 +30,7 @@ def tokenize(root: Path, input: str, prefix: str, **options: object) -> str | No
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=10),
         **options,  # type: ignore[arg-type]
     )
-    return decide("tokenize", config, ["stages.decide"], force=False).reason
+    return decide("tokenize", config, ["stages.runtime.up_to_date"], force=False).reason
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,9 @@ def test_where_names_are_not_told_any_that_begins_so_is_refused(tmp_path: Path) 
     for name, output in (("a.bin", prefix), ("a_b.idx", prefix), ("f/x", folder)):
         store.write_bytes(str(tmp_path / name), b"1")
         with pytest.raises(ConfigError, match="would lie over"):
-            decide("x", Other(str(tmp_path / name), output), ["stages.decide"], force=False)
+            decide(
+                "x", Other(str(tmp_path / name), output), ["stages.runtime.up_to_date"], force=False
+            )
 
 
 def test_twenty_thousand_listed_files_are_looked_at_in_no_time(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_what_is_missing_is_told_by_its_option(tmp_path: Path) -> None:
             output_prefix=str(tmp_path / "out"),
             tokenizer=TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model),
         )
-        decide("tokenize", config, ["stages.decide"], force=False)
+        decide("tokenize", config, ["stages.runtime.up_to_date"], force=False)
 
     (tmp_path / "a.jsonl").write_bytes(b"")
     (tmp_path / "empty").mkdir()
@@ -175,4 +177,4 @@ def test_what_is_missing_is_told_by_its_option(tmp_path: Path) -> None:
 def test_a_pattern_that_a_stage_makes_is_told_by_the_option_of_its_input(tmp_path: Path) -> None:
     config = MergeConfig(input=(str(tmp_path / "x*"),), output_prefix=str(tmp_path / "o/out"))
     with pytest.raises(ArtifactError, match=r"^--input .*x\*.*: no file matches"):
-        decide("merge", config, ["stages.decide"], force=False)
+        decide("merge", config, ["stages.runtime.up_to_date"], force=False)
