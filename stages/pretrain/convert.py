@@ -12,14 +12,14 @@ from typing import Any
 from stages.pretrain.config import PretrainConfig
 from stages.runtime.context import StageRun
 from stages.runtime.replacing import Replacing, replacing
-from trainyard.checkpoint.foreign.carried import carried
-from trainyard.checkpoint.foreign.detect import loader_for
-from trainyard.checkpoint.foreign.expected import model_shapes, refuse_differences
-from trainyard.checkpoint.foreign.loaders import open_source
-from trainyard.checkpoint.foreign.megatron import write_megatron
-from trainyard.checkpoint.foreign.megatron_folder import marks_of
-from trainyard.checkpoint.foreign.source import Source
-from trainyard.checkpoint.foreign.vocabulary import Adjusted
+from trainyard.conversion.detect import loader_for
+from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
+from trainyard.conversion.loaders import open_source
+from trainyard.conversion.megatron.folder import marks_of
+from trainyard.conversion.megatron.megatron import write_megatron
+from trainyard.conversion.source import Source
+from trainyard.conversion.tokenizer_files import carried
+from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.parallel.pipeline.partition import partition
@@ -117,7 +117,7 @@ def _write_torch_dist(
 ) -> None:
     """Whole tensors, which any ranks load."""
     # torch's part for it takes seconds to import, and no training needs it.
-    from trainyard.checkpoint.foreign.torch_dist_write import write_torch_dist
+    from trainyard.conversion.torch_dist.write import write_torch_dist
 
     write_torch_dist(
         source,

@@ -7,10 +7,10 @@ from typing import Any
 from stages.reshard.config import MEGATRON, ReshardConfig
 from stages.reshard.savers import SAVERS
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.foreign.carried import carried
-from trainyard.checkpoint.foreign.loaders import Given, open_source
-from trainyard.checkpoint.foreign.source import Source
-from trainyard.checkpoint.foreign.vocabulary import Adjusted
+from trainyard.conversion.loaders import Given, open_source
+from trainyard.conversion.source import Source
+from trainyard.conversion.tokenizer_files import carried
+from trainyard.conversion.vocabulary import Adjusted
 
 
 def convert(config: ReshardConfig, stage: StageRun, loader: str) -> dict[str, Any]:

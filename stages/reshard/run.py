@@ -9,7 +9,7 @@ from stages.reshard.config import ReshardConfig
 from stages.reshard.steps import copy_step
 from stages.runtime.context import StageRun
 from trainyard.checkpoint.atrest import StepAtRest, check_step
-from trainyard.checkpoint.foreign.detect import detect, loader_for, refuse_unfit
+from trainyard.conversion.detect import detect, loader_for, refuse_unfit
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -11,17 +11,17 @@ from stages.reshard.split import target_split
 from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
 from stages.runtime.context import StageRun
 from stages.runtime.replacing import Replacing, replacing
-from trainyard.checkpoint.foreign.hf_config import LLAMA, MISTRAL, architecture
-from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
-from trainyard.checkpoint.foreign.into import check_source, write_step_of
-from trainyard.checkpoint.foreign.megatron import write_megatron
-from trainyard.checkpoint.foreign.megatron_folder import marks_of
-from trainyard.checkpoint.foreign.megatron_names import ModelClass
-from trainyard.checkpoint.foreign.meta import PARAMS, SLICE
-from trainyard.checkpoint.foreign.meta_params_write import refuse_for_meta
-from trainyard.checkpoint.foreign.meta_write import write_meta_folder
-from trainyard.checkpoint.foreign.source import Source
 from trainyard.checkpoint.rewrite import OpenFile
+from trainyard.conversion.huggingface.config import LLAMA, MISTRAL, architecture
+from trainyard.conversion.huggingface.folder import write_hf_folder
+from trainyard.conversion.megatron.folder import marks_of
+from trainyard.conversion.megatron.megatron import write_megatron
+from trainyard.conversion.megatron.names import ModelClass
+from trainyard.conversion.meta.params_write import refuse_for_meta
+from trainyard.conversion.meta.read import PARAMS, SLICE
+from trainyard.conversion.meta.write import write_meta_folder
+from trainyard.conversion.source import Source
+from trainyard.conversion.write_native import check_source, write_step_of
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _save_megatron(
 def save_torch_dist(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
     """Megatron core's distributed checkpoint."""
     # torch's part for it takes seconds to import, and no other format needs it.
-    from trainyard.checkpoint.foreign.torch_dist_write import write_torch_dist
+    from trainyard.conversion.torch_dist.write import write_torch_dist
 
     with _into_megatron(config, stage, source) as bar:
         write_torch_dist(

@@ -10,15 +10,16 @@ import atheris
 from common import fuzz, only, scratch
 
 with atheris.instrument_imports(include=["trainyard.checkpoint"]):
-    from trainyard.checkpoint.foreign import hf_read, meta
+    from trainyard.conversion.huggingface import read as hf_read
+    from trainyard.conversion.meta import read as meta
 
 import torch
 from safetensors.torch import save
 
-from trainyard.checkpoint.foreign.bounds import check_model
-from trainyard.checkpoint.foreign.documents import read_document
-from trainyard.checkpoint.foreign.meta_params import EMBEDDING, read_params
+from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.conversion.documents import read_document
+from trainyard.conversion.meta.params import EMBEDDING, read_params
 from trainyard.errors import ArtifactError, ConfigError
 
 FOLDER = scratch()

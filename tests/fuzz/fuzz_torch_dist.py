@@ -12,7 +12,9 @@ import atheris
 from common import fuzz, only, scratch
 
 with atheris.instrument_imports(include=["trainyard.checkpoint"]):
-    from trainyard.checkpoint.foreign import pickles, torch_dist_index, torch_dist_tensors
+    from trainyard.conversion.torch_dist import index as torch_dist_index
+    from trainyard.conversion.torch_dist import tensors as torch_dist_tensors
+    from trainyard.conversion.torch_save import pickles
 
 import torch
 from torch.distributed import checkpoint as dcp

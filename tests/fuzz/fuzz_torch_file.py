@@ -10,11 +10,11 @@ import atheris
 from common import fuzz, only, scratch
 
 with atheris.instrument_imports(include=["trainyard.checkpoint"]):
-    from trainyard.checkpoint.foreign import torch_file
+    from trainyard.conversion.torch_save import file as torch_file
 
 import torch
 
-from trainyard.checkpoint.foreign.pickles import unpickle
+from trainyard.conversion.torch_save.pickles import unpickle
 from trainyard.errors import ArtifactError
 
 FOLDER = scratch()

@@ -15,14 +15,14 @@ from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run as reshard
 from tests.stages.directly import run_directly, run_program
 from tests.stages.pretrain_runs import OPTIONS
-from tests.trainyard.checkpoint.foreign.test_megatron_read import states_of, weights_of
-from tests.trainyard.checkpoint.foreign.test_megatron_write import save_trained
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt
+from tests.trainyard.conversion.megatron.test_read import states_of, weights_of
+from tests.trainyard.conversion.megatron.test_write import save_trained
 from trainyard.artifacts.digest import digest_document
-from trainyard.checkpoint.foreign.megatron_read import open_megatron
-from trainyard.checkpoint.foreign.torch_dist_read import open_torch_dist
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.config import digest_relevant, from_dict
+from trainyard.conversion.megatron.read import open_megatron
+from trainyard.conversion.torch_dist.read import open_torch_dist
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 

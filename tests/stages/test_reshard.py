@@ -17,8 +17,8 @@ from stages.reshard.run import run
 from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
 from tests.stages.pretrain_runs import arguments, ledger
-from tests.trainyard.checkpoint.foreign.hf_models import make
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt, some_tensors
+from tests.trainyard.conversion.huggingface.hf_models import make
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.errors import ArtifactError, ConfigError

@@ -12,12 +12,12 @@ import torch
 
 from tests.trainyard.checkpoint.samples import END, PADDED_VOCAB, random_gpt, save_gpt
 from trainyard.artifacts import store
-from trainyard.checkpoint.foreign.hf import split_qkv
-from trainyard.checkpoint.foreign.hf_config import architecture
-from trainyard.checkpoint.foreign.hf_folder import write_hf_folder
-from trainyard.checkpoint.foreign.ours import CheckpointSource
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import open_checkpoint
+from trainyard.conversion.huggingface.config import architecture
+from trainyard.conversion.huggingface.folder import write_hf_folder
+from trainyard.conversion.huggingface.to_hf import split_qkv
+from trainyard.conversion.native import CheckpointSource
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.trainyard.checkpoint.foreign import megatron_package
+from tests.trainyard.conversion.megatron import megatron_package
 from tests.trainyard.megatron import core_program
 from tests.vectors import GOLDEN
 from trainyard.corpus.indexed import IndexedWriter

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainyard.checkpoint.foreign.hf import targets
-from trainyard.checkpoint.foreign.hf_config import architecture, model_document
+from trainyard.conversion.huggingface.config import architecture, model_document
+from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters

@@ -1,0 +1,100 @@
+"""Megatron core itself computes from what is written the same as ours, and ours the same from what
+Megatron core wrote.
+
+By releases from the package index, each in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
+from tests.trainyard.conversion.megatron import megatron_package
+from tests.trainyard.conversion.megatron.megatron_files import Layout, arguments
+from tests.trainyard.conversion.megatron.test_read import GPT, LLAMA, QWEN
+from trainyard.conversion.loaders import open_source
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+
+pytestmark = pytest.mark.full
+
+PROGRAM = Path(__file__).with_name("megatron_core_program.py")
+"""Not imported: it is for a process of its own."""
+
+TOKENS = 257
+"""That the tokenizer of the sample knows; logits of padding are not ours."""
+
+SAME_LOGITS = {"rtol": 0.0, "atol": 1e-5}
+
+CONFIGS = pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+
+VERSIONS = pytest.mark.parametrize("version", ["0.15.3", "0.16.1", "0.19.2"])
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def some_tokens(folder: Path) -> Tensor:
+    """[2, 12], as a file too."""
+    tokens = torch.randint(0, TOKENS, (2, 12), generator=torch.Generator().manual_seed(0))
+    torch.save(tokens, folder / "tokens.pt")
+    return tokens
+
+
+def megatron(version: str, folder: Path, *words: str) -> Tensor:
+    """What the model of Megatron core computes of the tokens in a folder, [2, 12, vocabulary]."""
+    out = folder / "logits.pt"
+    megatron_package.run(version, PROGRAM, [*words, str(folder / "tokens.pt"), str(out)])
+    found: Tensor = torch.load(out)
+    return found
+
+
+@VERSIONS
+@CONFIGS
+@pytest.mark.parametrize("saver", ["core", "torch_dist"])
+def test_megatron_core_computes_the_same_from_what_reshard_wrote(
+    tmp_path: Path, config: GPTConfig, saver: str, version: str
+) -> None:
+    ours = random_gpt(config)
+    save_gpt(str(tmp_path / "ours"), ours)
+    made = tmp_path / "made"
+    # Transformer Engine, which the default is for, needs a GPU.
+    names = ["--saver-transformer-impl", "local"] if saver == "core" else []
+    command = [sys.executable, "-m", "stages.reshard", "--saver", saver, *names]
+    folders = ["--load-dir", str(tmp_path / "ours"), "--save-dir", str(made)]
+    subprocess.run([*command, *folders], check=True, timeout=120)
+    tokens = some_tokens(tmp_path)
+    kind = "torch" if saver == "core" else "torch_dist"
+    theirs = megatron(version, tmp_path, "load", kind, str(made / "iter_0000050"))
+    with torch.no_grad():
+        wanted = ours(tokens)
+    assert theirs.shape == (2, 12, PADDED_VOCAB)
+    torch.testing.assert_close(theirs[..., :TOKENS], wanted[..., :TOKENS], **SAME_LOGITS)
+    assert wanted.std() > 0.1  # not all alike
+
+
+@VERSIONS
+@CONFIGS
+def test_ours_computes_the_same_from_what_megatron_core_saved(
+    tmp_path: Path, config: GPTConfig, version: str
+) -> None:
+    told = vars(arguments(config, Layout(), PADDED_VOCAB)).items()
+    args = {name: value for name, value in told if type(value) in PLAIN}
+    (tmp_path / "args.json").write_text(json.dumps(args))
+    tokens = some_tokens(tmp_path)
+    theirs = megatron(
+        version, tmp_path, "save", str(tmp_path / "args.json"), str(tmp_path / "made")
+    )
+    with open_source(str(tmp_path / "made"), "torch_dist") as source:
+        assert source.step == 100
+        ours = GPTModel(source.config, source.padded_vocab_size).eval()
+        weights = {n.removeprefix("model."): source.read(n) for n in source.specs}
+    ours.load_state_dict(weights)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs, **SAME_LOGITS)
+    assert theirs.std() > 0.1

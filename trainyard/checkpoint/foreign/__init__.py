@@ -1,1 +1,0 @@
-"""Checkpoint formats of others, one module each."""

@@ -1,0 +1,1 @@
+"""Checkpoint formats of others, a folder each, and what they share."""

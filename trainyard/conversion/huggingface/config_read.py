@@ -1,0 +1,228 @@
+"""The GPTConfig of a config.json that `transformers` wrote: the way back of `foreign.hf_config`.
+
+Absent fields have the defaults of their class in `transformers`. What training alone sees (dropout,
+the spread of the first weights) is taken over where ours has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.checkpoint.bounds import check_layers
+from trainyard.conversion.fields import Fields
+from trainyard.conversion.huggingface.config import (
+    GPT2,
+    GPT2_ACTIVATIONS,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+)
+from trainyard.conversion.huggingface.rope_read import read_rope
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.config import GPTConfig
+
+log = logging.getLogger(__name__)
+
+MODEL_TYPES = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "gpt2": GPT2}
+
+DEFAULTS: dict[str, dict[str, int]] = {
+    LLAMA: {"num_key_value_heads": 0, "max_position_embeddings": 2048},
+    MISTRAL: {"num_key_value_heads": 8, "max_position_embeddings": 131072},
+    QWEN2: {"num_key_value_heads": 32, "max_position_embeddings": 32768},
+    QWEN3: {"num_key_value_heads": 32, "max_position_embeddings": 32768, "head_dim": 128},
+}
+"""Of each class, where they differ; 0 key and value heads: as many as query heads."""
+
+DEFAULT_WINDOW = 4096
+
+HARMLESS = {
+    # what it is and who wrote it
+    *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path"),
+    *("_commit_hash", "dtype", "torch_dtype", "task_specific_params", "unsloth_version"),
+    *("unsloth_fixed", "tokenizer_class", "finetuning_task"),
+    # how it is run
+    *("use_cache", "pretraining_tp", "return_dict", "output_hidden_states", "output_attentions"),
+    *("use_return_dict", "chunk_size_feed_forward", "gradient_checkpointing", "torchscript"),
+    *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
+    *("use_bfloat16", "use_flash_attn", "reorder_and_upcast_attn", "is_decoder"),
+    # of other tasks
+    *("id2label", "label2id", "num_labels", "problem_type", "n_ctx", "summary_type"),
+    *("summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+    *("summary_first_dropout",),
+    # of generation
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
+    *("prefix", "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p"),
+    *("typical_p", "num_beams", "num_beam_groups", "num_return_sequences", "length_penalty"),
+    *("repetition_penalty", "diversity_penalty", "no_repeat_ngram_size", "early_stopping"),
+    *("encoder_no_repeat_ngram_size", "bad_words_ids", "output_scores", "remove_invalid_values"),
+    *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"),
+    *("exponential_decay_length_penalty", "begin_suppress_tokens"),
+}
+"""Fields without a part in the logits."""
+
+
+def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
+    """The class of `transformers`, the model, and the rows of its embedding.
+
+    where: the config.json, for messages. Raises ConfigError for what ours does not compute or this
+    version does not know, ArtifactError for a field that is missing or of another type."""
+    fields = Fields(document, where)
+    name = _class_of(fields, where)
+    values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
+    for field in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
+        fields.must_be(field, False)
+    fields.must_be("pruned_heads", {})
+    check_layers(values["num_layers"], where)
+    vocab_size = fields.need("vocab_size", int)
+    if fields.maybe("initializer_range", float):
+        values["init_method_std"] = fields.maybe("initializer_range", float)
+    fields.refuse_rest(HARMLESS)
+    if vocab_size < 1:
+        raise ArtifactError(f"{where}: vocab_size is {vocab_size}")
+    try:
+        return name, GPTConfig(**values), vocab_size
+    except ConfigError as error:
+        raise ArtifactError(f"{where} describes a model that cannot be built: {error}") from error
+
+
+def _class_of(fields: Fields, where: str) -> str:
+    """By `model_type`, as transformers chooses; the class that a file may name must be its own."""
+    kind, named = fields.raw("model_type"), fields.raw("architectures")
+    name = MODEL_TYPES.get(kind) if isinstance(kind, str) else None
+    if name is not None and named in (None, [name]):
+        return name
+    stated = f"model_type is {kind!r:.60}" if kind is not None else "has no model_type"
+    if name is not None:
+        stated += f", and its architectures is {named!r:.60}, not {name}"
+    known = ", ".join(f"{cls} (model_type {kind})" for kind, cls in MODEL_TYPES.items())
+    raise ConfigError(f"{where}: {stated}; this version reads {known}")
+
+
+# --- Llama and its kind -------------------------------------------------------------------------
+
+
+def _llama_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
+    """Options of a GPTConfig."""
+    defaults = DEFAULTS[name]
+    check_layers(fields.need("num_hidden_layers", int), where)
+    heads = fields.need("num_attention_heads", int)
+    hidden = fields.need("hidden_size", int)
+    if min(heads, hidden) < 1:
+        raise ArtifactError(f"{where}: hidden_size {hidden}, num_attention_heads {heads}")
+    positions = fields.get("max_position_embeddings", defaults["max_position_embeddings"])
+    fields.must_be("hidden_act", "silu", "swish")
+    for bias in ("attention_bias", "mlp_bias"):
+        fields.must_be(bias, False)
+    head_dim = fields.maybe("head_dim", int) or defaults.get("head_dim") or hidden // heads
+    return {
+        "num_layers": fields.need("num_hidden_layers", int),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": fields.need("intermediate_size", int),
+        "kv_channels": None if head_dim * heads == hidden else head_dim,
+        **_groups(fields.get("num_key_value_heads", defaults["num_key_value_heads"]), heads),
+        "seq_length": positions,
+        "max_position_embeddings": positions,
+        "normalization": "RMSNorm",
+        "norm_epsilon": fields.get("rms_norm_eps", 1e-6),
+        "swiglu": True,
+        "disable_bias_linear": True,
+        "add_qkv_bias": name == QWEN2,
+        "qk_layernorm": name == QWEN3,
+        "hidden_dropout": 0.0,
+        "attention_dropout": fields.get("attention_dropout", 0.0),
+        "untie_embeddings_and_output_weights": not fields.get("tie_word_embeddings", False),
+        **read_rope(fields, positions, where),
+        **_window(fields, name, where),
+    }
+
+
+def _groups(kv_heads: int, heads: int) -> dict[str, Any]:
+    if kv_heads in (0, heads):
+        return {}
+    return {"group_query_attention": True, "num_query_groups": kv_heads}
+
+
+def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
+    """Theirs counts the token itself, ours does not."""
+    if name == LLAMA:
+        return {}
+    width = fields.maybe("sliding_window", int)
+    if not fields.stated("sliding_window"):  # null is no window
+        width = DEFAULT_WINDOW
+    if name == MISTRAL:
+        return {} if width is None else {"window_size": f"{_checked(width, where) - 1},0"}
+    return _qwen_window(fields, width if fields.get("use_sliding_window", False) else None, where)
+
+
+def _checked(width: int, where: str) -> int:
+    if width < 1:
+        raise ArtifactError(f"{where}: sliding_window is {width}")
+    return width
+
+
+def _qwen_window(fields: Fields, width: int | None, where: str) -> dict[str, Any]:
+    """On the layers that `layer_types` names, or on those from `max_window_layers` on."""
+    layers, first = fields.need("num_hidden_layers", int), fields.get("max_window_layers", 28)
+    kinds = fields.raw("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise ArtifactError(f"{where}: layer_types is {kinds!r:.60}, wanted a list")
+    if kinds is None:
+        sliding = [width is not None and layer >= first for layer in range(layers)]
+    else:
+        sliding = [kind == "sliding_attention" for kind in kinds]
+        known = all(kind in ("sliding_attention", "full_attention") for kind in kinds)
+        if len(kinds) != layers or not known:
+            raise ConfigError(
+                f"{where}: layer_types must name full_attention or sliding_attention for each of "
+                f"{layers} layers, which it does not"
+            )
+    if not any(sliding):
+        return {}
+    if width is None:
+        raise ArtifactError(f"{where}: layer_types has sliding_attention, and there is no window")
+    pattern = "[" + ",".join(str(int(item)) for item in sliding) + "]"
+    skipping = {} if all(sliding) else {"window_attn_skip_freq": pattern}
+    return {"window_size": f"{_checked(width, where) - 1},0", **skipping}
+
+
+# --- GPT-2 --------------------------------------------------------------------------------------
+
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+"""Three names of one function; the last differs in the order of its products."""
+
+
+def _gpt2_values(fields: Fields) -> dict[str, Any]:
+    positions = fields.get("n_positions", 1024)
+    hidden = fields.need("n_embd", int)
+    fields.must_be("scale_attn_weights", True)
+    fields.must_be("scale_attn_by_inverse_layer_idx", False)
+    fields.must_be("tie_word_embeddings", True)
+    dropout, of_embedding = fields.get("resid_pdrop", 0.1), fields.get("embd_pdrop", 0.1)
+    if dropout != of_embedding:
+        log.warning("embd_pdrop %s becomes resid_pdrop %s: ours has one", of_embedding, dropout)
+    return {
+        "num_layers": fields.need("n_layer", int),
+        "hidden_size": hidden,
+        "num_attention_heads": fields.need("n_head", int),
+        "ffn_hidden_size": fields.maybe("n_inner", int) or 4 * hidden,
+        "seq_length": positions,
+        "max_position_embeddings": positions,
+        "norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),
+        "hidden_dropout": dropout,
+        "attention_dropout": fields.get("attn_pdrop", 0.1),
+        **_activation(fields),
+    }
+
+
+def _activation(fields: Fields) -> Mapping[str, bool]:
+    options: dict[str, dict[str, bool]] = {
+        **{name: {} for name in TANH_GELU},
+        GPT2_ACTIVATIONS["gelu"]: {"bias_gelu_fusion": False},
+        GPT2_ACTIVATIONS["quick_gelu"]: {"quick_gelu": True},
+        GPT2_ACTIVATIONS["squared_relu"]: {"squared_relu": True},
+    }
+    fields.must_be("activation_function", *options)
+    return options[fields.get("activation_function", TANH_GELU[0])]

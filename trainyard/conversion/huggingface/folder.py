@@ -1,0 +1,183 @@
+"""Writing the Hugging Face folder: sharded safetensors with their index, configs, tokenizer.
+
+    model-0000k-of-0000N.safetensors, model.safetensors.index.json   (one shard: model.safetensors)
+    config.json  generation_config.json  tokenizer.json  tokenizer_config.json  ...
+
+Streams one tensor at a time. Which tensors there are, `foreign.hf` knows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainyard.checkpoint.layout import PlannedFile, Slice
+from trainyard.checkpoint.rewrite import OpenFile, plan_shards
+from trainyard.checkpoint.tensorfile import DTYPES, TensorSpec, write_tensors
+from trainyard.conversion.huggingface.config import model_document
+from trainyard.conversion.huggingface.to_hf import Target, targets
+from trainyard.conversion.source import Source, generation_of
+from trainyard.conversion.tokenizer_files import tokenizer_of
+from trainyard.errors import ArtifactError
+from trainyard.tokenizers.base import DESCRIPTION, Tokenizer
+
+log = logging.getLogger(__name__)
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Fields that config.json and generation_config.json both have."""
+
+
+def write_hf_folder(
+    source: Source,
+    num_shards: int,
+    open_file: OpenFile,
+    advance: Callable[[int], object] = lambda size_bytes: None,
+) -> None:
+    """Write a model as a folder that `from_pretrained` loads.
+
+    Raises ConfigError, before anything is written, when no architecture fits."""
+    wanted = {target.name: target for target in targets(source.config)}
+    _check_sources(source, wanted)
+    _warn_without_tokenizer(source)
+    specs = {name: _spec(source, target) for name, target in wanted.items()}
+    planned = _plan(specs, num_shards)
+    for file in planned:
+        with open_file(file.name) as out:
+            _write(source, file, wanted, out, advance)
+    if len(planned) > 1:
+        _write_json(open_file, "model.safetensors.index.json", _weight_map(planned))
+    files = source.tokenizer_files()
+    tokenizer = tokenizer_of(files) if files else None
+    special = _special_ids(tokenizer) if tokenizer is not None else {}
+    generation = {**generation_of(source)} or special
+    special |= {name: generation[name] for name in SPECIAL if name in generation}
+    document = model_document(source.config, source.padded_vocab_size, _dtype(specs))
+    _write_json(open_file, "config.json", document | special)
+    _write_json(open_file, "generation_config.json", generation)
+    if tokenizer is None:
+        return
+    for name, data in tokenizer_files(source, tokenizer).items():
+        with open_file(name) as out:
+            out.write(data)
+
+
+# --- weights ----------------------------------------------------------------------------------
+
+
+def _check_sources(source: Source, wanted: dict[str, Target]) -> None:
+    """What is exported must be all of the model: a forgotten tensor would be a random one."""
+    used = {f"model.{target.source}" for target in wanted.values()}
+    held = {name for name in source.specs if name.startswith("model.")}
+    if used != held:
+        raise ArtifactError(
+            f"{source.url}: its tensors are not those of its config: "
+            f"missing {sorted(used - held)[:5]}, unexpected {sorted(held - used)[:5]}"
+        )
+
+
+def _spec(source: Source, target: Target) -> TensorSpec:
+    """Type and shape of a converted tensor, found without reading the values."""
+    ours = source.specs[f"model.{target.source}"]
+    shape = target.convert(torch.empty(ours.shape, device="meta")).shape
+    return TensorSpec(ours.dtype, tuple(shape))
+
+
+def _dtype(specs: dict[str, TensorSpec]) -> str:
+    """The type that most of the weights have, as torch names it."""
+    sizes: dict[str, int] = {}
+    for spec in specs.values():
+        sizes[spec.dtype] = sizes.get(spec.dtype, 0) + math.prod(spec.shape)
+    most = max(sorted(sizes), key=lambda dtype: sizes[dtype])
+    return str(DTYPES[most]).removeprefix("torch.")
+
+
+def _plan(specs: dict[str, TensorSpec], num_shards: int) -> list[PlannedFile]:
+    slices = [
+        Slice(name, spec.dtype, spec.shape, (0,) * len(spec.shape), spec.shape)
+        for name, spec in specs.items()
+    ]
+    planned = plan_shards("model", slices, num_shards)
+    if len(planned) == 1:
+        return [PlannedFile("model.safetensors", 0, planned[0].slices)]
+    return planned
+
+
+def _write(
+    source: Source,
+    file: PlannedFile,
+    wanted: dict[str, Target],
+    out: Any,
+    advance: Callable[[int], object],
+) -> None:
+    specs = {item.name: item.spec for item in file.slices}
+
+    def read(name: str) -> torch.Tensor:
+        target = wanted[name]
+        advance(specs[name].size_bytes)
+        return target.convert(source.read(f"model.{target.source}"))
+
+    write_tensors(out, specs, read, metadata={"format": "pt"})
+
+
+def _weight_map(planned: list[PlannedFile]) -> dict[str, Any]:
+    total = sum(item.size_bytes for file in planned for item in file.slices)
+    places = {item.name: file.name for file in planned for item in file.slices}
+    return {"metadata": {"total_size": total}, "weight_map": places}
+
+
+def _warn_without_tokenizer(source: Source) -> None:
+    """What is written loads; text cannot be made tokens with it."""
+    carried = source.tokenizer_files()
+    if "tokenizer.json" not in carried:
+        why = "the tokenizer of %s has no tokenizer.json" if carried else "%s carries no tokenizer"
+        log.warning(
+            f"{why}, so none is exported: AutoTokenizer will find nothing in this folder; "
+            "--tokenizer-model FOLDER exports one",
+            source.url,
+        )
+
+
+# --- tokenizer --------------------------------------------------------------------------------
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The ids by which text is begun, ended and padded."""
+    begin = getattr(tokenizer, "bos", None)  # where its files name one
+    ids: dict[str, Any] = {
+        "bos_token_id": tokenizer.eod if begin is None else begin,
+        "eos_token_id": tokenizer.eod,
+    }
+    if tokenizer.pad is not None:
+        ids["pad_token_id"] = tokenizer.pad
+    return ids
+
+
+def tokenizer_files(source: Source, tokenizer: Tokenizer) -> dict[str, bytes]:
+    """The carried tokenizer as `AutoTokenizer` wants it: the same files, the end of text named;
+    none where it has no tokenizer.json."""
+    files = {name: data for name, data in source.tokenizer_files().items() if name != DESCRIPTION}
+    if "tokenizer.json" not in files:
+        return {}
+    settings: dict[str, Any] = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    told = dict(settings)
+    settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    settings.setdefault("eos_token", tokenizer.decode([tokenizer.eod]))
+    settings.setdefault("model_max_length", source.config.positions)
+    if settings == told and TOKENIZER_CONFIG in files:
+        return files  # byte for byte
+    return files | {TOKENIZER_CONFIG: _encode(settings)}
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _write_json(open_file: OpenFile, name: str, document: dict[str, Any]) -> None:
+    with open_file(name) as out:
+        out.write(_encode(document))

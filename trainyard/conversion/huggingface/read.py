@@ -1,0 +1,124 @@
+"""A Hugging Face folder as a source: config.json, weights, tokenizer.
+
+    config.json   model.safetensors, or shards with their index
+    where they are there: tokenizer.json ... or tokenizer.model, generation_config.json
+
+Which weights there must be follows from config.json; a missing, unexpected or mis-shaped one is
+refused before any is taken over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.bounds import check_model
+from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.conversion.documents import read_document
+from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
+from trainyard.conversion.huggingface.config import GPT2
+from trainyard.conversion.huggingface.config_read import read_config
+from trainyard.conversion.huggingface.files import open_weights
+from trainyard.conversion.huggingface.from_hf import recipes
+from trainyard.conversion.huggingface.to_hf import targets
+from trainyard.conversion.lazy_tensors import About, AssembledSource, TheirTensors
+from trainyard.conversion.tokenizer_files import find_tokenizer
+from trainyard.errors import ArtifactError
+from trainyard.models.config import GPTConfig
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+
+BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
+"""What older versions saved beside weights; it follows from the configuration."""
+
+HEAD = "lm_head.weight"
+
+
+def open_huggingface(url: str) -> AssembledSource:
+    """The model of a folder that `from_pretrained` loads.
+
+    Raises ConfigError for a model that ours does not compute, ArtifactError for a folder that is
+    damaged or not of one piece."""
+    where = join(url, CONFIG)
+    name, config, rows = read_config(read_document(where), where)
+    files = open_weights(url)
+    try:
+        check_model(config, rows, len(files.specs), where)
+        wanted = _wanted(name, config, rows)
+        about = About(url, config, rows, find_tokenizer(url), _generation(url))
+        weights = ClassWeights(files, wanted, "transformer." if name == GPT2 else "model.")
+        shapes = {key: spec.shape for key, spec in weights.specs.items()}
+        refuse_differences(shapes, wanted, url, f"config.json, {name},")
+        weights.refuse_other_head(url, tied_to=_embedding(name))
+        return AssembledSource(about, recipes(config, name), weights)
+    except BaseException:
+        files.close()
+        raise
+
+
+def _wanted(name: str, config: GPTConfig, rows: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the class `name`, and its shape."""
+    ours = model_shapes(config, rows)
+    return {
+        target.name: tuple(target.convert(torch.empty(ours[target.source], device="meta")).shape)
+        for target in targets(config, name)
+    }
+
+
+def _embedding(name: str) -> str:
+    return "transformer.wte.weight" if name == GPT2 else "model.embed_tokens.weight"
+
+
+def _generation(url: str) -> Mapping[str, Any]:
+    place = join(url, GENERATION)
+    found: Any = read_document(place) if store.exists(place) else {}
+    return found if isinstance(found, dict) else {}
+
+
+class ClassWeights:
+    """The weights of a folder under the names of their class.
+
+    Files may leave the prefix of the names out, keep buffers beside the weights, and an output
+    layer that is tied to the embedding."""
+
+    def __init__(self, files: TheirTensors, wanted: Mapping[str, object], prefix: str) -> None:
+        self._files = files
+        self._stored: dict[str, str] = {}
+        self._second_head: str | None = None
+        for stored in files.specs:
+            name = prefix + stored if prefix + stored in wanted else stored
+            if name == HEAD and HEAD not in wanted:
+                self._second_head = stored
+            elif name in wanted or not BUFFERS.fullmatch(name):
+                self._stored[name] = stored
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Type and shape of each, by the name of the class."""
+        held = self._files.specs
+        return {name: held[stored] for name, stored in self._stored.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        """A whole tensor."""
+        return self._files.read(self._stored[name])
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._files.close()
+
+    def refuse_other_head(self, url: str, tied_to: str) -> None:
+        """An output layer beside a tied embedding must be that embedding."""
+        if self._second_head is None:
+            return
+        head, embedding = self._files.read(self._second_head), self.read(tied_to)
+        if not torch.equal(head.view(torch.uint8), embedding.view(torch.uint8)):
+            raise ArtifactError(
+                f"{url}: config.json ties the output layer to the embedding, yet {HEAD} is "
+                f"another tensor than {tied_to}; say which is meant: delete it, or put "
+                '"tie_word_embeddings": false into config.json'
+            )

@@ -1,0 +1,126 @@
+"""Our tensors made of somebody else's, one at a time, by recipes.
+
+What the readers of single formats have in common: they say which tensors of theirs make one of
+ours, and where theirs lie."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trainyard.checkpoint.closing import Closing
+from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.conversion.tokenizer_files import Carried
+from trainyard.errors import ArtifactError
+from trainyard.models.config import GPTConfig
+
+log = logging.getLogger(__name__)
+
+Make = Callable[[Sequence[Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a tensor of ours follows from theirs."""
+
+    sources: tuple[str, ...]
+    """Names of theirs, in the order in which `make` takes them."""
+    make: Make
+
+
+def as_is(parts: Sequence[Tensor]) -> Tensor:
+    """The one tensor that there is."""
+    (tensor,) = parts
+    return tensor
+
+
+class TheirTensors(Protocol):
+    """Tensors in files, under the names that they have there."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Type and shape of each."""
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor, on the CPU."""
+
+    def close(self) -> None:
+        """Let the files go."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a format says of a model beside its tensors."""
+
+    url: str
+    config: GPTConfig
+    padded_vocab_size: int
+    tokenizer: Carried
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """How text is to be made with it, as `generation_config.json` has it; {} where nobody says."""
+
+
+class AssembledSource(Closing):
+    """A model of weights alone, of no step: a source."""
+
+    step = 0
+    consumed_train_samples = 0
+    num_updates = 0
+
+    def __init__(self, about: About, recipes: Mapping[str, Recipe], tensors: TheirTensors) -> None:
+        """The tensors must be those that the recipes take, in shapes that fit; they are closed
+        with this."""
+        self.url, self.generation = about.url, about.generation
+        self.padded_vocab_size = about.padded_vocab_size
+        known = about.tokenizer.vocab_size or self.padded_vocab_size
+        if known > self.padded_vocab_size:
+            log.warning(
+                "the tokenizer of %s has %d tokens, the model rows for %d: those above have none",
+                *(self.url, known, self.padded_vocab_size),
+            )
+        self.vocab_size = min(known, self.padded_vocab_size)
+        self.config = padded_alike(about.config, self.vocab_size, self.padded_vocab_size)
+        self._tokenizer, self._tensors = about.tokenizer, tensors
+        self._recipes = {f"model.{name}": recipe for name, recipe in recipes.items()}
+        held = tensors.specs
+        self.specs: Mapping[str, TensorSpec] = {
+            name: self._spec([held[source] for source in recipe.sources], recipe)
+            for name, recipe in self._recipes.items()
+        }
+
+    def _spec(self, parts: Sequence[TensorSpec], recipe: Recipe) -> TensorSpec:
+        """Type and shape, found without reading the values."""
+        dtypes = sorted({part.dtype for part in parts})
+        if len(dtypes) > 1:
+            raise ArtifactError(
+                f"{self.url}: {', '.join(recipe.sources)} are of types {', '.join(dtypes)}, and "
+                "become one tensor here; convert them to one type"
+            )
+        shape = recipe.make([torch.empty(part.shape, device="meta") for part in parts]).shape
+        return TensorSpec(dtypes[0], tuple(shape))
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor; no other of ours is in memory meanwhile."""
+        recipe = self._recipes[name]
+        made = recipe.make([self._tensors.read(source) for source in recipe.sources])
+        return made.contiguous()
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """The tokenizer that lies beside the weights."""
+        return self._tokenizer.files
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._tensors.close()
+
+
+def padded_alike(config: GPTConfig, vocab_size: int, rows: int) -> GPTConfig:
+    """The configuration whose padding makes `rows` rows of `vocab_size` tokens."""
+    if config.padded_vocab_size(vocab_size) == rows:
+        return config
+    return replace(config, make_vocab_size_divisible_by=rows)

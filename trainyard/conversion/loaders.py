@@ -1,0 +1,71 @@
+"""The table of loaders: by the name that `--loader` gives, what opens a checkpoint as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.conversion.detect import detect, refuse_unfit
+from trainyard.conversion.huggingface.read import open_huggingface
+from trainyard.conversion.lazy_tensors import AssembledSource
+from trainyard.conversion.megatron.megatron import MegatronSource, open_megatron
+from trainyard.conversion.meta.read import open_meta
+from trainyard.conversion.native import CheckpointSource
+from trainyard.conversion.source import Source
+from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
+
+Opener = Callable[[str, "Given"], Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a person told because the files do not."""
+
+    num_attention_heads: int | None = None
+
+
+NOTHING = Given()
+
+
+def open_ours(url: str, given: Given) -> CheckpointSource:
+    """A step of ours, or the latest of a run."""
+    return CheckpointSource(open_checkpoint(url, "--load-dir"))
+
+
+def open_hf(url: str, given: Given) -> AssembledSource:
+    """A Hugging Face folder."""
+    return open_huggingface(url)
+
+
+def open_megatron_folder(url: str, given: Given) -> MegatronSource:
+    """Megatron-LM's `torch` format, core and legacy models alike: which it is, the files say."""
+    return open_megatron(url, num_attention_heads=given.num_attention_heads)
+
+
+def open_torch_dist_folder(url: str, given: Given) -> TorchDistSource:
+    """Megatron core's distributed checkpoint."""
+    return open_torch_dist(url, num_attention_heads=given.num_attention_heads)
+
+
+def open_llama_mistral(url: str, given: Given) -> AssembledSource:
+    """Megatron-LM's loader of this name reads both layouts that Llama is published in."""
+    return open_meta(url) if detect(url) == "meta" else open_huggingface(url)
+
+
+LOADERS: dict[str, Opener] = {
+    "trainyard": open_ours,
+    "hf": open_hf,
+    "llama_mistral": open_llama_mistral,
+    "core": open_megatron_folder,
+    "legacy": open_megatron_folder,
+    "torch_dist": open_torch_dist_folder,
+}
+
+
+def open_source(url: str, loader: str, given: Given = NOTHING) -> Source:
+    """The checkpoint at a URL, as one of `LOADERS` reads it.
+
+    Raises ConfigError that says what lies there where the loader is none for it."""
+    refuse_unfit(url, loader)
+    return LOADERS[loader](url, given)

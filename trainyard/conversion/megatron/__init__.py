@@ -1,0 +1,1 @@
+"""Checkpoints of Megatron-LM in its `torch` format."""

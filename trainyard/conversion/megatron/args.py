@@ -1,0 +1,271 @@
+"""The `args` of a Megatron-LM checkpoint and our GPTConfig, both ways.
+
+Every argument that changes what the model computes is read or refused by name; what only training
+or speed see is passed over. Names are those of the parser's destinations, all releases together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainyard.artifacts.strict import shown
+from trainyard.checkpoint.bounds import check_layers
+from trainyard.config import from_dict
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.config import GPTConfig
+from trainyard.models.config_positions import LLAMA3_LENGTH
+from trainyard.models.config_sizes import MAX_LAYERS
+from trainyard.parallel.pipeline.partition import Partition, stages_in_order
+
+SAME_NAME = (
+    *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
+    *("group_query_attention", "seq_length", "make_vocab_size_divisible_by"),
+    *("max_position_embeddings", "rotary_base", "rotary_percent", "rotary_interleaved"),
+    *("rotary_seq_len_interpolation_factor", "use_rope_scaling", "rope_scaling_factor"),
+    *("yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings", "yarn_beta_fast"),
+    *("yarn_beta_slow", "yarn_mscale", "yarn_mscale_all_dim"),
+    *("yarn_correction_range_round_to_int", "normalization", "norm_epsilon"),
+    *("apply_layernorm_1p", "fp32_residual_connection", "hidden_dropout", "attention_dropout"),
+    *("add_qkv_bias", "qk_layernorm", "softmax_type", "attention_softmax_in_fp32"),
+    *("apply_query_key_layer_scaling", "swiglu", "quick_geglu", "squared_relu", "openai_gelu"),
+    *("bias_gelu_fusion", "untie_embeddings_and_output_weights", "init_method_std"),
+    *("embedding_init_method_std", "init_method_xavier_uniform"),
+)
+"""Fields of GPTConfig that are arguments of the same name and meaning."""
+
+FLOATS = (
+    *("rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor", "norm_epsilon"),
+    *("rope_scaling_factor", "hidden_dropout", "attention_dropout", "init_method_std"),
+    *("yarn_rotary_scaling_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_mscale"),
+    *("yarn_mscale_all_dim", "embedding_init_method_std"),
+)
+
+WHOLE_NUMBERS = ("rotary_base", "rotary_seq_len_interpolation_factor")
+"""Which Megatron-LM's parser takes as integers."""
+
+TAKEN = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "seq_length", "num_attention_heads"),
+    *("num_query_groups", "group_query_attention", "kv_channels", "max_position_embeddings"),
+    *("position_embedding_type", "add_position_embedding", "use_rotary_position_embeddings"),
+    *("rotary_base", "rotary_percent", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
+    *("squared_relu", "swiglu", "untie_embeddings_and_output_weights", "apply_layernorm_1p"),
+    *("normalization", "apply_query_key_layer_scaling", "attention_dropout", "hidden_dropout"),
+    *("mtp_use_repeated_layer", "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk"),
+    *("moe_token_dispatcher_type", "moe_router_pre_softmax", "moe_grouped_gemm"),
+    *("moe_single_grouped_weight", "moe_single_grouped_bias", "moe_router_score_function"),
+    *("moe_router_enable_expert_bias", "moe_router_topk_scaling_factor", "mamba_state_dim"),
+    *("mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "tokenizer_model"),
+    *("tokenizer_type", "tiktoken_pattern", "data_parallel_random_init", "global_batch_size"),
+)
+"""Arguments that Megatron-LM's loader takes from a checkpoint or compares with its own, and that no
+conversion changes."""
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "num_experts": (None, 0),
+    "multi_latent_attention": (None, False),
+    "mtp_num_layers": (None, 0),
+    "spec": (None, []),
+    "retro_add_retriever": (None, False),
+    "hybrid_override_pattern": (None, ""),
+    "hybrid_layer_pattern": (None, ""),
+    "hybrid_attention_ratio": (None, 0.0),
+    "hybrid_mlp_ratio": (None, 0.0),
+    "is_hybrid_model": (None, False),
+    "heterogeneous_layers_config_path": (None, ""),
+    "heterogeneous_layers_config_encoded_json": (None, ""),
+    "experimental_attention_variant": (None,),
+    "linear_attention_freq": (None,),
+    "apply_residual_connection_post_layernorm": (None, False),
+    "no_rope_freq": (None, 0),
+    "qk_l2_norm": (None, False),
+    "use_mup": (None, False),
+    "activation_func_clamp_value": (None,),
+    "glu_linear_offset": (None, 0, 0.0),
+    "attention_output_gate": (None, False),
+    "enable_hyper_connections": (None, False),
+    "mrope_section": (None,),
+    "onnx_safe": (None, False),
+}
+"""Arguments whose other values change the model in a way that ours does not know, and the values
+that change nothing."""
+
+MAX_PATTERN = 8 * MAX_LAYERS
+"""Letters that say which layers have a window."""
+
+POSITIONS = ("learned_absolute", "rope", "yarn", "none")
+
+
+def config_of(args: Mapping[str, Any], where: str) -> GPTConfig:
+    """The configuration that the arguments of a checkpoint describe.
+
+    Raises ConfigError for a model that ours does not compute, ArtifactError for arguments that make
+    none."""
+    _refuse(args, where)
+    values = {name: args[name] for name in SAME_NAME if args.get(name) is not None}
+    for name in FLOATS:
+        if type(values.get(name)) is int:
+            values[name] = float(values[name])
+    if "layernorm_epsilon" in args:
+        values.setdefault("norm_epsilon", args["layernorm_epsilon"])
+    if args.get("group_query_attention"):
+        values["num_query_groups"] = args.get("num_query_groups") or 1
+    if args.get("add_bias_linear") is False:
+        values["disable_bias_linear"] = True
+    values["position_embedding_type"] = _positions(args, where)
+    values |= _window(args, where)
+    if type(values.get("num_layers")) is int:
+        check_layers(values["num_layers"], where)
+    try:
+        return from_dict(GPTConfig, values, "args")
+    except ConfigError as error:
+        raise ArtifactError(f"{where}: describes no model: {error!s:.500}") from error
+
+
+def _refuse(args: Mapping[str, Any], where: str) -> None:
+    found = [
+        f"{name} ({args[name]!r:.40})"
+        for name, harmless in REFUSED.items()
+        if name in args and args[name] not in harmless
+    ]
+    if found:
+        raise ConfigError(
+            f"{where}: was made with {', '.join(found)}, which this version of trainyard does not "
+            "compute"
+        )
+
+
+def _positions(args: Mapping[str, Any], where: str) -> str:
+    kind = args.get("position_embedding_type")
+    if kind in (None, "learned_absolute"):
+        if args.get("use_rotary_position_embeddings"):
+            return "rope"
+        return "none" if args.get("add_position_embedding") is False else "learned_absolute"
+    if kind not in POSITIONS:
+        raise ConfigError(
+            f"{where}: was made with --position-embedding-type {kind!s:.40}; this version of "
+            f"trainyard computes {', '.join(POSITIONS)}"
+        )
+    return str(kind)
+
+
+def _window(args: Mapping[str, Any], where: str) -> dict[str, str]:
+    window, freq = args.get("window_size"), args.get("window_attn_skip_freq")
+    if window is None:
+        return {}
+    sides = window.split(",") if isinstance(window, str) else window
+    if not isinstance(sides, list | tuple) or len(str(freq)) > MAX_PATTERN:
+        raise ArtifactError(
+            f"{where}: window_size {shown(window)} and window_attn_skip_freq {shown(freq)} "
+            "describe no window"
+        )
+    found = {"window_size": ",".join(str(side).strip(" ()") for side in sides)}
+    if freq is not None:
+        found["window_attn_skip_freq"] = str(freq).replace(" ", "")
+    return found
+
+
+# --- ours to theirs ---------------------------------------------------------------------------
+
+
+def args_of(
+    config: GPTConfig,
+    *,
+    padded_vocab_size: int,
+    vocab_size: int,
+    tp: int,
+    split: Partition,
+    is_legacy: bool,
+    transformer_impl: str,
+    dtype: str,
+    told: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What a Namespace of arguments says of the model and its layout, enough for Megatron's own
+    checks and for --use-checkpoint-args. dtype: of the weights, as safetensors name it. told: the
+    arguments of the run there that made the model, if one did: the command that saved it must load
+    what is written.
+
+    Raises ConfigError for what no argument of theirs says."""
+    if config.quick_gelu:
+        raise ConfigError(
+            "Megatron-LM has no argument for --quick-gelu without a gate; take a saver for Hugging "
+            "Face"
+        )
+    original = config.rope_scaling_original_max_position_embeddings
+    if config.use_rope_scaling and original != LLAMA3_LENGTH:
+        raise ConfigError(
+            f"Megatron-LM scales rotary embedding from a length of {LLAMA3_LENGTH} alone, and this "
+            f"model has --rope-scaling-original-max-position-embeddings {original}; take --saver "
+            "hf, or keep the checkpoint in our format (--saver trainyard)"
+        )
+    values = {name: getattr(config, name) for name in SAME_NAME}
+    values |= {
+        "ffn_hidden_size": config.ffn_size,
+        "kv_channels": config.head_dim,
+        "max_position_embeddings": config.positions,
+        "num_query_groups": config.num_query_groups,
+        "position_embedding_type": config.position_embedding_type,
+        # With the other kinds of them its loader would make any model one of rope.
+        "use_rotary_position_embeddings": config.position_embedding_type == "rope",
+        # As its parser leaves it, of whatever kind they are.
+        "add_position_embedding": True,
+        "add_bias_linear": config.linear_bias,
+        "window_size": _sides(config.window_size),
+        "window_attn_skip_freq": _frequency(config.window_attn_skip_freq),
+    }
+    for name in WHOLE_NUMBERS:
+        value = values[name]
+        values[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    values |= {name: told[name] for name in TAKEN if told.get(name) is not None}
+    pp, vpp = len(split), len(split[0])
+    sizes = {len(stage.layers) for stage in stages_in_order(split)}
+    return values | {
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "num_layers_per_virtual_pipeline_stage": (
+            sizes.pop() if vpp > 1 and len(sizes) == 1 else None
+        ),
+        "virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
+        "expert_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "data_parallel_size": 1,
+        "world_size": tp * pp,
+        "padded_vocab_size": padded_vocab_size,
+        "vocab_size": vocab_size if vocab_size < padded_vocab_size else None,
+        "true_vocab_size": vocab_size,
+        "use_legacy_models": is_legacy,
+        "transformer_impl": transformer_impl,
+        "bf16": dtype == "BF16",
+        "fp16": dtype == "F16",
+        "ckpt_format": "torch",
+        "use_distributed_optimizer": False,
+        "num_experts": None,
+    }
+
+
+def _sides(window: str | None) -> tuple[int, ...] | None:
+    return None if window is None else tuple(int(side) for side in window.strip(" ()").split(","))
+
+
+def _frequency(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+LEGACY_LACKS: dict[str, Callable[[GPTConfig], bool]] = {
+    "--qk-layernorm": lambda config: config.qk_layernorm,
+    "--softmax-type": lambda config: config.softmax_type != "vanilla",
+    "--window-size": lambda config: config.window_size is not None,
+    "--quick-geglu": lambda config: config.quick_geglu,
+    "--use-rope-scaling": lambda config: config.use_rope_scaling,
+    "--position-embedding-type yarn or none": lambda config: (
+        config.position_embedding_type in ("yarn", "none")
+    ),
+}
+
+
+def refuse_for_legacy(config: GPTConfig) -> None:
+    """Refuse what the legacy model class of Megatron-LM does not compute."""
+    lacking = [option for option, given in LEGACY_LACKS.items() if given(config)]
+    if lacking:
+        raise ConfigError(
+            f"the legacy model class of Megatron-LM has no {', '.join(lacking)}; take --saver core"
+        )

@@ -1,0 +1,181 @@
+"""What is written as a checkpoint of Megatron-LM: a checkpoint of ours, or a source of others, told
+alike, with a vocabulary of as many rows as is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.conversion.native import CheckpointSource
+from trainyard.conversion.source import Source
+from trainyard.conversion.torch_save.write import PLAIN
+from trainyard.conversion.vocabulary import Adjusted, has_rows
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+
+MEGATRON_DIVISOR = 128
+"""Default of its --make-vocab-size-divisible-by."""
+
+ReadSlice = Callable[[str, Sequence[int], Sequence[int]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """Tensors by our global names, and what belongs to them."""
+
+    url: str
+    config: GPTConfig
+    vocab_size: int
+    """Tokens that the tokenizer knows; the rows of the embedding where that is not known."""
+    rows: int
+    """Of the embedding as it is written."""
+    step: int
+    consumed_train_samples: int
+    num_updates: int
+    options: Mapping[str, Any]
+    """Of the run: ours and Megatron's names of the optimizer's options are the same."""
+    args: Mapping[str, Any]
+    """Megatron-LM's, where it made the model: numbers and text; empty elsewhere."""
+    scheduler: Mapping[str, Any] | None
+    """As Megatron-LM's checkpoints keep the schedules."""
+    scaler: Mapping[str, Any]
+    """Of the scale of the loss; empty without."""
+    specs: Mapping[str, TensorSpec]
+    """By our global names, as they are written."""
+    read_slice: ReadSlice
+
+
+def whole_model(
+    source: Checkpoint | Source,
+    tp: int = 1,
+    true_vocab_size: int | None = None,
+    divisible_by: int | None = None,
+) -> WholeModel:
+    """Tell a checkpoint of ours, or a source, as what is written.
+
+    true_vocab_size: tokens of the tokenizer, to pad the vocabulary anew as Megatron-LM does for
+    `tp` ranks, to a multiple of `divisible_by` times them; unset: its rows stay. Raises ConfigError
+    where they cannot be cut."""
+    if isinstance(source, Checkpoint):
+        source = CheckpointSource(source)
+    model = _whole(source)
+    if true_vocab_size is not None:
+        adjusted = Adjusted(
+            source,
+            true_vocab_size=true_vocab_size,
+            divisible_by=divisible_by or _divisor(model),
+            tensor_parallel_size=tp,
+        )
+        model = _adjusted(model, adjusted)
+    if model.rows % tp:
+        known = f" {model.vocab_size}" if model.vocab_size < model.rows else ""
+        raise ConfigError(
+            f"a vocabulary of {model.rows} rows cannot be cut over {tp} tensor-parallel ranks; pad "
+            f"it anew with --true-vocab-size{known or ' and the number of tokens'}"
+        )
+    return model
+
+
+def _whole(source: Source) -> WholeModel:
+    if isinstance(source, Adjusted):
+        return _adjusted(_whole(source.source), source)
+    return _of_checkpoint(source) if isinstance(source, CheckpointSource) else _of_source(source)
+
+
+def _divisor(model: WholeModel) -> int:
+    """That of the model, unless it only says how many rows there happen to be."""
+    own = model.config.make_vocab_size_divisible_by
+    return MEGATRON_DIVISOR if own == model.rows else own
+
+
+def _adjusted(model: WholeModel, adjusted: Adjusted) -> WholeModel:
+    """With the vocabulary of `adjusted`, of which only that is read."""
+
+    def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
+        if has_rows(name):
+            return _box(adjusted.read(name), offset, extent)
+        return model.read_slice(name, offset, extent)
+
+    return replace(
+        model,
+        config=adjusted.config,
+        vocab_size=adjusted.vocab_size,
+        rows=adjusted.padded_vocab_size,
+        specs={name: adjusted.specs.get(name, spec) for name, spec in model.specs.items()},
+        read_slice=read_slice,
+    )
+
+
+def _box(whole: Tensor, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
+    for dim, (begin, size) in enumerate(zip(offset, extent, strict=True)):
+        whole = whole.narrow(dim, begin, size)
+    return whole.contiguous()
+
+
+def _of_checkpoint(source: CheckpointSource) -> WholeModel:
+    checkpoint = source.checkpoint
+    state = checkpoint.state
+
+    def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
+        if has_rows(name):  # of which the source makes padding that others may score
+            return _box(source.read(name), offset, extent)
+        return checkpoint.read_slice(name, offset, extent)
+
+    return replace(
+        _of_source(source),
+        options=checkpoint.config.get("run") or {},
+        args={},
+        scheduler=_scheduler(state),
+        scaler=state.get("loss_scaler") or {},
+        read_slice=read_slice,
+    )
+
+
+def _of_source(source: Source) -> WholeModel:
+    scheduler = getattr(source, "scheduler", None)
+    args = _plain(getattr(source, "args", {}))
+    return WholeModel(
+        url=source.url,
+        config=source.config,
+        vocab_size=source.vocab_size,
+        rows=source.padded_vocab_size,
+        step=source.step,
+        consumed_train_samples=source.consumed_train_samples,
+        num_updates=source.num_updates,
+        options=args,
+        args=args,
+        scheduler=_plain(scheduler) if isinstance(scheduler, Mapping) else None,
+        scaler=getattr(source, "scaler", {}),
+        specs=source.specs,
+        read_slice=lambda name, offset, extent: _box(source.read(name), offset, extent),
+    )
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and text; not what a reader noted of objects."""
+    return {name: v for name, v in values.items() if v is None or type(v) in PLAIN}
+
+
+def _scheduler(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`opt_param_scheduler` from the schedules of a `state.json`: steps are samples in both."""
+    schedule = state.get("schedule")
+    if not isinstance(schedule, Mapping) or "scheduled_samples" not in state:
+        return None
+    rate, decay = schedule["learning_rate"], schedule["weight_decay"]
+    return {
+        "max_lr": rate["max_lr"],
+        "lr_warmup_steps": rate["warmup_steps"],
+        "num_steps": state["scheduled_samples"],
+        "lr_decay_style": rate["style"],
+        "lr_decay_steps": rate["decay_steps"],
+        "min_lr": rate["min_lr"],
+        "start_wd": decay["start"],
+        "end_wd": decay["end"],
+        "wd_incr_style": decay["style"],
+        "wd_incr_steps": decay["steps"],
+    }

@@ -1,0 +1,321 @@
+"""Reading a checkpoint of Megatron-LM in its `torch` format: both model classes, every version of
+the format, any split over tensor, pipeline and virtual pipeline ranks.
+
+`open_megatron` reads what the files say of themselves and checks that together they are one model;
+tensors are read when asked for, straight from where they lie in the files."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.bounds import check_model
+from trainyard.checkpoint.closing import Closing
+from trainyard.checkpoint.tensorfile import DTYPE_NAMES, TensorSpec
+from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
+from trainyard.conversion.megatron.args import config_of
+from trainyard.conversion.megatron.bare import args_of_bare_file
+from trainyard.conversion.megatron.folder import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    MegatronFolder,
+    find_folder,
+)
+from trainyard.conversion.megatron.layout import (
+    cut_of,
+    is_qkv,
+    join_parts,
+    joined_shape,
+    rows_by_head,
+)
+from trainyard.conversion.megatron.names import EMBEDDING
+from trainyard.conversion.megatron.optimizer import (
+    MOMENTS,
+    Parameter,
+    States,
+    Unknown,
+    distributed_states,
+    num_updates,
+    plain_states,
+)
+from trainyard.conversion.megatron.progress import (
+    check_iteration,
+    samples_in,
+    schedule_in,
+)
+from trainyard.conversion.megatron.rank import TENSORS_ALONE, Chunk, RankFile
+from trainyard.conversion.megatron.scaler import Scaler, scaler_in, warn_without
+from trainyard.conversion.megatron.tokens import tokens_of
+from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
+from trainyard.conversion.torch_save.pickles import TensorRef
+from trainyard.errors import ArtifactError
+from trainyard.models.config import GPTConfig
+
+log = logging.getLogger(__name__)
+
+Part = tuple[TorchFile, TensorRef]
+"""A tensor of one rank."""
+
+
+class MegatronSource(Closing):
+    """A `Source`. Use as a context manager, or `close` when the tensors are read."""
+
+    def __init__(self, folder: MegatronFolder, given: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.url = folder.url
+        self._files: list[TorchFile] = []
+        self._parts: dict[str, list[Part]] = {}
+        self._copy: list[Part] = []
+        """The embedding as the last stage repeats it."""
+        try:
+            self._open(given)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, given: Mapping[str, Any]) -> None:
+        ranks = [[self._rank_file(name) for name in row] for row in self.folder.files]
+        first = ranks[0][0]
+        self.is_legacy = first.is_legacy()
+        self.version = first.version if self.is_legacy or first.args is None else 3.0
+        self.args = _args(ranks, given)
+        self.config: GPTConfig = config_of(self.args, first.url)
+        check_iteration(self.folder.step, first.iteration, first.url)
+        _check_degrees(self.folder, self.args)
+        tied = not self.config.untie_embeddings_and_output_weights
+        grid = [[rank.chunks(tied) for rank in row] for row in ranks]
+        _number_layers(grid, self.config.num_layers, self.url)
+        self._collect(ranks, grid)
+        self.padded_vocab_size = self._vocabulary()
+        self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
+        self.step = self.folder.step
+        self.consumed_train_samples = samples_in(self.args, first.url)
+        self.scheduler = schedule_in(first.tree, first.url)
+        """State of the schedules as the file has it, or None."""
+        self.specs: dict[str, TensorSpec] = self._model_specs(_unknown(grid))
+        self.num_updates = 0
+        self.scaler: Scaler = {}
+        """Of the scale of the loss, with the optimizer; empty where it is constant or unknown."""
+        self._add_optimizer(ranks, grid)
+        log.info(
+            "opened Megatron-LM checkpoint step=%d tp=%d pp=%d class=%s version=%g tensors=%d "
+            "pickles read %s url=%s",
+            *(self.step, self.folder.tp, self.folder.pp),
+            *("legacy" if self.is_legacy else "core", self.version, len(self.specs)),
+            *(first.file.network, self.url),
+        )
+
+    def _rank_file(self, name: str) -> RankFile:
+        rank = RankFile(join(self.url, name))
+        self._files.append(rank.file)
+        return rank
+
+    # --- the model ------------------------------------------------------------------------
+
+    def _collect(self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]) -> None:
+        """Where the parts of every parameter lie, by tensor rank."""
+        parts: dict[str, list[Part]] = defaultdict(list)
+        for row, chunks_of_row in zip(ranks, grid, strict=True):
+            for rank, chunks in zip(row, chunks_of_row, strict=True):
+                for parameter in (p for chunk in chunks for p in chunk.parameters):
+                    held = self._copy if parameter.is_copy else parts[f"model.{parameter.name}"]
+                    held.append((rank.file, parameter.ref))
+        twice = [name for name, found in parts.items() if len(found) != self.folder.tp]
+        if twice or len(self._copy) not in (0, self.folder.tp):
+            raise ArtifactError(
+                f"{self.url}: {(twice or [EMBEDDING])[0]} is not on every one of "
+                f"{self.folder.tp} tensor ranks of one stage"
+            )
+        self._parts.update(parts)
+
+    def _vocabulary(self) -> int:
+        found = self._parts.get(f"model.{EMBEDDING}")
+        if found is None or len(found[0][1].shape) != 2:
+            raise ArtifactError(f"{self.url}: no stage has the embedding ({EMBEDDING})")
+        return sum(ref.shape[0] for _, ref in found)
+
+    def _model_specs(self, unknown: Sequence[str]) -> dict[str, TensorSpec]:
+        """Types and shapes, refused unless they are those of the model."""
+        specs: dict[str, TensorSpec] = {}
+        for name, parts in self._parts.items():
+            try:
+                specs[name] = self._spec(name, parts)
+            except ValueError as error:
+                raise ArtifactError(f"{self.url}: {name} {error}") from error
+        held = {name.removeprefix("model."): spec.shape for name, spec in specs.items()}
+        held |= dict.fromkeys(unknown, ())
+        check_model(self.config, self.padded_vocab_size, len(held), self.url)
+        wanted = model_shapes(self.config, self.padded_vocab_size)
+        refuse_differences(held, wanted, self.url, "the model of its args")
+        return specs
+
+    def _spec(self, name: str, parts: Sequence[Part]) -> TensorSpec:
+        """Raises ValueError where the parts do not make one tensor."""
+        dtypes = {ref.dtype for _, ref in parts}
+        if len(dtypes) != 1 or (dtype := dtypes.pop()) not in TORCH_DTYPES:
+            raise ValueError("is of several types, or of one that is not known")
+        shape = joined_shape([ref.shape for _, ref in parts], cut_of(name, self.config))
+        return TensorSpec(DTYPE_NAMES[TORCH_DTYPES[dtype]], shape)
+
+    # --- the optimizer --------------------------------------------------------------------
+
+    def _add_optimizer(self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]) -> None:
+        """Its states, where they can be told apart; one line says why not."""
+        if self.step == 0 or "optimizer" not in ranks[0][0].tree:
+            return
+        try:
+            parts = self._optimizer_parts(ranks, grid)
+            specs = {name: self._spec(name, found) for name, found in parts.items()}
+            for name, spec in specs.items():
+                weight = self.specs["model." + name.split(".", 2)[2]]
+                if spec.shape != weight.shape:
+                    raise Unknown(f"{name} is {list(spec.shape)} for {list(weight.shape)}")
+        except (Unknown, ValueError) as reason:
+            log.warning("the optimizer of %s is left out: %s", self.url, reason)
+            return
+        self._parts |= parts
+        self.specs |= specs
+        first = ranks[0][0]
+        self.num_updates = num_updates(first.tree["optimizer"], first.file.read, self.step)
+        self.scaler = _scaler([rank for row in ranks for rank in row])
+        warn_without(self.scaler, self.specs[f"model.{EMBEDDING}"].dtype, self.args, self.url)
+
+    def _optimizer_parts(
+        self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]
+    ) -> dict[str, list[Part]]:
+        found: dict[str, list[Part]] = defaultdict(list)
+        for row, chunks_of_row in zip(ranks, grid, strict=True):
+            for rank, chunks in zip(row, chunks_of_row, strict=True):
+                file, states = self._states(rank, [chunk.parameters for chunk in chunks])
+                for kind, refs in states.items():
+                    for name, ref in refs.items():
+                        file.check(ref)
+                        found[f"optimizer.{kind}.{name}"].append((file, ref))
+        names = {name.removeprefix("model.") for name in self.specs}
+        for kind in MOMENTS:
+            if {name for name in names if f"optimizer.{kind}.{name}" not in found}:
+                raise Unknown(f"it has {kind} of some parameters only")
+        return found
+
+    def _states(self, rank: RankFile, chunks: list[list[Parameter]]) -> tuple[TorchFile, States]:
+        if not self.folder.has_distributed_optimizer:
+            everything = [parameter for chunk in chunks for parameter in chunk]
+            return rank.file, plain_states(rank.tree.get("optimizer"), everything)
+        file = TorchFile(rank.url.removesuffix(MODEL_FILE) + OPTIMIZER_FILE, TENSORS_ALONE)
+        self._files.append(file)
+        return file, distributed_states(file.tree, chunks)
+
+    # --- tensors --------------------------------------------------------------------------
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor, on the CPU, contiguous. Raises ArtifactError where ranks contradict each
+        other."""
+        parts = [self._rows(name, file.view(ref)) for file, ref in self._parts[name]]
+        cut = cut_of(name, self.config)
+        if cut == "whole" and any(not torch.equal(parts[0], part) for part in parts[1:]):
+            log.warning(
+                "%s: %s differs between tensor ranks; that of rank 0 is taken", *(self.url, name)
+            )
+        if name == f"model.{EMBEDDING}":
+            self._check_copy(parts)
+        return join_parts(parts, cut)
+
+    def _check_copy(self, parts: Sequence[Tensor]) -> None:
+        """A tied embedding must be the same on the last stage."""
+        copies = (file.view(ref) for file, ref in self._copy)
+        if not all(torch.equal(part, copy) for part, copy in zip(parts, copies, strict=False)):
+            raise ArtifactError(
+                f"{self.url}: the embedding is tied, yet the last stage holds another one than "
+                "the first; which is meant cannot be told"
+            )
+
+    def _rows(self, name: str, tensor: Tensor) -> Tensor:
+        return rows_by_head(tensor, self.version, self.config.head_dim) if is_qkv(name) else tensor
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """None: Megatron-LM keeps the tokenizer elsewhere."""
+        return {}
+
+    def close(self) -> None:
+        """Let the files go; tensors that were read stay."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def open_megatron(url: str, **given: Any) -> MegatronSource:
+    """The checkpoint at a root with latest_checkpointed_iteration.txt, or at iter_XXXXXXX/ or
+    release/ in it.
+
+    given: arguments of Megatron-LM, by their names with underscores, for a file that holds none:
+    one of 2019, as NVIDIA's GPT-345M, does not tell `num_attention_heads`.
+    Raises ArtifactError for what is damaged, ConfigError for a model that ours does not compute."""
+    return MegatronSource(find_folder(url), given)
+
+
+# --- what the files must agree on -----------------------------------------------------------------
+
+
+def _args(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, equal on all ranks as far as the model goes."""
+    first = ranks[0][0]
+    for rank in (rank for row in ranks for rank in row):
+        theirs = (rank.version, rank.iteration, rank.is_legacy(), rank.args is None)
+        if theirs != (first.version, first.iteration, first.is_legacy(), first.args is None):
+            raise ArtifactError(
+                f"{rank.url}: is of another checkpoint than {first.url} (version {rank.version:g}, "
+                f"iteration {rank.iteration}, and {first.version:g}, {first.iteration})"
+            )
+    if first.args is None:
+        return args_of_bare_file(ranks, given)
+    return {**first.args, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _scaler(ranks: Sequence[RankFile]) -> Scaler:
+    """The scale of the loss, the same on all ranks."""
+    first, *others = [scaler_in(r.tree.get("optimizer"), r.file.read, r.url) for r in ranks]
+    for rank, other in zip(ranks[1:], others, strict=True):
+        if other != first:
+            raise ArtifactError(
+                f"{rank.url}: its scale of the loss is {other}, and that of {ranks[0].url} is "
+                f"{first}; they are of two saves"
+            )
+    return first
+
+
+def _check_degrees(folder: MegatronFolder, args: Mapping[str, Any]) -> None:
+    tp = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
+    pp = args.get("pipeline_model_parallel_size")
+    for name, said, found in (("tensor", tp, folder.tp), ("pipeline", pp, folder.pp)):
+        if type(said) is int and said != found:
+            raise ArtifactError(
+                f"{folder.url}: files of {found} {name} ranks, and its args say {said}; some are "
+                "missing, or left from another run"
+            )
+
+
+def _number_layers(grid: list[list[list[Chunk]]], num_layers: int, url: str) -> None:
+    """Count layers over stages: chunk v of pipeline rank p comes after chunk v of rank p - 1."""
+    num_chunks = max(len(chunks) for row in grid for chunks in row)
+    offset = 0
+    for number in range(num_chunks):
+        for row in grid:
+            held = [chunks[number] for chunks in row if number < len(chunks)]
+            counts = {chunk.num_layers for chunk in held}
+            if len(counts) > 1 or len(held) not in (0, len(row)):
+                raise ArtifactError(f"{url}: tensor ranks of one stage hold different layers")
+            for chunk in held:
+                chunk.renumber(offset)
+            offset += counts.pop() if counts else 0
+    if offset != num_layers:
+        raise ArtifactError(f"{url}: its stages hold {offset} layers, its args say {num_layers}")
+
+
+def _unknown(grid: list[list[list[Chunk]]]) -> list[str]:
+    return [path for row in grid for chunks in row for chunk in chunks for path in chunk.unknown]

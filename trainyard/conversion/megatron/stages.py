@@ -1,0 +1,106 @@
+"""What the `args` of a checkpoint of Megatron-LM tell of the ranks that wrote it: which layers each
+pipeline rank had, with what else, and in which order it made the modules of a layer.
+
+For states without names, that lie as on these ranks. `Unknown` says what the args do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.conversion.megatron.names import (
+    FINAL_NORM,
+    OUTPUT,
+    has_tied_copy,
+    layer_of,
+)
+from trainyard.conversion.megatron.optimizer import Unknown
+from trainyard.errors import ConfigError
+from trainyard.models.config import GPTConfig
+from trainyard.models.config_sizes import MAX_LAYERS
+from trainyard.parallel.pipeline.partition import Partition, StageLayers, partition
+
+OTHER_ORDERS = ("use_legacy_models", "use_kitchen", "use_transformer_engine_op_fuser")
+"""Arguments with which the modules of a layer are others, or made in another order."""
+
+MAX_DEGREE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Options of `partition`."""
+
+    pipeline_model_parallel_size: int
+    num_virtual_stages_per_pipeline_rank: int | None = None
+    decoder_first_pipeline_num_layers: int | None = None
+    decoder_last_pipeline_num_layers: int | None = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    pipeline_model_parallel_layout: str | None = None
+    num_layers_per_virtual_pipeline_stage: int | None = None
+
+
+def style_in(args: Mapping[str, Any]) -> str:
+    """The order of the modules, a key of `megatron_names.ORDER`."""
+    style = args.get("transformer_impl")
+    other = [name for name in OTHER_ORDERS if args.get(name)]
+    if style not in ("local", "transformer_engine") or other:
+        told = other[0] if other else f"transformer_impl {style!r:.40}"
+        raise Unknown(f"the order in which its modules were made is not known ({told})")
+    return str(style)
+
+
+def degrees_in(args: Mapping[str, Any]) -> tuple[int, int]:
+    """Tensor and pipeline ranks."""
+    tp, pp = (_count(args, f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
+    if tp is None or pp is None:
+        raise Unknown("its args do not say on how many tensor and pipeline ranks it was")
+    return tp, pp
+
+
+def partition_in(args: Mapping[str, Any], num_layers: int) -> Partition:
+    """The stages of every pipeline rank."""
+    layout = args.get("pipeline_model_parallel_layout")
+    if args.get("standalone_embedding_stage") or not isinstance(layout, str | None):
+        raise Unknown("which layers its stages have is not known")
+    virtual = _count(args, "virtual_pipeline_model_parallel_size") or 1
+    if virtual > MAX_LAYERS:
+        raise Unknown(f"its args say {virtual} virtual stages")
+    _, pp = degrees_in(args)
+    options = _Split(pp, pipeline_model_parallel_layout=layout)
+    if layout is None and pp > 1:
+        options = _Split(
+            pp,
+            virtual if virtual > 1 else None,
+            _count(args, "decoder_first_pipeline_num_layers"),
+            _count(args, "decoder_last_pipeline_num_layers"),
+            bool(args.get("account_for_embedding_in_pipeline_split")),
+            bool(args.get("account_for_loss_in_pipeline_split")),
+        )
+    try:
+        return partition(options, num_layers)
+    except ConfigError as error:
+        raise Unknown(f"its args give no stages: {error!s:.200}") from error
+
+
+def names_on(stage: StageLayers, model: Collection[str], config: GPTConfig, pp: int) -> list[str]:
+    """The parameters of a stage, by our names; the output layer too where it is the copy of a tied
+    embedding. model: all names."""
+    found = [name for name in model if _is_on(name, stage)]
+    return [*found, OUTPUT] if stage.has_output and has_tied_copy(config, pp) else found
+
+
+def _is_on(name: str, stage: StageLayers) -> bool:
+    layer = layer_of(name)
+    if layer is not None:
+        return layer in stage.layers
+    at_the_end = name == OUTPUT or name.startswith(FINAL_NORM)
+    return stage.has_output if at_the_end else stage.has_embedding
+
+
+def _count(args: Mapping[str, Any], name: str) -> int | None:
+    found = args.get(name)
+    if found is not None and (type(found) is not int or not 0 < found <= MAX_DEGREE):
+        raise Unknown(f"its args say {name} {found!r:.40}")
+    return found

@@ -1,0 +1,299 @@
+"""Writing a checkpoint of Megatron-LM in its `torch` format, for either model class and any number
+of tensor, pipeline and virtual pipeline ranks.
+
+Checkpoint version 3. Weights always; the states of Adam where the source has them and its options,
+in the layout of the plain optimizer. States of random generators are not written, as a training of
+ours has none of that kind: Megatron-LM is to be started with --no-load-rng. Streams: one tensor of
+one rank is in memory at a time."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.rewrite import OpenFile
+from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.conversion.megatron.args import args_of, refuse_for_legacy
+from trainyard.conversion.megatron.folder import (
+    MODEL_FILE,
+    RELEASE,
+    TRACKER,
+    iteration_folder,
+    rank_folder,
+)
+from trainyard.conversion.megatron.layout import Boxes, boxes_of_rank, cut_of
+from trainyard.conversion.megatron.model import WholeModel, whole_model
+from trainyard.conversion.megatron.names import (
+    EMBEDDING,
+    LEGACY_COPY,
+    OUTPUT,
+    ModelClass,
+    TransformerImpl,
+    has_tied_copy,
+    layer_of,
+    nested,
+    registration_order,
+    style_of,
+    their_name,
+    with_layer_offset,
+)
+from trainyard.conversion.megatron.optimizer_write import (
+    Written,
+    optimizer_document,
+    why_no_optimizer,
+)
+from trainyard.conversion.source import Source
+from trainyard.conversion.torch_save.write import LazyTensor, lazy_tensors, write_torch_file
+from trainyard.errors import ConfigError
+from trainyard.parallel.pipeline.partition import Partition, arrange, nearest, stages_in_order
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_VERSION = 3.0
+
+OPTIONS_OF_RUN = (
+    *("lr", "min_lr", "decoupled_lr", "decoupled_min_lr", "lr_decay_style", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "tokenizer_type"),
+)
+"""Options with the same names and values in both, that are told on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to come out."""
+
+    model_class: ModelClass
+    style: str
+    """Whose names and order: legacy, local, transformer_engine."""
+    tp: int
+    split: Partition
+    """Layers of each pipeline rank."""
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return len(self.split)
+
+    @property
+    def vpp(self) -> int:
+        """Virtual stages of each pipeline rank; 1: none."""
+        return len(self.split[0])
+
+
+def write_megatron(
+    source: Checkpoint | Source,
+    open_file: OpenFile,
+    *,
+    model_class: ModelClass = "core",
+    tp: int = 1,
+    pp: int = 1,
+    vpp: int = 1,
+    split: Partition | None = None,
+    transformer_impl: TransformerImpl | None = None,
+    true_vocab_size: int | None = None,
+    make_vocab_size_divisible_by: int | None = None,
+    save_optimizer: bool = True,
+    advance: Callable[[int], object] = lambda size_bytes: None,
+    expect: Callable[[int], object] = lambda size_bytes: None,
+) -> None:
+    """Write a step, or a release where the source has no step; the tracker file last.
+
+    open_file: begins a file by its name below the folder that Megatron-LM's --load is given.
+    pp, vpp: pipeline ranks and virtual stages of each, of as many layers; or split: which layers
+        each of them has, where they differ.
+    transformer_impl: whose names core has; unset: Transformer Engine's, the default there.
+    true_vocab_size: tokens of the tokenizer, to pad the vocabulary anew for `tp` ranks.
+    expect: is told, before the first file, how many bytes of tensors `advance` will hear of.
+    Raises ConfigError, before anything is written, for degrees that do not fit the model, or a
+    model that the class does not compute."""
+    if min(tp, pp, vpp) < 1:
+        raise ConfigError("the target parallel sizes must be at least 1")
+    model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
+    stages = split or _even_split(model.config.num_layers, pp, vpp)
+    target = Target(model_class, style_of(model_class, transformer_impl), tp, stages)
+    _check(model, target)
+    with_optimizer = save_optimizer and model.step > 0
+    if with_optimizer and (reason := why_no_optimizer(model)) is not None:
+        log.warning("the optimizer of %s is left out: %s", model.url, reason)
+        with_optimizer = False
+    if with_optimizer:
+        _warn_of_groups(model, target)
+    ranks = [(pp_rank, tp_rank) for pp_rank in range(target.pp) for tp_rank in range(tp)]
+    writers = {rank: _RankWriter(model, target, *rank, advance) for rank in ranks}
+    expect(sum(writer.size_bytes(with_optimizer) for writer in writers.values()))
+    for (pp_rank, tp_rank), writer in writers.items():
+        folder = f"{iteration_folder(model.step)}/{rank_folder(tp_rank, pp_rank, target.pp)}"
+        with open_file(f"{folder}/{MODEL_FILE}") as out:
+            write_torch_file(out, writer.tree(with_optimizer), MODEL_FILE.removesuffix(".pt"))
+    with open_file(TRACKER) as out:
+        out.write((str(model.step) if model.step else RELEASE).encode())
+
+
+def _even_split(num_layers: int, pp: int, vpp: int) -> Partition:
+    """As many layers on every stage."""
+    stages = pp * vpp
+    if num_layers % stages:
+        raise ConfigError(
+            f"{num_layers} layers cannot be spread evenly over {stages} pipeline stages"
+        )
+    return arrange([num_layers // stages] * stages, pp)
+
+
+def _check(model: WholeModel, target: Target) -> None:
+    config = model.config
+    if target.vpp > 1 and target.pp < 2:
+        raise ConfigError("virtual pipeline stages need a pipeline-parallel size of at least 2")
+    if config.query_groups % target.tp:
+        raise ConfigError(
+            f"{config.query_groups} key and value heads cannot be cut over --target-tensor-"
+            f"parallel-size {target.tp}; "
+            f"{nearest('--target-tensor-parallel-size', config.query_groups, target.tp)}"
+        )
+    if target.model_class == "legacy":
+        refuse_for_legacy(config)
+        if len({len(stage.layers) for stage in stages_in_order(target.split)}) > 1:
+            raise ConfigError(
+                "the legacy model class of Megatron-LM has as many layers on every pipeline stage; "
+                "take --saver core, or give no stage more than the others"
+            )
+    for name in model.specs:
+        if name.startswith("model."):
+            try:
+                boxes_of_rank(model.specs[name].shape, cut_of(name, config), 0, target.tp)
+            except ValueError as error:
+                raise ConfigError(
+                    f"--target-tensor-parallel-size {target.tp}: {name} {error}"
+                ) from error
+
+
+def _warn_of_groups(model: WholeModel, target: Target) -> None:
+    """Megatron-LM finds groups by their place alone, which is not the same in all releases."""
+    if model.options.get("decoupled_lr") is not None:
+        releases = "0.7 to 0.13, and with two pipeline ranks at most to 0.15"
+    elif target.style == "local" and target.pp > 1:
+        releases = "0.16 and later"
+    else:
+        return
+    log.warning(
+        "the groups of the optimizer are written in the order of Megatron core %s; other releases "
+        "refuse or confuse them: use --no-load-optim there, or torch_dist, which any release loads",
+        releases,
+    )
+
+
+class _RankWriter:
+    """The tree of one file."""
+
+    def __init__(
+        self,
+        model: WholeModel,
+        target: Target,
+        pp_rank: int,
+        tp_rank: int,
+        advance: Callable[[int], object],
+    ) -> None:
+        self._model, self._target = model, target
+        self._pp_rank, self._tp_rank, self._advance = pp_rank, tp_rank, advance
+
+    def tree(self, with_optimizer: bool) -> dict[str, Any]:
+        """What `torch.load` gives back, tensors still to be made."""
+        model, target = self._model, self._target
+        chunks = [self._chunk(number) for number in range(target.vpp)]
+        tree: dict[str, Any] = {
+            "args": Namespace(**self._args()),
+            "checkpoint_version": CHECKPOINT_VERSION,
+            "iteration": model.step,
+        }
+        for number, written in enumerate(chunks):
+            key = "model" if target.vpp == 1 else f"model{number}"
+            flat = {item.path: self._lazy(f"model.{item.name}") for item in written}
+            tree[key] = nested(flat, target.style)
+        if with_optimizer:
+            everything = [item for written in chunks for item in written]
+            as_met = target.model_class == "legacy"
+            tree["optimizer"] = optimizer_document(model, everything, self._lazy, as_met)
+            if model.scheduler is not None:
+                tree["opt_param_scheduler"] = dict(model.scheduler)
+        return tree
+
+    def size_bytes(self, with_optimizer: bool) -> int:
+        """Bytes of the tensors of the file."""
+        return sum(lazy.spec.size_bytes for lazy in lazy_tensors(self.tree(with_optimizer)))
+
+    def _args(self) -> dict[str, Any]:
+        model, target = self._model, self._target
+        values = args_of(
+            model.config,
+            padded_vocab_size=model.rows,
+            vocab_size=model.vocab_size,
+            tp=target.tp,
+            split=target.split,
+            is_legacy=target.model_class == "legacy",
+            transformer_impl="local" if target.style == "legacy" else target.style,
+            dtype=model.specs[f"model.{EMBEDDING}"].dtype,
+            told=model.args,
+        )
+        return values | {
+            "iteration": model.step,
+            "consumed_train_samples": model.consumed_train_samples,
+            "skipped_train_samples": 0,
+            "consumed_valid_samples": 0,
+            **{name: model.options.get(name) for name in OPTIONS_OF_RUN},
+        }
+
+    def _chunk(self, number: int) -> list[Written]:
+        """The parameters of a stage in the order of Megatron's modules."""
+        model, target = self._model, self._target
+        stage = target.split[self._pp_rank][number]
+        layers, is_last = stage.layers, stage.has_output
+        local = {}
+        for full in model.specs:
+            kind, _, name = full.partition(".")
+            layer = layer_of(name)
+            if kind != "model":
+                continue
+            here = (
+                layer in layers
+                if layer is not None
+                else _is_here(name, stage.has_embedding, is_last)
+            )
+            if here:
+                local[with_layer_offset(name, -layers.start)] = name
+        written = [
+            Written(their_name(short, target.style), local[short])
+            for short in registration_order(list(local), target.style)
+        ]
+        if is_last and has_tied_copy(model.config, target.pp):
+            path = LEGACY_COPY if target.style == "legacy" else OUTPUT
+            written.append(Written(path, EMBEDDING))
+        return written
+
+    def _lazy(self, name: str) -> LazyTensor:
+        model, target = self._model, self._target
+        cut = cut_of(name, model.config)
+        boxes = boxes_of_rank(model.specs[name].shape, cut, self._tp_rank, target.tp)
+        spec = TensorSpec(model.specs[name].dtype, boxes.shape)
+
+        def make() -> Tensor:
+            self._advance(spec.size_bytes)
+            return _read_boxes(model, name, boxes)
+
+        return LazyTensor(spec, make)
+
+
+def _is_here(name: str, is_first: bool, is_last: bool) -> bool:
+    return is_first if name.startswith("embedding.") else is_last
+
+
+def _read_boxes(model: WholeModel, name: str, boxes: Boxes) -> Tensor:
+    found: Sequence[Tensor] = [
+        model.read_slice(name, offset, boxes.extent) for offset in boxes.offsets
+    ]
+    return found[0] if len(found) == 1 else torch.cat(list(found))

@@ -1,0 +1,1 @@
+"""Llama and Mistral in the layout of their publishers."""

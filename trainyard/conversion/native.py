@@ -1,0 +1,62 @@
+"""A checkpoint of ours as a source, for what writes other formats.
+
+A run of ours never scores the rows that pad its vocabulary, so they stay as they were drawn. Other
+programs do score them, and nothing keeps the logits of tokens above those: a softmax does not care
+what all logits have in common. So padding is handed on as the mean of the tokens' rows. Its logit
+is the mean of theirs, and by Jensen's inequality p rows of padding beside V tokens get at most
+p / (V + p) of the probability, whatever the hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainyard.checkpoint.closing import Closing
+from trainyard.checkpoint.gpt import gpt_config
+from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.conversion.vocabulary import REPEATED, has_rows
+
+KEPT = ("model.", "optimizer.")
+"""Begins the names of the tensors that other formats have a place for."""
+
+GENERATION = "generation"
+"""Key of a checkpoint's config.json: how text is to be made, as a Hugging Face folder said it."""
+
+
+class CheckpointSource(Closing):
+    """One step of ours; closing it closes the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.url = checkpoint.url
+        self.config, self.padded_vocab_size = gpt_config(checkpoint)
+        document, state = checkpoint.config, checkpoint.state
+        self.vocab_size = int(document.get("vocab_size", self.padded_vocab_size))
+        self.generation: Mapping[str, Any] = document.get(GENERATION, {})
+        self.args: Mapping[str, Any] = document.get("run") or {}
+        self.step = checkpoint.step
+        self.consumed_train_samples = int(state.get("consumed_train_samples", 0))
+        self.num_updates = int(state.get("num_updates", 0))
+        self.specs: Mapping[str, TensorSpec] = {
+            name: checkpoint.spec(name) for prefix in KEPT for name in checkpoint.names(prefix)
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        """A whole tensor."""
+        tensor = self.checkpoint.read(name)
+        is_trained_here = bool(self.checkpoint.config.get("run"))
+        if is_trained_here and has_rows(name) and name.startswith(REPEATED):
+            tokens = tensor[: self.vocab_size]
+            tensor[self.vocab_size :] = tokens.mean(dim=0, dtype=torch.float32)
+        return tensor
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """The tokenizer that the step carries."""
+        return self.checkpoint.tokenizer_files()
+
+    def close(self) -> None:
+        """Let the files go."""
+        self.checkpoint.close()

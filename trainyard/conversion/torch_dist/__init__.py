@@ -1,0 +1,1 @@
+"""Checkpoints of Megatron core in its `torch_dist` format."""

@@ -1,0 +1,244 @@
+"""States of Megatron's distributed optimizer that lie as in the buffers of its ranks: what a
+`torch_dist` checkpoint has by default (`dp_reshardable`; before core 0.14 `fully_sharded_bucket_
+space`).
+
+    optimizer.distributed.dp_group_idx_{n}.gbuf_idx_{b}.dtype_(P, G).bucket_idx_{k}.KIND
+
+n: a rank of the model, tensor ranks first, then pipeline ranks. b: its virtual stages that have
+parameters. KIND: param, exp_avg, exp_avg_sq, each a vector of all data-parallel ranks, cut at the
+end of the last parameter of the bucket.
+
+Nothing there has a name. A buffer holds the parameters of a stage in the reverse order of its
+modules, each from a multiple of 64 on, bucket after bucket; where a bucket ends is told by the size
+of its vectors. Places count only where every bucket comes out to its last number; where one does
+not, `Unknown` says why."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainyard.artifacts.urls import join
+from trainyard.conversion.megatron.layout import Cut, boxes_of_rank, cut_of, join_parts
+from trainyard.conversion.megatron.names import (
+    EMBEDDING,
+    OUTPUT,
+    layer_of,
+    registration_order,
+)
+from trainyard.conversion.megatron.optimizer import (
+    MAIN,
+    MOMENTS,
+    UNIT,
+    Unknown,
+    num_updates,
+)
+from trainyard.conversion.megatron.rank import ALLOWED
+from trainyard.conversion.megatron.scaler import Scaler, scaler_in
+from trainyard.conversion.megatron.stages import (
+    degrees_in,
+    names_on,
+    partition_in,
+    style_in,
+)
+from trainyard.conversion.torch_dist.index import Place, Shape, StoredTensor
+from trainyard.conversion.torch_dist.tensors import StoredTensors
+from trainyard.conversion.torch_save.file import TorchFile
+from trainyard.models.config import GPTConfig
+
+KINDS = (MAIN, *MOMENTS)
+
+KEY = re.compile(
+    r"((?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(\d{1,9})\.)gbuf_idx_(\d{1,9})\."
+    r"dtype_\([a-z0-9_., ]+\)\.bucket_idx_(\d{1,9})\.([a-z_]+)",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a parameter of one rank lies."""
+
+    bucket: str
+    """Key, but for the kind at its end."""
+    begin: int
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A parameter of the whole model."""
+
+    slots: tuple[Slot, ...]
+    """One for each tensor rank; the first alone where all hold the same."""
+    cut: Cut
+
+    def read(self, tensors: StoredTensors, kind: str) -> Tensor:
+        """Its states of a kind, fp32, in memory of their own."""
+        parts = [
+            tensors.read(s.bucket + kind, (s.begin,), (math.prod(s.shape),)).view(s.shape)
+            for s in self.slots
+        ]
+        return parts[0] if len(parts) == 1 else join_parts(parts, self.cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    key: str
+    size: int
+
+
+def states_in_buckets(
+    stored: Mapping[str, StoredTensor],
+    keys: Collection[str],
+    model: Mapping[str, Shape],
+    config: GPTConfig,
+    args: Mapping[str, Any],
+) -> dict[str, Joined]:
+    """Where the states of every parameter lie. keys: of what lies in buffers. model: shapes by our
+    names. Raises Unknown where that does not come out."""
+    style = style_in(args)
+    tp, pp = degrees_in(args)
+    buffers = _buffers(stored, keys)
+    ranks = {rank for rank, _ in buffers}
+    if len(ranks) != tp * pp or max(ranks) != tp * pp - 1:
+        raise Unknown(f"it has buffers of {len(ranks)} ranks, and its args say tp {tp}, pp {pp}")
+    split = partition_in(args, config.num_layers)
+    slots: dict[str, list[Slot]] = defaultdict(list)
+    num_buffers = 0
+    for rank in range(tp * pp):
+        stages = [names_on(stage, model, config, pp) for stage in split[rank // tp]]
+        for number, names in enumerate(filter(None, stages)):
+            num_buffers += 1
+            order = registration_order(names, style)[::-1]
+            shapes = [_shape(name, model, config, rank % tp, tp) for name in order]
+            held = buffers.get((rank, number), [])
+            for name, slot in zip(order, _filled(order, shapes, held), strict=True):
+                if name in model:  # and no copy of a tied embedding
+                    slots[name].append(slot)
+    if num_buffers != len(buffers):
+        raise Unknown(f"it has {len(buffers)} buffers, and its stages {num_buffers}")
+    cuts = {name: cut_of(name, config) for name in model}
+    return {
+        name: Joined(tuple(held[:1] if cuts[name] == "whole" else held), cuts[name])
+        for name, held in slots.items()
+    }
+
+
+def check_places(
+    found: Mapping[str, Joined], tensors: StoredTensors, weight: Callable[[str], Tensor]
+) -> None:
+    """Raise Unknown where the fp32 parameters are not those of which the weights are roundings:
+    then the modules were made in another order. Looked at are vectors, which lie between the
+    matrices, and layer 0. weight: one by its name."""
+    for name, joined in found.items():
+        is_vector = len(joined.slots[0].shape) == 1
+        if not is_vector and layer_of(name) != 0:
+            continue
+        rounded, exact = weight(name), joined.read(tensors, MAIN)
+        numbers = torch.finfo(rounded.dtype)
+        wanted = rounded.float()
+        # A last digit more is let pass: some kernels round halves the other way.
+        allowed = wanted.abs() * numbers.eps + numbers.tiny * numbers.eps
+        if not bool(((exact - wanted).abs() <= allowed).all()):
+            raise Unknown(
+                f"what lies there for {name} is not its weight, so they were made in another order"
+            )
+
+
+def updates_and_scaler(
+    url: str, objects: Mapping[str, Place | None], keys: Iterable[str], step: int
+) -> tuple[int, Scaler]:
+    """How often the optimizer of a folder was used, and the scale of the loss: every rank of the
+    model keeps them beside its buffers, all the same. step: taken where it does not say how often.
+    """
+    matches = (KEY.fullmatch(key) for key in keys)
+    begin = next(match[1] for match in matches if match and int(match[2]) == 0)
+    updates, scaler = step, Scaler()
+    for name in ("optimizer", "grad_scaler"):
+        place = objects.get(f"{begin}{name}/shard_0_1")
+        if place is None:
+            continue
+        where = join(url, place[0])
+        with TorchFile(where, ALLOWED, place[1:]) as file:
+            held = file.tree
+            document = {name: held[0] if isinstance(held, list) and len(held) == 1 else held}
+            if name == "optimizer":
+                updates = num_updates(document, file.read, step)
+            else:
+                scaler = scaler_in(document, file.read, where)
+    return updates, scaler
+
+
+# --- buckets --------------------------------------------------------------------------------------
+
+
+def _buffers(
+    stored: Mapping[str, StoredTensor], keys: Collection[str]
+) -> dict[tuple[int, int], list[_Bucket]]:
+    """Buckets in their order, by (rank, virtual stage)."""
+    kinds: dict[tuple[int, int], dict[tuple[int, str], set[str]]] = {}
+    for key in keys:
+        match = KEY.fullmatch(key)
+        if match is None or match[5] not in KINDS:
+            raise Unknown(f"{key} is nothing of them that is known")
+        held = stored[key]
+        if held.dtype != "float32" or len(held.shape) != 1 or held.unflattened is not None:
+            raise Unknown(f"{key} is {held.dtype} {list(held.shape)}, no vector of fp32")
+        buckets = kinds.setdefault((int(match[2]), int(match[3])), {})
+        buckets.setdefault((int(match[4]), key.removesuffix(match[5])), set()).add(match[5])
+    found = {}
+    for place, buckets in kinds.items():
+        if [number for number, _ in sorted(buckets)] != list(range(len(buckets))):
+            raise Unknown(f"buckets of {min(buckets)[1]} are missing, or there twice")
+        found[place] = [_bucket(stored, key, buckets[n, key]) for n, key in sorted(buckets)]
+    return found
+
+
+def _bucket(stored: Mapping[str, StoredTensor], key: str, kinds: Collection[str]) -> _Bucket:
+    missing = [kind for kind in KINDS if kind not in kinds]
+    if missing:
+        raise Unknown(f"{key}{missing[0]} is missing")
+    sizes = {stored[key + kind].shape[0] for kind in KINDS}
+    if len(sizes) > 1:
+        raise Unknown(f"vectors of {key} have {' and '.join(map(str, sorted(sizes)))} numbers")
+    return _Bucket(key, sizes.pop())
+
+
+# --- parameters of a stage --------------------------------------------------------------------
+
+
+def _shape(name: str, model: Mapping[str, Shape], config: GPTConfig, rank: int, tp: int) -> Shape:
+    whole = model[name if name in model else EMBEDDING]
+    try:
+        return boxes_of_rank(whole, cut_of(name, config), rank, tp).shape
+    except ValueError as error:
+        raise Unknown(f"{name} of its model: {error}") from error
+
+
+def _filled(names: list[str], shapes: list[Shape], buckets: list[_Bucket]) -> Iterator[Slot]:
+    """Lay parameters into buckets one after the other; each bucket must end with one of them."""
+    left = iter(buckets)
+    bucket: _Bucket | None = None
+    end = 0
+    for name, shape in zip(names, shapes, strict=True):
+        begin = -(-end // UNIT) * UNIT
+        # Before a tied embedding, which has a bucket of its own, the padding to it is counted in.
+        closes_early = name in (EMBEDDING, OUTPUT) and bucket and begin == bucket.size
+        if bucket is None or end == bucket.size or closes_early:
+            bucket, begin = next(left, None), 0
+        end = begin + math.prod(shape)
+        if bucket is None or end > bucket.size:
+            where = f"{bucket.key} ends at {bucket.size}" if bucket else "there is no bucket more"
+            raise Unknown(f"{name} would end at {end}, and {where}")
+        yield Slot(bucket.key, begin, shape)
+    last = next(left, None) or bucket
+    if last and (last != bucket or end != last.size):
+        raise Unknown(f"its parameters end at {end}, before the end of {last.key}")

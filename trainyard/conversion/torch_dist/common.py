@@ -1,0 +1,80 @@
+"""What a `torch_dist` checkpoint of Megatron core keeps beside its tensors: args, iteration,
+schedules, what is no tensor of the optimizer.
+
+A file of torch.save, common.pt; since core 0.19 the object `common_state` in a .distcp file, which
+is a list of what the file held. Where there are both, Megatron core reads common.pt, and so does
+this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.closing import Closing
+from trainyard.conversion.megatron.rank import ALLOWED
+from trainyard.conversion.torch_dist.index import METADATA, Place, StoredIndex
+from trainyard.conversion.torch_save.file import TorchFile
+from trainyard.conversion.torch_save.pickles import Noted, TensorRef
+from trainyard.errors import ArtifactError
+
+COMMON = "common.pt"
+
+COMMON_OBJECT = "common_state/shard_0_1"
+
+
+class Common(Closing):
+    """Opened for reading; close it when its tensors are read. has_file: whether the folder has a
+    common.pt. Raises ArtifactError where there is none of either kind, or no args in it."""
+
+    def __init__(self, url: str, has_file: bool, index: StoredIndex) -> None:
+        place = None if has_file else _place(url, index)
+        self.url = join(url, COMMON if place is None else place[0])
+        self._file = TorchFile(self.url, ALLOWED, None if place is None else place[1:])
+        try:
+            tree = self._file.tree
+            if place is not None:
+                tree = tree[0] if isinstance(tree, list) and len(tree) == 1 else None
+            self.args = _args(tree, self.url)
+        except BaseException:
+            self.close()
+            raise
+        self.tree: Mapping[str, Any] = tree
+
+    @property
+    def optimizer(self) -> Any:
+        """What is no tensor of it; of several that are one, that."""
+        found = self.tree.get("optimizer")
+        return found[0] if isinstance(found, Mapping) and found.keys() == {0} else found
+
+    def read(self, ref: TensorRef) -> Tensor:
+        """The values of a tensor in it."""
+        return self._file.read(ref)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+
+def _place(url: str, index: StoredIndex) -> Place:
+    place = index.objects.get(COMMON_OBJECT)
+    if place is None:
+        raise ArtifactError(
+            f"{url}: has no {COMMON}, and {METADATA} names no {COMMON_OBJECT}, which core 0.19 and "
+            "later writes in its place; the checkpoint is torn"
+        )
+    return place
+
+
+def _args(tree: Any, url: str) -> Mapping[str, Any]:
+    found = tree.get("args") if isinstance(tree, Mapping) else None
+    if isinstance(found, Noted):
+        raise ArtifactError(
+            f"{url}: its args are refused: it asks for {found.source}, where a Namespace "
+            "is wanted; nothing of it was run"
+        )
+    if not isinstance(found, Mapping):
+        raise ArtifactError(f"{url}: holds no args, so nothing says what the model is")
+    return found

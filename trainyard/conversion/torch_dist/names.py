@@ -1,0 +1,132 @@
+"""Keys of tensors in a `torch_dist` checkpoint of Megatron core, and our names, both ways.
+
+    decoder.layers.X                     [L, ...], all layers, in front; Transformer Engine's names
+    decoder.layers.{i}.X                 one layer, counted over the whole model (not homogeneous)
+    embedding... decoder.final... output_layer.weight (untied)        as they are
+    optimizer.state.KIND.KEY             states of the parameter of that key, of its shape
+    chained_{n}.optimizer...             the same, of releases before 0.14
+
+Everything else below `optimizer.` lies as in the buffers of a run's ranks, not as in the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from trainyard.conversion.megatron.names import (
+    LAYER,
+    OURS_LAYER,
+    is_state_of_engine,
+    our_name,
+    their_name,
+)
+from trainyard.models.config_sizes import MAX_LAYERS
+
+STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\.(.+)")
+OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.")
+
+KINDS = {
+    "exp_avg": "exp_avg",
+    "exp_avg_sq": "exp_avg_sq",
+    "param": "param",
+    "fp32_param": "param",
+}
+"""Ours by theirs: `fp32_param` of the plain optimizer, `param` of the distributed one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one of our tensors is made of."""
+
+    key: str
+    layer: int | None
+    """Of a tensor of all layers: which; None: the whole of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The tensors of a folder by our names: "model.NAME", "optimizer.KIND.NAME"."""
+
+    sources: Mapping[str, Source]
+    unknown: tuple[str, ...]
+    """Keys that no tensor of our model has."""
+    in_buffers: tuple[str, ...]
+    """Keys of states that lie as in the buffers of ranks."""
+
+
+def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool) -> Named:
+    """Our names for what a folder holds, by key and shape. Raises ValueError for two tensors of one
+    name."""
+    sources: dict[str, Source] = {}
+    unknown: list[str] = []
+    in_buffers: list[str] = []
+    for key, shape in shapes.items():
+        prefix, rest = "model", key
+        if match := STATE.fullmatch(key):
+            prefix, rest = f"optimizer.{KINDS.get(match[1], '')}", match[2]
+            if match[1] not in KINDS:
+                in_buffers.append(key)
+                continue
+        elif OPTIMIZER.match(key):
+            in_buffers.append(key)
+            continue
+        if is_state_of_engine(rest):
+            continue
+        found = _names(rest, shape, tied)
+        if found is None:
+            unknown.append(key)
+            continue
+        for name, layer in found:
+            full = f"{prefix}.{name}"
+            if full in sources:
+                raise ValueError(f"{sources[full].key} and {key} are both {full}")
+            sources[full] = Source(key, layer)
+    return Named(sources, tuple(unknown), tuple(in_buffers))
+
+
+def _names(key: str, shape: tuple[int, ...], tied: bool) -> Iterable[tuple[str, int | None]] | None:
+    """Our names of the tensors that one key holds, with their layers; None: unknown."""
+    if not key.startswith(LAYER) or OURS_LAYER.fullmatch(key):
+        name = our_name(key, tied=tied)
+        return None if name != key and not key.startswith(LAYER) else [(name or key, None)]
+    rest = key.removeprefix(LAYER)
+    if not shape or shape[0] > MAX_LAYERS:
+        return None
+    names = [our_name(f"{LAYER}{layer}.{rest}", tied=tied) for layer in range(shape[0])]
+    return [(name, layer) for layer, name in enumerate(names) if name is not None]
+
+
+# --- ours to theirs -------------------------------------------------------------------------------
+
+
+def stacked_key(name: str) -> tuple[str, int | None]:
+    """The key of one of our parameters, and its layer where the key is of all layers."""
+    match = OURS_LAYER.fullmatch(name)
+    if match is None:
+        return name, None
+    theirs = their_name(name, "transformer_engine")
+    return LAYER + theirs.removeprefix(f"{LAYER}{match[1]}."), int(match[1])
+
+
+WITH_STATE = (
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "self_attention.q_layernorm",
+    "self_attention.k_layernorm",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
+"""Modules of a layer that keep an `_extra_state` in Megatron core's shards."""
+
+
+def extra_states(keys: Iterable[str], num_layers: int) -> list[str]:
+    """Names of the pickled objects that Megatron core asks for beside the tensors: FP8 scales, of
+    which there are none."""
+    modules = {key.rpartition(".")[0] for key in keys}
+    found = []
+    for module in WITH_STATE:
+        if f"{LAYER}{module}" in modules:
+            state = f"{LAYER}{module}._extra_state"
+            found += [f"{state}/shard_{layer}_{num_layers}" for layer in range(num_layers)]
+    return [*found, "decoder.final_layernorm._extra_state/shard_0_1"]

@@ -1,0 +1,191 @@
+"""What is written as a `torch_dist` checkpoint: its tensors, piece by piece, and its common.pt.
+
+Keys and shapes are those that Megatron core gives a homogeneous GPT: all layers in one tensor,
+[L, ...], a piece for each. Of the optimizer, states of the shape of their parameter: as the plain
+optimizer keeps them (`fp32_param`), or for a run with --use-distributed-optimizer as its
+`fully_reshardable` kind does (`param`). Either loads at any degrees of parallelism."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.conversion.megatron.args import args_of
+from trainyard.conversion.megatron.model import WholeModel
+from trainyard.conversion.megatron.names import EMBEDDING
+from trainyard.conversion.megatron.optimizer import MAIN, MOMENTS
+from trainyard.conversion.megatron.optimizer_write import (
+    HALF,
+    groups_document,
+    scaler_document,
+)
+from trainyard.conversion.torch_dist.names import extra_states, stacked_key
+from trainyard.errors import ArtifactError
+from trainyard.parallel.pipeline.partition import arrange
+
+CHECKPOINT_VERSION = 3.0
+
+OPTIONS_OF_RUN = (
+    *("lr", "min_lr", "decoupled_lr", "decoupled_min_lr", "lr_decay_style", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "tokenizer_type"),
+)
+"""Options with the same names and values in both, that are told on."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPiece:
+    """One tensor of ours: a whole of theirs, or one layer of it."""
+
+    key: str
+    name: str
+    """Ours, whole: "model.NAME"."""
+    spec: TensorSpec
+    """Of ours."""
+    layer: int | None
+    num_layers: int
+
+    @property
+    def global_shape(self) -> Shape:
+        """Of the tensor of that key."""
+        return self.spec.shape if self.layer is None else (self.num_layers, *self.spec.shape)
+
+    @property
+    def offset(self) -> Shape:
+        """Of the piece in it."""
+        zeros = (0,) * len(self.spec.shape)
+        return zeros if self.layer is None else (self.layer, *zeros)
+
+    @property
+    def shape(self) -> Shape:
+        """Of the piece."""
+        return self.spec.shape if self.layer is None else (1, *self.spec.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDistPlan:
+    """Everything that is to be written."""
+
+    pieces: tuple[WrittenPiece, ...]
+    objects: tuple[str, ...]
+    """Names of pickled objects, all empty."""
+    common: dict[str, Any]
+    """The tree of common.pt, of LazyTensors."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the tensors."""
+        return sum(piece.spec.size_bytes for piece in self.pieces)
+
+
+def plan_torch_dist(model: WholeModel, with_optimizer: bool) -> TorchDistPlan:
+    """Raises ArtifactError for a model whose layers are not all alike."""
+    names = [n.removeprefix("model.") for n in model.specs if n.startswith("model.")]
+    pieces = [_piece(model, "", f"model.{name}", name) for name in names]
+    if with_optimizer:
+        for kind, source in _kinds(model):
+            prefix = f"optimizer.state.{kind}."
+            pieces += [_piece(model, prefix, f"{source}.{name}", name) for name in names]
+    _check_layers(model, pieces)
+    keys = {piece.key for piece in pieces}
+    return TorchDistPlan(
+        tuple(sorted(pieces, key=lambda piece: (piece.key, piece.layer or 0))),
+        tuple(extra_states(keys, model.config.num_layers)),
+        _common(model, names, with_optimizer),
+    )
+
+
+def _piece(model: WholeModel, prefix: str, full: str, name: str) -> WrittenPiece:
+    key, layer = stacked_key(name)
+    return WrittenPiece(prefix + key, full, model.specs[full], layer, model.config.num_layers)
+
+
+def _kinds(model: WholeModel) -> list[tuple[str, str]]:
+    """(kind there, beginning of our name): weights that are fp32 are their own copy."""
+    kinds = [(kind, f"optimizer.{kind}") for kind in MOMENTS]
+    if model.specs[f"model.{EMBEDDING}"].dtype in HALF:
+        kinds.append(("param" if is_distributed(model) else "fp32_param", f"optimizer.{MAIN}"))
+    elif is_distributed(model):
+        kinds.append(("param", "model"))
+    return kinds
+
+
+def is_distributed(model: WholeModel) -> bool:
+    """Whether the run spreads its optimizer over data-parallel ranks, as Megatron-LM's options
+    say."""
+    return model.options.get("use_distributed_optimizer") is True
+
+
+def _check_layers(model: WholeModel, pieces: list[WrittenPiece]) -> None:
+    layers: dict[str, set[tuple[int | None, TensorSpec]]] = {}
+    for piece in pieces:
+        layers.setdefault(piece.key, set()).add((piece.layer, piece.spec))
+    for key, found in layers.items():
+        wanted = model.config.num_layers if {layer for layer, _ in found} != {None} else 1
+        if len(found) != wanted or len({spec for _, spec in found}) != 1:
+            raise ArtifactError(
+                f"{model.url}: {key} is not of one type and shape in all "
+                f"{model.config.num_layers} layers, so it makes no tensor of torch_dist"
+            )
+
+
+# --- common.pt ------------------------------------------------------------------------------------
+
+
+def _common(model: WholeModel, names: list[str], with_optimizer: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    common: dict[str, Any] = {
+        "args": Namespace(**_args(model, with_optimizer)),
+        "checkpoint_version": CHECKPOINT_VERSION,
+        "iteration": model.step,
+        "num_floating_point_operations_so_far": 0,
+        "content_metadata": content,
+    }
+    if with_optimizer:
+        if is_distributed(model):
+            content["distrib_optim_sharding_type"] = "fully_reshardable"
+        common["optimizer"] = _optimizer(model, names)
+        if model.scheduler is not None:
+            common["opt_param_scheduler"] = dict(model.scheduler)
+    return common
+
+
+def _optimizer(model: WholeModel, names: list[str]) -> dict[str, Any]:
+    """What is no tensor of it."""
+    groups = groups_document(model, names)
+    scaler = {"grad_scaler": scaler_document(model.scaler)} if model.scaler else {}
+    if is_distributed(model):
+        kind = {"param_state_sharding_type": "fully_reshardable"}
+        return {"optimizer": {"param_groups": groups}, **scaler, **kind}
+    inner = {"state": {"common_step": model.num_updates}, "param_groups": groups}
+    is_half = model.specs[f"model.{EMBEDDING}"].dtype in HALF
+    return {"optimizer": inner, **scaler} if is_half else inner
+
+
+def _args(model: WholeModel, with_optimizer: bool) -> dict[str, Any]:
+    values = args_of(
+        model.config,
+        padded_vocab_size=model.rows,
+        vocab_size=model.vocab_size,
+        tp=1,
+        split=arrange([model.config.num_layers], pp=1),
+        is_legacy=False,
+        transformer_impl="transformer_engine",
+        dtype=model.specs[f"model.{EMBEDDING}"].dtype,
+        told=model.args,
+    )
+    return values | {
+        "ckpt_format": "torch_dist",
+        "use_dist_ckpt": True,
+        "use_distributed_optimizer": is_distributed(model),
+        "no_save_optim": True if not with_optimizer else None,
+        "no_save_rng": True,
+        "iteration": model.step,
+        "consumed_train_samples": model.consumed_train_samples,
+        "skipped_train_samples": 0,
+        "consumed_valid_samples": 0,
+        **{name: model.options.get(name) for name in OPTIONS_OF_RUN},
+    }

@@ -1,0 +1,293 @@
+"""Reading a `torch_dist` checkpoint of Megatron core: written by any number of ranks of any layout,
+with the optimizer where its states lie as the model does, or where the buffers of its ranks can be
+told apart (torch_dist_buckets.py).
+
+    latest_checkpointed_iteration.txt     a number, or `release`
+    iter_0000100/ or release/
+        metadata.json                     {"sharded_backend": "torch_dist", ...}, written last
+        common.pt                         args, iteration, schedules (torch_dist_common.py)
+        .metadata                         which tensor lies where (torch_dist_index.py)
+        __0_0.distcp, __0_1.distcp, ...   tensors (torch_dist_tensors.py)
+
+What says where things are is all pickles: `pickles` reads them, and nothing else does."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.bounds import check_model
+from trainyard.checkpoint.closing import Closing
+from trainyard.checkpoint.tensorfile import DTYPE_NAMES, TensorSpec
+from trainyard.conversion.documents import read_document
+from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
+from trainyard.conversion.megatron.args import config_of
+from trainyard.conversion.megatron.folder import BACKEND, find_iteration
+from trainyard.conversion.megatron.names import EMBEDDING
+from trainyard.conversion.megatron.optimizer import HALF, MAIN, MOMENTS, Unknown
+from trainyard.conversion.megatron.optimizer import num_updates as updates_of
+from trainyard.conversion.megatron.progress import (
+    check_iteration,
+    iteration_in,
+    samples_in,
+    schedule_in,
+)
+from trainyard.conversion.megatron.scaler import Scaler, scaler_in, warn_without
+from trainyard.conversion.megatron.tokens import tokens_of
+from trainyard.conversion.torch_dist.buckets import (
+    Joined,
+    check_places,
+    states_in_buckets,
+    updates_and_scaler,
+)
+from trainyard.conversion.torch_dist.common import COMMON, Common
+from trainyard.conversion.torch_dist.index import (
+    METADATA,
+    StoredIndex,
+    StoredTensor,
+    read_index,
+)
+from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
+from trainyard.conversion.torch_dist.tensors import StoredTensors
+from trainyard.conversion.torch_save.file import TORCH_DTYPES
+from trainyard.errors import ArtifactError
+from trainyard.models.config import GPTConfig
+
+log = logging.getLogger(__name__)
+
+GATHERED = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+\.param_state/shard_\d+_\d+")
+"""An object with all states of a rank of the model, of the kind dp_zero_gather_scatter."""
+
+REMEDY = {
+    "dp_reshardable": "there, save it with --dist-ckpt-optim-fully-reshardable",
+    "fully_sharded_bucket_space": "there, save it with --dist-ckpt-optim-fully-reshardable",
+    "dp_zero_gather_scatter": "there, save it with --dist-ckpt-optim-fully-reshardable, or with "
+    "--ckpt-fully-parallel-save before Megatron core 0.14",
+}
+"""What to do about kinds of `distrib_optim_sharding_type` that lie as in the buffers of ranks, and
+cannot be told apart there."""
+
+
+class TorchDistSource(Closing):
+    """A `Source`. Use as a context manager, or `close` when the tensors are read."""
+
+    def __init__(self, url: str, given: Mapping[str, Any]) -> None:
+        self.url, self.step = find_iteration(url)
+        has_common_file = _check_backend(self.url)
+        index = read_index(join(self.url, METADATA))
+        _check_files(self.url, index.ends)
+        with Common(self.url, has_common_file, index) as common:
+            tree, where = common.tree, common.url
+            told = {key: value for key, value in given.items() if value is not None}
+            self.args = {**common.args, **told}
+            check_iteration(self.step, iteration_in(tree, where), where)
+            self.config: GPTConfig = config_of(self.args, where)
+            self._updates = updates_of(common.optimizer, common.read, self.step)
+            self._scaler = scaler_in(common.optimizer, common.read, where)
+        self.consumed_train_samples = samples_in(self.args, where)
+        self.scheduler = schedule_in(tree, where)
+        """State of the schedules as the file has it, or None."""
+        self._stored = index.tensors
+        self._common = where
+        named = self._named()
+        self._sources: dict[str, Source] = {
+            name: source for name, source in named.sources.items() if name.startswith("model.")
+        }
+        self.specs: dict[str, TensorSpec] = {name: self._spec(name) for name in self._sources}
+        self.padded_vocab_size = self._vocabulary()
+        self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
+        self._check_model(named)
+        self.num_updates = 0
+        self._joined: dict[str, Joined] = {}
+        """States in buffers, by the name of the parameter."""
+        self._add_optimizer(named, tree, index)
+        self.scaler: Scaler = self._scaler if self.num_updates else {}
+        """Of the scale of the loss, with the optimizer; empty where it is constant or unknown."""
+        if self.num_updates:
+            dtype = self.specs[f"model.{EMBEDDING}"].dtype
+            warn_without(self.scaler, dtype, self.args, self.url)
+        if not self._joined:
+            self._tensors = self._opened()
+        log.info(
+            "opened torch_dist checkpoint step=%d tensors=%d objects=%d pickles read %s url=%s",
+            *(self.step, len(self.specs), len(index.objects), index.network, self.url),
+        )
+
+    # --- the model ------------------------------------------------------------------------
+
+    def _named(self) -> Named:
+        shapes = {key: tensor.logical_shape for key, tensor in self._stored.items()}
+        tied = not self.config.untie_embeddings_and_output_weights
+        try:
+            return name_tensors(shapes, tied=tied)
+        except ValueError as error:
+            raise ArtifactError(f"{self.url}: {error}") from error
+
+    def _spec(self, name: str, source: Source | None = None) -> TensorSpec:
+        source = source or self._sources[name]
+        stored = self._stored[source.key]
+        shape = stored.logical_shape if source.layer is None else stored.logical_shape[1:]
+        return TensorSpec(DTYPE_NAMES[TORCH_DTYPES[stored.dtype]], shape)
+
+    def _vocabulary(self) -> int:
+        found = self.specs.get(f"model.{EMBEDDING}")
+        if found is None or len(found.shape) != 2:
+            raise ArtifactError(f"{self.url}: holds no embedding ({EMBEDDING})")
+        return found.shape[0]
+
+    def _check_model(self, named: Named) -> None:
+        held = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
+        held |= dict.fromkeys(named.unknown, ())
+        check_model(self.config, self.padded_vocab_size, len(held), self._common)
+        wanted = model_shapes(self.config, self.padded_vocab_size)
+        refuse_differences(held, wanted, self.url, "the model of its args")
+
+    # --- the optimizer --------------------------------------------------------------------
+
+    def _add_optimizer(self, named: Named, tree: Mapping[str, Any], index: StoredIndex) -> None:
+        """Its states, where it can be told whose they are; one line says why not."""
+        states = {n: s for n, s in named.sources.items() if n.startswith("optimizer.")}
+        gathered = [name for name in index.objects if GATHERED.fullmatch(name)]
+        keys = named.in_buffers or tuple(gathered)
+        if self.step == 0 or not (states or keys):
+            return
+        try:
+            specs = self._states(states) if states else self._in_buckets(keys, tree, index)
+        except Unknown as reason:
+            log.warning("the optimizer of %s is left out: %s", self.url, reason)
+            return
+        self._sources |= {name: states[name] for name in specs if states}
+        self.specs |= specs
+        self.num_updates = self._updates
+
+    def _kinds(self) -> tuple[str, ...]:
+        """Of states; copies of weights that are fp32 themselves are not kept."""
+        is_half = any(_is_half(self._stored[s.key]) for s in self._sources.values())
+        return (*MOMENTS, MAIN) if is_half else MOMENTS
+
+    def _states(self, states: Mapping[str, Source]) -> dict[str, TensorSpec]:
+        names = [name.removeprefix("model.") for name in self._sources]
+        specs = {}
+        for kind in self._kinds():
+            for name in names:
+                full = f"optimizer.{kind}.{name}"
+                if full not in states:
+                    raise Unknown(f"it has no {kind} of {name}")
+                specs[full] = spec = self._spec(full, states[full])
+                if spec.shape != self.specs[f"model.{name}"].shape or spec.dtype != "F32":
+                    raise Unknown(f"its {kind} of {name} is {spec.dtype} {list(spec.shape)}")
+        strange = {n.split(".", 2)[2] for n in states} - set(names)
+        if strange:
+            raise Unknown(f"it has states of {min(strange)}, which is no weight")
+        return specs
+
+    def _in_buckets(
+        self, keys: Sequence[str], tree: Mapping[str, Any], index: StoredIndex
+    ) -> dict[str, TensorSpec]:
+        shapes = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
+        try:
+            found = states_in_buckets(self._stored, keys, shapes, self.config, self.args)
+            told = updates_and_scaler(self.url, index.objects, keys, self.step)
+            self._updates, self._scaler = told
+            self._tensors = self._opened(keys)
+            try:
+                check_places(found, self._tensors, lambda name: self.read(f"model.{name}"))
+            except BaseException:
+                self._tensors.close()
+                raise
+        except Unknown as reason:
+            raise Unknown(_why_in_buffers(keys, tree, reason)) from reason
+        self._joined = found
+        return {
+            f"optimizer.{kind}.{name}": TensorSpec("F32", shape)
+            for kind in self._kinds()
+            for name, shape in shapes.items()
+        }
+
+    def _opened(self, more: Iterable[str] = ()) -> StoredTensors:
+        used = {source.key for source in self._sources.values()} | set(more)
+        return StoredTensors(self.url, {key: self._stored[key] for key in sorted(used)})
+
+    # --- tensors --------------------------------------------------------------------------
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor, on the CPU, contiguous, in memory of its own."""
+        if name not in self._sources:
+            _, kind, parameter = name.split(".", 2)
+            return self._joined[parameter].read(self._tensors, kind)
+        source = self._sources[name]
+        shape = self._stored[source.key].logical_shape
+        if source.layer is None:
+            return self._tensors.read(source.key, (0,) * len(shape), shape)
+        begin = (source.layer, *(0 for _ in shape[1:]))
+        return self._tensors.read(source.key, begin, (1, *shape[1:]))[0]
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """None: Megatron-LM keeps the tokenizer elsewhere."""
+        return {}
+
+    def close(self) -> None:
+        """Let the files go; tensors that were read stay."""
+        self._tensors.close()
+
+
+def open_torch_dist(url: str, **given: Any) -> TorchDistSource:
+    """The checkpoint at a root with latest_checkpointed_iteration.txt, or at iter_XXXXXXX/ or
+    release/ in it.
+
+    given: arguments of Megatron-LM, by their names with underscores, over those of the files.
+    Raises ArtifactError for what is damaged or hostile, ConfigError for a model that ours does not
+    compute."""
+    return TorchDistSource(url, given)
+
+
+def _check_backend(url: str) -> bool:
+    """Refuse a folder of another kind, or one whose save did not end: metadata.json comes last.
+    Returns whether it has a common.pt."""
+    names = store.list_folder(url)
+    if BACKEND not in names:
+        raise ArtifactError(
+            f"{url}: has no {BACKEND}, which is written last, so the save did not end (or it is "
+            "of torch's own format, torch_dcp, which is not read)"
+        )
+    told = read_document(join(url, BACKEND))
+    backend = told.get("sharded_backend") if isinstance(told, dict) else None
+    if backend != "torch_dist":
+        raise ArtifactError(
+            f"{url}: {BACKEND} says sharded_backend {backend!r:.40}, wanted 'torch_dist'"
+        )
+    if METADATA not in names:
+        raise ArtifactError(f"{url}: has no {METADATA}; the checkpoint is torn")
+    return COMMON in names
+
+
+def _why_in_buffers(keys: Sequence[str], tree: Mapping[str, Any], reason: Unknown) -> str:
+    content = tree.get("content_metadata")
+    kind = content.get("distrib_optim_sharding_type") if isinstance(content, Mapping) else None
+    told = f"of the kind {kind}" if kind else f"as in {keys[0]}"
+    remedy = REMEDY.get(str(kind), REMEDY["dp_reshardable"])
+    return (
+        f"its states, {told}, lie as in the buffers of its ranks, and which are whose cannot be "
+        f"told: {reason}; {remedy}"
+    )
+
+
+def _is_half(stored: StoredTensor) -> bool:
+    return stored.dtype in HALF
+
+
+def _check_files(url: str, ends: Mapping[str, int]) -> None:
+    """Refuse a file that is cut short, be it behind the last tensor."""
+    sizes = store.list_folder(url)
+    for name, end in sorted(ends.items()):
+        if sizes.get(name, end) < end:  # one that is not there is refused when it is opened
+            raise ArtifactError(
+                f"{join(url, name)}: has {sizes[name]} bytes, and by {METADATA} its items end at "
+                f"{end}; it is truncated"
+            )

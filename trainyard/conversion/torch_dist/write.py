@@ -1,0 +1,270 @@
+"""Writing a `torch_dist` checkpoint through `torch.distributed.checkpoint`: one process, no process
+group, one tensor in memory at a time.
+
+torch plans, asks for the pieces one by one and makes the index; a planner of ours tells it what
+there is, without a state dict that holds it all, and a writer of ours puts the pieces into files of
+any store. (torch's own FileSystemWriter keeps a tensor of every key until its file is closed.)
+Tensors are those that the plan says (torch_dist_plan.py). States of random generators are not
+written, so Megatron-LM is to be started with --no-load-rng. Equal contents give equal bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from os import PathLike
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.rewrite import OpenFile
+from trainyard.checkpoint.tensorfile import DTYPES, Sink
+from trainyard.conversion.megatron.folder import BACKEND, RELEASE, TRACKER, iteration_folder
+from trainyard.conversion.megatron.model import WholeModel, whole_model
+from trainyard.conversion.megatron.optimizer_write import why_no_optimizer
+from trainyard.conversion.source import Source
+from trainyard.conversion.torch_dist.common import COMMON
+from trainyard.conversion.torch_dist.index import METADATA
+from trainyard.conversion.torch_dist.plan import (
+    TorchDistPlan,
+    WrittenPiece,
+    plan_torch_dist,
+)
+from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
+
+log = logging.getLogger(__name__)
+
+BACKEND_DOCUMENT = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+
+Advance = Callable[[int], object]
+
+
+def write_torch_dist(
+    source: Checkpoint | Source,
+    open_file: OpenFile,
+    *,
+    num_files: int = 1,
+    tp: int = 1,
+    distributed_optimizer: bool | None = None,
+    true_vocab_size: int | None = None,
+    make_vocab_size_divisible_by: int | None = None,
+    save_optimizer: bool = True,
+    advance: Advance = lambda size_bytes: None,
+    expect: Advance = lambda size_bytes: None,
+) -> None:
+    """Write a step, or a release where the source has no step; metadata.json after everything in
+    its folder, the tracker file last.
+
+    open_file: begins a file by its name below the folder that Megatron-LM's --load is given.
+    num_files: `.distcp` files. true_vocab_size: tokens of the tokenizer, to pad the vocabulary
+    anew for `tp` ranks, which is all that they matter for. expect: is told, before the first file,
+    how many bytes of tensors `advance` will hear of. distributed_optimizer: whose layout states of
+    the optimizer have; unset: that of the run.
+    Raises ConfigError, before anything is written, for a model that Megatron-LM does not
+    compute."""
+    model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
+    if distributed_optimizer is not None:
+        options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
+        model = replace(model, options=options)
+    with_optimizer = save_optimizer and model.step > 0
+    if with_optimizer and (reason := why_no_optimizer(model)) is not None:
+        log.warning("the optimizer of %s is left out: %s", model.url, reason)
+        with_optimizer = False
+    plan = plan_torch_dist(model, with_optimizer)
+    expect(plan.size_bytes)
+    folder = iteration_folder(model.step)
+    writer = _Writer(lambda name: open_file(f"{folder}/{name}"), num_files)
+    _save(writer, _Planner(model, plan, advance))
+    with open_file(f"{folder}/{COMMON}") as out:
+        write_torch_file(out, plan.common, COMMON.removesuffix(".pt"))
+    with open_file(f"{folder}/{BACKEND}") as out:
+        out.write(json.dumps(BACKEND_DOCUMENT).encode())
+    with open_file(TRACKER) as out:
+        out.write((str(model.step) if model.step else RELEASE).encode())
+
+
+def _save(writer: _Writer, planner: _Planner) -> None:
+    """By torch, which wraps what goes wrong, be it a signal, for ranks that there are none of."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant
+            save({}, storage_writer=writer, planner=planner, no_dist=True)
+    except CheckpointException as failed:
+        cause, _ = next(iter(failed.failures.values()))
+        raise cause from None
+
+
+class _Planner(SavePlanner):
+    """What there is, told piece by piece."""
+
+    def __init__(self, model: WholeModel, plan: TorchDistPlan, advance: Advance) -> None:
+        self._model, self._plan, self._advance = model, plan, advance
+        self._pieces = {(piece.key, piece.offset): piece for piece in plan.pieces}
+
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Nothing: there is no state dict."""
+
+    def create_local_plan(self) -> SavePlan:
+        """All of it, as one rank's."""
+        objects = [WriteItem(MetadataIndex(n), WriteItemType.BYTE_IO) for n in self._plan.objects]
+        return SavePlan([*map(_item, self._plan.pieces), *objects])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """The index; `mcore_data` is what Megatron core of up to 0.15 looks for in it."""
+        plans, metadata = create_default_global_save_plan(all_plans)
+        metadata.mcore_data = {piece.key: {} for piece in self._plan.pieces}  # type: ignore[attr-defined]
+        return plans, metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """A tensor, read now; or an object, of which Megatron core keeps a list for each name."""
+        if write_item.type == WriteItemType.BYTE_IO:
+            out = io.BytesIO()
+            write_torch_file(out, [None], "archive")
+            return out
+        index = write_item.index
+        assert index.offset is not None
+        piece = self._pieces[index.fqn, tuple(index.offset)]
+        self._advance(piece.spec.size_bytes)
+        whole = self._model.read_slice(piece.name, (0,) * len(piece.spec.shape), piece.spec.shape)
+        return whole.reshape(piece.shape)
+
+
+def _item(piece: WrittenPiece) -> WriteItem:
+    offset, shape = torch.Size(piece.offset), torch.Size(piece.shape)
+    data = TensorWriteData(
+        chunk=ChunkStorageMetadata(offsets=offset, sizes=shape),
+        properties=TensorProperties(dtype=DTYPES[piece.spec.dtype]),
+        size=torch.Size(piece.global_shape),
+    )
+    return WriteItem(
+        index=MetadataIndex(piece.key, offset), type=WriteItemType.SHARD, tensor_data=data
+    )
+
+
+class _Writer(StorageWriter):
+    """Pieces one after the other into files `__0_0.distcp` and on, then the index."""
+
+    def __init__(self, open_file: OpenFile, num_files: int) -> None:
+        self._open_file, self._num_files = open_file, num_files
+
+    def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
+        """Nothing is kept between saves."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """One process is everything."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """As they are."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Every piece; one is in memory at a time."""
+        results = []
+        for number, items in _shares(plan.items, self._num_files):
+            name = f"__0_{number}.distcp"
+            with self._open_file(name) as out:
+                counted = _Counted(out)
+                for item in items:
+                    begin = counted.size
+                    _write(counted, planner.resolve_data(item))
+                    place = _StorageInfo(name, begin, counted.size - begin)
+                    results.append(WriteResult(item.index, place.length, place))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The index: torch's own class, which its reader knows wherever it is."""
+        places = {result.index: result.storage_data for found in results for result in found}
+        told = replace(metadata, storage_data=places, version=CURRENT_DCP_VERSION)
+        told.mcore_data = metadata.mcore_data  # type: ignore[attr-defined]
+        with self._open_file(METADATA) as out:
+            out.write(pickle.dumps(told, protocol=4))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
+        """Files are begun by `open_file`, so there is none."""
+        return False
+
+
+class _Counted:
+    """A sink that knows how much it took."""
+
+    def __init__(self, out: Sink) -> None:
+        self._out, self.size = out, 0
+
+    def write(self, data: Any, /) -> None:
+        self._out.write(data)
+        self.size += len(data)
+
+
+def _write(out: Sink, data: torch.Tensor | io.BytesIO) -> None:
+    if isinstance(data, io.BytesIO):
+        out.write(data.getvalue())
+    else:
+        write_torch_file(out, LazyTensor.of(data), "archive")
+
+
+def _shares(items: Sequence[WriteItem], num_files: int) -> Iterator[tuple[int, list[WriteItem]]]:
+    """The items in their order, in at most `num_files` runs of about as many bytes."""
+    ends, total = [], 0
+    for item in items:
+        total += _size(item)
+        ends.append(total)
+    limits = [total * (number + 1) / num_files for number in range(num_files - 1)]
+    middles = [end - _size(item) / 2 for item, end in zip(items, ends, strict=True)]
+    numbered = zip((bisect_right(limits, middle) for middle in middles), items, strict=True)
+    for number, (_, some) in enumerate(groupby(numbered, key=lambda pair: pair[0])):
+        yield number, [item for _, item in some]
+
+
+def _size(item: WriteItem) -> int:
+    data = item.tensor_data
+    if data is None or data.chunk is None:
+        return 0
+    return data.chunk.sizes.numel() * data.properties.dtype.itemsize

@@ -1,0 +1,202 @@
+"""A file of `torch.save`: its tree, and its tensors straight from where they lie in it.
+
+Two layouts. Since torch 1.6 a zip archive (torch_zip.py). Before, as in NVIDIA's GPT-345M, one
+after the other: five pickles (magic number, protocol, system, the object, list of storages), then
+each storage of the list: its number of elements (8 bytes, little-endian), its bytes.
+
+The pickles are read by `pickles`; a tensor is read when asked for, and nothing else then."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainyard.checkpoint.closing import Closing
+from trainyard.conversion.ranged_file import RangedFile
+from trainyard.conversion.torch_save.pickles import (
+    LIMITS,
+    SIZES,
+    Noted,
+    TensorRef,
+    Unpickled,
+    unpickle,
+)
+from trainyard.conversion.torch_save.record_check import RecordCheck, Span
+from trainyard.conversion.torch_save.zip import LOCAL_HEADER, Archive, read_archive
+from trainyard.errors import ArtifactError
+
+LEGACY_BEGIN = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""The magic number of torch before 1.6, pickled."""
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64,
+    "double": torch.float64,
+    "float32": torch.float32,
+    "float": torch.float32,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int64": torch.int64,
+    "long": torch.int64,
+    "int32": torch.int32,
+    "int": torch.int32,
+    "int16": torch.int16,
+    "short": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+class TorchFile(Closing):
+    """Opened for reading; use as a context manager. Raises ArtifactError for a file that is torn,
+    hostile, or not of torch.save.
+
+    allow: classes beyond those of tensors and containers that may be noted (`pickles.unpickle`).
+    part: first byte and length of the range of a file that it is; None: the whole file."""
+
+    def __init__(
+        self, url: str, allow: Collection[str] = (), part: tuple[int, int] | None = None
+    ) -> None:
+        self.url = url
+        self._file = RangedFile(url, part)
+        self._archive: Archive | None = None
+        self._spans: dict[str, Span] = {}
+        """Of the storages whose place was looked up."""
+        self._check = RecordCheck()
+        try:
+            self.size_bytes = self._file.size_bytes
+            found = self._open(allow)
+        except BaseException:
+            self.close()
+            raise
+        self.tree: Any = found.tree
+        self.network = found.network
+
+    def _open(self, allow: Collection[str]) -> Unpickled:
+        head = bytes(self._file.range(0, min(len(LEGACY_BEGIN), self.size_bytes)))
+        if head[:4] == b"PK\3\4":
+            return self._open_archive(allow)
+        if head == LEGACY_BEGIN:
+            return self._open_legacy(allow)
+        raise ArtifactError(
+            f"{self.url}: begins with {head[:8]!r}, so it is not a file of torch.save (or one of "
+            "torch before 0.4, which is not read)"
+        )
+
+    # --- since torch 1.6 ------------------------------------------------------------------
+
+    def _open_archive(self, allow: Collection[str]) -> Unpickled:
+        self._archive = archive = read_archive(
+            self._file.window(0, self.size_bytes), self.size_bytes, self.url
+        )
+        if "byteorder" in archive.records and bytes(self._record("byteorder", 16)) != b"little":
+            raise ArtifactError(f"{self.url}: was written on a big-endian machine")
+        data = self._record("data.pkl", LIMITS["input_bytes"])
+        return unpickle(data, self.url, allow=allow)
+
+    def _record(self, name: str, limit: int) -> bytearray:
+        assert self._archive is not None
+        record = self._archive.records[name]
+        if record.size_bytes > limit:
+            raise ArtifactError(
+                f"{self.url}: record {name!r} has {record.size_bytes} bytes; the limit is {limit}"
+            )
+        span = self._span_of_record(name)
+        return self._check.read(self._file, span, span.begin, span.size_bytes)
+
+    def _span_of_record(self, name: str) -> Span:
+        assert self._archive is not None
+        record = self._archive.records[name]
+        header = self._file.range(record.header, LOCAL_HEADER.size)
+        begin = self._archive.begin_of(name, bytes(header))
+        return Span(begin, record.size_bytes, record.crc)
+
+    # --- before ---------------------------------------------------------------------------
+
+    def _open_legacy(self, allow: Collection[str]) -> Unpickled:
+        head = self._file.range(0, min(self.size_bytes, LIMITS["input_bytes"]))
+        found = unpickle(head, self.url, allow=allow, layout="legacy")
+        place = found.end
+        for storage in found.storages:
+            (numel,) = struct.unpack("<q", self._file.range(place, 8))
+            if numel != storage.numel:
+                raise ArtifactError(
+                    f"{self.url}: storage {storage.key!r} has {numel} elements at byte {place}, "
+                    f"the pickle says {storage.numel}; the file is damaged"
+                )
+            size = storage.numel * storage.item_bytes
+            self._spans[storage.key] = Span(place + 8, size, 0)  # no checksum in these files
+            place += 8 + size
+        if place > self.size_bytes:
+            raise ArtifactError(
+                f"{self.url}: its storages end at byte {place}, the file at {self.size_bytes}; it "
+                "is truncated"
+            )
+        return found
+
+    # --- tensors --------------------------------------------------------------------------
+
+    def read(self, ref: TensorRef) -> Tensor:
+        """The values of a tensor, contiguous, in memory of its own."""
+        return self.view(ref).contiguous()
+
+    def view(self, ref: TensorRef) -> Tensor:
+        """The values of a tensor with the strides that they have in the file, in memory of its
+        own."""
+        if ref.dtype not in TORCH_DTYPES:
+            raise ArtifactError(f"{self.url}: a tensor of {ref.dtype}, which is not read")
+        dtype, item = TORCH_DTYPES[ref.dtype], SIZES[ref.dtype]
+        span = self._span_of_storage(ref)
+        if ref.numel == 0:
+            return torch.empty(ref.shape, dtype=dtype)
+        held = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
+        begin = span.begin + ref.offset * item
+        data = self._check.read(self._file, span, begin, held * item)
+        return torch.frombuffer(data, dtype=dtype).as_strided(ref.shape, ref.stride)
+
+    def check(self, ref: TensorRef) -> None:
+        """Refuse a tensor whose storage is not in the file, before it is needed."""
+        self._span_of_storage(ref)
+
+    def _span_of_storage(self, ref: TensorRef) -> Span:
+        name = f"data/{ref.key}"
+        if ref.repeats:
+            raise ArtifactError(
+                f"{self.url}: a tensor of shape {list(ref.shape)[:8]} in {ref.storage_bytes} bytes "
+                f"of {name!r:.60} repeats values, which no weight does; save it contiguous"
+            )
+        if self._archive is not None:
+            record = self._archive.records.get(name)
+            if record is None or record.size_bytes != ref.storage_bytes:
+                held = "no record" if record is None else f"{record.size_bytes} bytes"
+                raise ArtifactError(
+                    f"{self.url}: a tensor needs {ref.storage_bytes} bytes of {name!r}, which has "
+                    f"{held}; the file is damaged"
+                )
+            if ref.key not in self._spans:
+                self._spans[ref.key] = self._span_of_record(name)
+        elif ref.key not in self._spans:
+            raise ArtifactError(f"{self.url}: its list of storages lacks {ref.key!r}")
+        return self._spans[ref.key]
+
+    def close(self) -> None:
+        """Let the file go; tensors that were read stay."""
+        self._file.close()
+
+
+def tensor_refs(tree: Any) -> list[TensorRef]:
+    """Every tensor below a node of a tree."""
+    if isinstance(tree, TensorRef):
+        return [tree]
+    if isinstance(tree, dict):
+        return [ref for value in tree.values() for ref in tensor_refs(value)]
+    if isinstance(tree, list | tuple):
+        return [ref for value in tree for ref in tensor_refs(value)]
+    return tensor_refs((tree.args, tree.state)) if isinstance(tree, Noted) else []

@@ -1,0 +1,328 @@
+"""Pickles of others, read without running anything that they ask for.
+
+A pickle is a program: loading one the usual way runs it. Here a process of its own takes the bytes,
+with neither network nor files (pickle_reader.py), and answers with a JSON tree; what the pickle
+names is never imported. This is the only door: nothing else in the package unpickles."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from trainyard.conversion.torch_save import pickle_reader
+from trainyard.errors import ArtifactError, InfrastructureError
+
+log = logging.getLogger(__name__)
+
+MEBIBYTE = 2**20
+
+MAX_PICKLE_BYTES = 128 * MEBIBYTE
+"""Without their tensors, checkpoints have pickles of a few megabytes."""
+
+MAX_ANSWER_BYTES = 512 * MEBIBYTE
+
+MAX_BATCH = 50_000
+"""Pickles of single tensors that one process is given."""
+
+TIMEOUT_SECONDS = 300
+
+ROOT = str(Path(pickle_reader.__file__).parents[3])
+"""Where the process finds this package, and nothing else."""
+
+LIMITS = {
+    "input_bytes": MAX_PICKLE_BYTES,
+    "memory_bytes": 3072 * MEBIBYTE,
+    "cpu_seconds": 120,
+    "nodes": 5_000_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Where the values of a tensor lie: in which storage of the file, from which element on."""
+
+    key: str
+    """Of the storage."""
+    dtype: str
+    """As torch names it: float32."""
+    storage_bytes: int
+    """What the storage must have."""
+    offset: int
+    """Elements before the first."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it has more elements than bytes to keep them: a stride of 0, or the like."""
+        return self.numel * SIZES[self.dtype] > self.storage_bytes
+
+    def flat_part(self, start: int, shape: tuple[int, ...]) -> TensorRef:
+        """A tensor of `shape` that a vector holds from element `start` on."""
+        assert self.stride == (1,), self
+        stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return replace(self, offset=self.offset + start, shape=shape, stride=stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A dtype of torch by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An object of a class, or what a function gave back, that was not imported; or the class or
+    function itself."""
+
+    source: str
+    """Module and name."""
+    args: tuple[Any, ...]
+    """What it was given, and what was put into it."""
+    state: Any
+
+    def __hash__(self) -> int:
+        """Such objects may be keys, whatever they hold."""
+        return hash(repr(self))
+
+
+class Namespace(dict[str, Any]):
+    """The values of an argparse.Namespace by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRef:
+    """A storage of a file of torch before 1.6."""
+
+    key: str
+    item_bytes: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpickled:
+    """What a pickle held."""
+
+    tree: Any
+    """Containers, numbers and text as they are; TensorRef, Dtype, Namespace, Noted for the rest;
+    bytes are only counted."""
+    network: str
+    """How the process was kept from the network."""
+    storages: tuple[StorageRef, ...] = ()
+    """In the order of the file, in the layout of torch before 1.6."""
+    end: int = 0
+    """Where the first of them begins."""
+
+
+def unpickle(
+    data: bytes | bytearray | memoryview,
+    url: str,
+    *,
+    allow: Collection[str] = (),
+    layout: str = "plain",
+    limits: Mapping[str, int] | None = None,
+) -> Unpickled:
+    """Read a pickle in a process of its own.
+
+    url: the file, for messages. allow: classes that are noted (by module and name, or all below a
+    prefix that ends in a dot; ANYTHING: all that there are. Those that make tensors are a table in
+    any case, so what another function makes is a note and no tensor). layout: "legacy" for the
+    beginning of a file of torch before 1.6.
+    Raises ArtifactError that says what a hostile or damaged pickle holds."""
+    bounds = {**LIMITS, **(limits or {})}
+    if len(data) > bounds["input_bytes"]:
+        raise ArtifactError(
+            f"{url}: a pickle of {len(data)} bytes; the limit is {bounds['input_bytes']}"
+        )
+    task = json.dumps({"layout": layout, "allow": sorted(allow), "limits": bounds})
+    answer = _ask(data, task, url)
+    if "error" in answer:
+        raise ArtifactError(f"{url}: its pickle is refused: {answer['error']}")
+    try:
+        storages = tuple(
+            StorageRef(key, SIZES[dtype], numel) for key, dtype, numel in answer.get("storages", ())
+        )
+        tree, network = _decode(answer["tree"]), str(answer["network"])
+        return Unpickled(tree, network, storages, int(answer.get("end", 0)))
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{url}: its pickle is refused: {error}") from error
+
+
+def unpickle_all(pickles: Sequence[tuple[str, bytes]], *, allow: Collection[str] = ()) -> list[Any]:
+    """The trees of many small pickles, each with the name that messages call it by, read by few
+    processes; otherwise as `unpickle`."""
+    trees: list[Any] = []
+    for some in _batches(pickles):
+        task = json.dumps({"layout": "several", "allow": sorted(allow), "limits": LIMITS})
+        answer = _ask(b"".join(data for _, data in some), task, some[0][0])
+        at = answer.get("at", 0)
+        where = some[at][0] if type(at) is int and 0 <= at < len(some) else some[0][0]
+        if "error" in answer:
+            raise ArtifactError(f"{where}: its pickle is refused: {answer['error']}")
+        if answer.get("ends") != list(accumulate(len(data) for _, data in some)):
+            raise ArtifactError(f"{where}: its pickle, or one after it, ends within its record")
+        try:
+            trees += _decode(answer["tree"])
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+            raise ArtifactError(f"{where}: its pickle is refused: {error}") from error
+    return trees
+
+
+def _batches(pickles: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """As many as the limits of one process allow."""
+    some: list[tuple[str, bytes]] = []
+    size = 0
+    for name, data in pickles:
+        if some and (len(some) == MAX_BATCH or size + len(data) > MAX_PICKLE_BYTES):
+            yield some
+            some, size = [], 0
+        some.append((name, data))
+        size += len(data)
+    if some:
+        yield some
+
+
+# --- the process ------------------------------------------------------------------------------
+
+
+def _ask(data: bytes | bytearray | memoryview, task: str, url: str) -> dict[str, Any]:
+    """The answer of the reader; killed when it takes too long."""
+    command = [sys.executable, "-s", "-S", "-P", "-B", "-m", pickle_reader.__name__, task]
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot start a process that reads {url}: {error}"
+            ) from error
+        text = _answer_of(process)
+    if process.returncode or len(text) > MAX_ANSWER_BYTES:
+        raise ArtifactError(f"{url}: its pickle is refused: {_end_of(process.returncode)}")
+    try:
+        answer = json.loads(text)
+    except ValueError as error:
+        raise ArtifactError(f"{url}: the reader of its pickle gave no answer") from error
+    if not isinstance(answer, dict):
+        raise ArtifactError(f"{url}: the reader of its pickle gave no answer")
+    return answer
+
+
+def _environment() -> dict[str, str]:
+    """What Python itself needs to start, and nothing that is secret."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return {**kept, "PYTHONPATH": ROOT}
+
+
+def _answer_of(process: subprocess.Popen[bytes]) -> bytes:
+    timer = threading.Timer(TIMEOUT_SECONDS, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None
+        text = process.stdout.read(MAX_ANSWER_BYTES + 1)
+        if len(text) > MAX_ANSWER_BYTES:
+            process.kill()
+        process.wait()
+    finally:
+        timer.cancel()
+        process.kill()
+        process.communicate()
+    return text
+
+
+def _end_of(status: int) -> str:
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "it takes more time than a checkpoint does"
+    return f"its reader ended with status {status}"
+
+
+# --- the tree ---------------------------------------------------------------------------------
+
+
+def _decode(node: Any) -> Any:
+    if not isinstance(node, list):
+        return node
+    tag, *rest = node
+    if tag in ("l", "t"):
+        items = [_decode(item) for item in rest[0]]
+        return items if tag == "l" else tuple(items)
+    if tag in ("d", "n"):
+        pairs = {_hashable(_decode(key)): _decode(value) for key, value in rest[0]}
+        return pairs if tag == "d" else Namespace(pairs)
+    if tag == "T":
+        return _tensor_ref(*rest)
+    if tag == "y":
+        return Dtype(rest[0])
+    if tag == "o":
+        return Noted(str(rest[0]), _decode(rest[1]), _decode(rest[2]))
+    if tag == "b":
+        return Noted("builtins.bytes", (rest[0],), None)
+    raise ValueError(f"unknown tag {tag!r:.40}")
+
+
+def _hashable(key: Any) -> Any:
+    """A key of a dict; what cannot be one here stands as text."""
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key
+
+
+SIZES = {
+    **dict.fromkeys(("float64", "int64", "double", "long", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "float", "int", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "half", "short", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2", "untyped"), 1),
+    "complex128": 16,
+}
+"""Bytes of an element."""
+
+
+def _tensor_ref(
+    key: str,
+    storage_dtype: str,
+    numel: int,
+    dtype: str,
+    offset: int,
+    shape: list[int],
+    stride: list[int],
+) -> TensorRef:
+    """Checked against its own storage; that against the file is checked when it is found there."""
+    if dtype == "untyped":
+        dtype = "uint8"
+    storage_bytes, item = numel * SIZES[storage_dtype], SIZES[dtype]
+    if len(shape) != len(stride):
+        raise ValueError(f"a tensor of shape {shape} with strides {stride}")
+    if math.prod(shape):
+        last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+        if (last + 1) * item > storage_bytes:
+            raise ValueError(f"a tensor of shape {shape} reaches past its storage {key!r}")
+    return TensorRef(str(key), dtype, storage_bytes, offset, tuple(shape), tuple(stride))

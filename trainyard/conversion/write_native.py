@@ -1,0 +1,167 @@
+"""A source written as a step of ours: every file but the manifest, streaming.
+
+    model-....safetensors  optimizer-....safetensors
+    index.json  state.json  config.json  tokenizer/
+
+One tensor is in memory at a time. The step says where it came from; it has no ledger and no
+state of random generators, since those are of runs of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from trainyard.checkpoint.dtypes import DTYPES
+from trainyard.checkpoint.index import encode_index
+from trainyard.checkpoint.plan import PlannedFile, Slice, entries_of
+from trainyard.checkpoint.publishing import encode_document
+from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, plan_shards, whole_slices
+from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER
+from trainyard.checkpoint.tensorfile import Sink, write_tensors
+from trainyard.config import digest_relevant
+from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
+from trainyard.conversion.source import Source, generation_of
+from trainyard.errors import ArtifactError
+
+MOMENTS = ("param", "exp_avg", "exp_avg_sq")
+"""Kinds of optimizer states, as in "optimizer.exp_avg.NAME"."""
+
+
+def check_source(source: Source) -> None:
+    """Refuse a source that holds more or less than the tensors of its model, or optimizer states
+    of other shapes: what is not filled would be random."""
+    wanted = model_shapes(source.config, source.padded_vocab_size)
+    shapes = {name: spec.shape for name, spec in source.specs.items()}
+    weights = {n.removeprefix("model."): s for n, s in shapes.items() if n.startswith("model.")}
+    refuse_differences(weights, wanted, source.url, "its model")
+    for name, spec in source.specs.items():
+        if not DTYPES[spec.dtype].is_floating_point:
+            raise ArtifactError(f"{source.url}: {name} is {spec.dtype}: no type of a weight")
+    for name in shapes.keys() - {f"model.{weight}" for weight in weights}:
+        kind, _, rest = name.removeprefix("optimizer.").partition(".")
+        known = name.startswith("optimizer.") and kind in MOMENTS and rest in wanted
+        if not known or tuple(shapes[name]) != wanted[rest]:
+            raise ArtifactError(f"{source.url}: {name} {list(shapes[name])} fits no weight")
+
+
+def write_step_of(
+    source: Source,
+    loader: str,
+    num_shards: int,
+    open_file: OpenFile,
+    advance: Callable[[int], object] = lambda size_bytes: None,
+) -> None:
+    """Write every file of the step but its manifest; tensors in `num_shards` files of each kind.
+
+    loader: the format that it was read as, for its config.json."""
+    check_source(source)
+    planned: list[PlannedFile] = []
+    for kind in RESHARDED:
+        planned += plan_shards(kind, whole_slices(source.specs, kind), num_shards)
+    last = LastRead(source)
+    for file in planned:
+        with open_file(file.name) as out:
+            _write(last, file, out, advance)
+    documents = {INDEX: encode_index(entries_of(planned))}
+    documents[STATE] = encode_document(state_document(source))
+    documents[CONFIG] = encode_document(config_document(source, loader))
+    files = {f"{TOKENIZER}/{name}": data for name, data in source.tokenizer_files().items()}
+    for name, data in sorted({**documents, **files}.items()):
+        with open_file(name) as out:
+            out.write(data)
+
+
+# --- documents ----------------------------------------------------------------------------------
+
+
+def state_document(source: Source) -> dict[str, Any]:
+    """How far the training of a source had come, as far as it says so; its schedule where it tells
+    one that ours can be, and the scale of its loss."""
+    document = {
+        "step": source.step,
+        "consumed_train_samples": source.consumed_train_samples,
+        "scheduled_samples": source.consumed_train_samples,
+        "num_updates": source.num_updates,
+        "ledger_digest": "",
+        "stays": True,
+    }
+    told = getattr(source, "scheduler", None)
+    if source.step and isinstance(told, Mapping) and told.keys() >= SCHEDULER:
+        document |= {"scheduled_samples": told["num_steps"], "schedule": _schedule(told)}
+    scaler: Mapping[str, Any] = getattr(source, "scaler", {})
+    if scaler:  # of an fp16 run, and with its optimizer
+        document["loss_scaler"] = dict(scaler)
+    return document
+
+
+SCHEDULER = {
+    *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style", "num_steps"),
+    *("start_wd", "end_wd", "wd_incr_style", "wd_incr_steps"),
+}
+"""Keys of `opt_param_scheduler` in Megatron-LM's checkpoints; its steps are samples, as ours."""
+
+
+def _schedule(told: Mapping[str, Any]) -> dict[str, Any]:
+    rate = {
+        "max_lr": told["max_lr"],
+        "min_lr": told["min_lr"],
+        "warmup_steps": told["lr_warmup_steps"],
+        "decay_steps": told["lr_decay_steps"],
+        "style": told["lr_decay_style"],
+    }
+    decay = {
+        "start": told["start_wd"],
+        "end": told["end_wd"],
+        "style": told["wd_incr_style"],
+        "steps": told["wd_incr_steps"],
+    }
+    return {"learning_rate": rate, "weight_decay": decay}
+
+
+def config_document(source: Source, loader: str) -> dict[str, Any]:
+    """What a tool needs to build the model again; no run of ours made it."""
+    document: dict[str, Any] = {
+        "model": digest_relevant(source.config),
+        "vocab_size": source.vocab_size,
+        "padded_vocab_size": source.padded_vocab_size,
+        "run": {},
+        "inputs": {},
+        "converted": {"loader": loader},
+    }
+    generation: Mapping[str, Any] = generation_of(source)
+    return document | ({"generation": dict(generation)} if generation else {})
+
+
+# --- tensors ------------------------------------------------------------------------------------
+
+
+class LastRead:
+    """The tensor that was read last is kept: a large one is written in several parts."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._name: str | None = None
+        self._tensor: torch.Tensor | None = None
+
+    def part(self, item: Slice) -> torch.Tensor:
+        """The rows of a tensor that a slice is."""
+        if self._name != item.name or self._tensor is None:
+            self._tensor = None  # before the next one is read
+            self._tensor = self._source.read(item.name)
+            self._name = item.name
+        if item.shape == item.global_shape:
+            tensor, self._tensor = self._tensor, None
+            return tensor
+        return self._tensor.narrow(0, item.offset[0], item.shape[0])
+
+
+def _write(last: LastRead, file: PlannedFile, out: Sink, advance: Callable[[int], object]) -> None:
+    by_key = {item.key: item for item in file.slices}
+
+    def read(key: str) -> torch.Tensor:
+        advance(by_key[key].size_bytes)
+        return last.part(by_key[key])
+
+    write_tensors(out, {key: item.spec for key, item in by_key.items()}, read)
