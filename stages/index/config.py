@@ -8,7 +8,7 @@ from trainyard.artifacts.output import Output
 from trainyard.config import also, location
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
-from trainyard.training.config import TrainingConfig
+from trainyard.training.options.training import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.fit import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
 from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
 
 SIZES = (
     "vocab_size",

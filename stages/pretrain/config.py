@@ -9,7 +9,7 @@ from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
 from trainyard.config import execution, location
 from trainyard.errors import ConfigError
-from trainyard.training.pretrain_config import PretrainConfig as LibraryConfig
+from trainyard.training.options.pretrain import PretrainConfig as LibraryConfig
 
 CONVERTED = (
     "ckpt_convert_format",

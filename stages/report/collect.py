@@ -25,8 +25,8 @@ from trainyard.models.config import GPTConfig
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.training.config import TrainingConfig
-from trainyard.training.non_persistent_config import NonPersistentConfig
+from trainyard.training.options.node_local import NonPersistentConfig
+from trainyard.training.options.training import TrainingConfig
 
 COMPONENTS = (
     GPTConfig,

@@ -24,8 +24,8 @@ from trainyard.config import from_dict
 from trainyard.errors import DataError, HostMemoryError, StoppedByOption
 from trainyard.models.gpt import GPTModel
 from trainyard.training.ledger import parse_ledger
+from trainyard.training.options.pretrain import PretrainConfig as LibraryConfig
 from trainyard.training.pretrain import pretrain
-from trainyard.training.pretrain_config import PretrainConfig as LibraryConfig
 
 SPEED = "performance.json"
 

@@ -17,6 +17,7 @@ from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.ledger import Ledger
 from trainyard.training.length import RunLength
 from trainyard.training.non_persistent import Elsewhere
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.origin import (
     check_samples_left,
     check_tokenizer,
@@ -25,7 +26,6 @@ from trainyard.training.origin import (
     say_repadding,
 )
 from trainyard.training.parts import Initialize
-from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.repadding import Repadding
 from trainyard.training.restoring import Allowed, restore_training, restore_weights
 from trainyard.training.resume import FoundSteps, resume

@@ -34,7 +34,7 @@ from trainyard.training.length import RunLength
 from trainyard.training.memory_monitor import MemoryMonitor
 from trainyard.training.memory_report import MemoryPlan, layout_of, plan_memory
 from trainyard.training.oom import out_of_memory_explained
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.replicas import ReplicaCheck
 from trainyard.training.rerun import RerunMachine, StepJudge, Suspicion
 from trainyard.training.scalars import memory_scalars

@@ -16,8 +16,8 @@ from trainyard.datasets.gpt import Dataset, SampleFormat
 from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.training.batch_size import BatchSize
-from trainyard.training.config import TrainingConfig
 from trainyard.training.length import RunLength
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.samples import num_samples
 from trainyard.training.taken import NextSamples
 

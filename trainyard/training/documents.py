@@ -9,7 +9,7 @@ from typing import Any
 from trainyard.config import digest_relevant
 from trainyard.optim.continuation import schedule_document
 from trainyard.optim.schedule import Schedule
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
 
 
 def config_document(

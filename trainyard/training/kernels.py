@@ -10,7 +10,7 @@ from trainyard.optim.build import params_dtype
 from trainyard.optim.choice import report_optimizer
 from trainyard.parallel.model import ModelParallel
 from trainyard.training.compiled import should_compile
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
 
 
 def report_kernels(

@@ -18,12 +18,12 @@ from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.optim.schedule import Rates, Schedule
 from trainyard.training.batch_size import BatchSize
 from trainyard.training.callbacks.base import Callback, Following, StepEvent
-from trainyard.training.config import TrainingConfig
 from trainyard.training.data import Measurement, RunData
 from trainyard.training.data_wait import DataWait
 from trainyard.training.ledger import Ledger, StepRecord
 from trainyard.training.length import RunLength
 from trainyard.training.metrics import StepTiming, Workload
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.state import TrainState
 from trainyard.training.step import StepResult, Trainee
 from trainyard.training.taken import NextSamples, StepEvidence, Taken

@@ -28,8 +28,8 @@ from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.ledger import parse_ledger
 from trainyard.training.ledgers import ledger_fault
-from trainyard.training.non_persistent_config import NonPersistentConfig
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.node_local import NonPersistentConfig
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.resume import FoundSteps
 
 log = logging.getLogger(__name__)

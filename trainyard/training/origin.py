@@ -12,7 +12,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.config import TP
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.length import RunLength
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.repadding import Repadding
 from trainyard.training.resume import FoundSteps
 from trainyard.training.state import TrainState

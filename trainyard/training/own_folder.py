@@ -36,7 +36,7 @@ from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.training.ledger import FILE as LEDGER
 from trainyard.training.metrics import FILE as TIMINGS
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.resume import (
     announce,
     find_own_steps,

@@ -16,10 +16,10 @@ from trainyard.errors import ConfigError, DataError
 from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER, FlopConvention
 from trainyard.training.build import ModelProvider
 from trainyard.training.callbacks.base import Callback
-from trainyard.training.config import TrainingConfig
 from trainyard.training.data import RunData
 from trainyard.training.length import RunLength
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.samples import num_samples
 
 TrainData = Samples | ExternalData

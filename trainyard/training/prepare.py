@@ -20,9 +20,9 @@ from trainyard.parallel.groups import (
     process_groups,
     rank_of_environment,
 )
-from trainyard.training.config import TrainingConfig
 from trainyard.training.connections import Connections, arrange_connections
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.randomness import seed_process, use_deterministic_algorithms
 
 log = logging.getLogger(__name__)

@@ -47,8 +47,8 @@ from trainyard.training.length import length_of
 from trainyard.training.loop import Outcome, TrainLoop
 from trainyard.training.metrics import Workload, summary
 from trainyard.training.non_persistent import find_elsewhere
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.parts import Initialize, Parts, provided_data
-from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.resume import FoundSteps
 from trainyard.training.saves import saves_summary
 from trainyard.training.saving import Saving

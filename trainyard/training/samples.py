@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainyard.training.config import TrainingConfig
 from trainyard.training.length import RunLength
+from trainyard.training.options.training import TrainingConfig
 
 
 def num_samples(training: TrainingConfig, length: RunLength) -> tuple[int, int, int]:

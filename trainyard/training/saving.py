@@ -14,7 +14,7 @@ from trainyard.parallel.groups import ProcessGroups, host_group
 from trainyard.training.callbacks.checkpointing import Done
 from trainyard.training.callbacks.non_persistent import Between
 from trainyard.training.non_persistent import NonPersistentSteps
-from trainyard.training.pretrain_config import PretrainConfig
+from trainyard.training.options.pretrain import PretrainConfig
 
 
 @dataclass(frozen=True, slots=True)

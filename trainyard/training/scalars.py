@@ -13,7 +13,7 @@ from trainyard.checkpoint.background import SaveReport
 from trainyard.training.callbacks.base import StepEvent
 from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import StepRecord
-from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.options.logging import LoggingConfig
 
 PERPLEXITY_EXPONENT = 20.0
 """Bound of the exponent of a perplexity."""

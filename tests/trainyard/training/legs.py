@@ -17,8 +17,8 @@ from trainyard.testing.pool import RankPool
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.certificate import Certificate
 from trainyard.training.ledger import parse_ledger
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.pretrain import pretrain
-from trainyard.training.pretrain_config import PretrainConfig
 
 Options = dict[str, Any]
 

@@ -23,12 +23,12 @@ from trainyard.training.batch_size import BatchSize
 from trainyard.training.build import build_trainee as build
 from trainyard.training.build import gpt_layout, gpt_provider
 from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.config import TrainingConfig
 from trainyard.training.data import RunData
 from trainyard.training.ledger import Ledger
 from trainyard.training.length import length_of
 from trainyard.training.loop import TrainLoop
 from trainyard.training.metrics import Workload
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.state import TrainState
 from trainyard.training.step import StepOptions, Trainee
 

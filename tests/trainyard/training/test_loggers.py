@@ -21,8 +21,8 @@ from trainyard.training.callbacks.sinks import Guarded, build_sinks
 from trainyard.training.callbacks.tensorboard import TensorBoard
 from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import Ledger, StepRecord
-from trainyard.training.logging_config import LoggingConfig
 from trainyard.training.metrics import StepTiming
+from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.peaks import peak_tflops
 from trainyard.training.scalars import step_scalars
 from trainyard.training.state import TrainState

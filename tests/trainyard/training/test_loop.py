@@ -20,11 +20,11 @@ from tests.trainyard.training.small import (
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import StepEvent
 from trainyard.training.callbacks.console import Console
-from trainyard.training.config import TrainingConfig
 from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import Ledger, chain, parse_ledger
 from trainyard.training.length import length_of
 from trainyard.training.metrics import Workload, summary
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.samples import num_samples
 from trainyard.training.state import TrainState
 

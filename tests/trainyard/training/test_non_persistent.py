@@ -24,7 +24,7 @@ from trainyard.config import from_dict
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote, check_kill_anywhere
 from trainyard.testing.pool import RankPool
-from trainyard.training.non_persistent_config import NonPersistentConfig
+from trainyard.training.options.node_local import NonPersistentConfig
 
 SMALL: dict[str, Any] = {
     "num_layers": 2,

@@ -37,10 +37,10 @@ from trainyard.parallel.model import ModelParallel
 from trainyard.testing.pool import RankPool
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.config import TrainingConfig
+from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.parts import Parts
 from trainyard.training.pretrain import _identity, pretrain
-from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.pretraining import Result
 
 ROOT = Path(__file__).resolve().parents[3]

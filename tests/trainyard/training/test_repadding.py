@@ -30,8 +30,8 @@ from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import Rates
 from trainyard.testing.pool import RankPool
 from trainyard.training.batch_size import BatchSize
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.origin import repadding_of
-from trainyard.training.pretrain_config import PretrainConfig
 from trainyard.training.repadding import Repadding
 from trainyard.training.restoring import restore_training, restore_weights
 from trainyard.training.state import TrainState

@@ -20,7 +20,7 @@ from tests.trainyard.training.small import (
 )
 from trainyard.datasets.form import Sample
 from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
-from trainyard.training.config import TrainingConfig
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.rerun import RerunMachine, StepJudge, StepSums, Suspicion
 from trainyard.training.spikes import SpikeDetector
 from trainyard.training.step import Trainee

@@ -26,7 +26,7 @@ from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 from trainyard.training.batch_size import constant_batch_size
-from trainyard.training.config import TrainingConfig
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.seeds import microbatch_seed
 from trainyard.training.step import StepResult
 

@@ -20,8 +20,8 @@ from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
-from trainyard.training.config import TrainingConfig
 from trainyard.training.loop import Outcome
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.resume import FoundSteps, find_own_steps, resume, whole_ledger
 from trainyard.training.spans import Span, spans_of_step
 from trainyard.training.step import Trainee

@@ -28,10 +28,10 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training import step as step_module
 from trainyard.training.batch_size import BatchSchedule, build_batch_schedule
-from trainyard.training.config import TrainingConfig
 from trainyard.training.data import RunData
 from trainyard.training.ledger import digest_samples
 from trainyard.training.loop import TrainLoop
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.rerun import StepJudge
 from trainyard.training.seeds import step_digest
 from trainyard.training.step import Repeated

@@ -28,11 +28,11 @@ from trainyard.training.callbacks.base import Callback
 from trainyard.training.callbacks.console import Console
 from trainyard.training.callbacks.jsonl import JsonLines
 from trainyard.training.callbacks.tensorboard import TensorBoard
-from trainyard.training.config import TrainingConfig
 from trainyard.training.facts import RunFacts
 from trainyard.training.ledger import StepRecord
-from trainyard.training.logging_config import LoggingConfig
 from trainyard.training.microbatch import masked_loss
+from trainyard.training.options.logging import LoggingConfig
+from trainyard.training.options.training import TrainingConfig
 from trainyard.training.state import TrainState
 
 

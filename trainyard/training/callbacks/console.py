@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import RunFacts
-from trainyard.training.logging_config import LoggingConfig
 from trainyard.training.metrics import StepTiming
+from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.scalars import perplexity, tests, validations
 from trainyard.training.state import TrainState
 

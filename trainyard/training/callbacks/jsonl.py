@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import NewSaves, RunFacts
-from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.state import TrainState
 
 

@@ -20,7 +20,7 @@ from trainyard.errors import ConfigError, TrainyardError
 from trainyard.training.callbacks import console, jsonl, tensorboard, wandb
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import RunFacts
-from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.state import TrainState
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 from trainyard.errors import ConfigError
 from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import NewSaves, RunFacts
-from trainyard.training.logging_config import LoggingConfig
+from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.scalars import save_scalars, step_scalars, validation_scalars
 
 SAMPLES = "samples"

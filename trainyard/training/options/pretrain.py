@@ -15,10 +15,10 @@ from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.fit import check_model
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.training.config import TrainingConfig
-from trainyard.training.logging_config import LoggingConfig
-from trainyard.training.non_persistent_config import NonPersistentConfig
-from trainyard.training.watch_config import WatchConfig
+from trainyard.training.options.logging import LoggingConfig
+from trainyard.training.options.node_local import NonPersistentConfig
+from trainyard.training.options.training import TrainingConfig
+from trainyard.training.options.watch import WatchConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

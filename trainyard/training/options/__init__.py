@@ -1,0 +1,1 @@
+"""The options of a training, under Megatron-LM's names. Standard library only."""
