@@ -112,7 +112,7 @@ PLANTED = {
         ("stages.runtime.cli", "stages.tokenize.run")
     ],
     "only flows imports the orchestrator": [
-        ("trainyard.training.loop", "prefect"),
+        ("trainyard.training.loop.loop", "prefect"),
         ("stages.tokenize.run", "prefect"),
     ],
     "flows see the options of stages, never their work": [
@@ -131,7 +131,7 @@ PLANTED = {
     "the loader is for training alone": [
         ("trainyard.datasets.gpt", "trainyard.datasets.loader"),
     ],
-    "training does without faiss": [("trainyard.training.loop", "faiss")],
+    "training does without faiss": [("trainyard.training.loop.loop", "faiss")],
     "the base of the library is the standard library": [("trainyard.config", "numpy")],
     "the options of a stage are light": [
         ("stages.tokenize.config", "numpy"),

@@ -23,10 +23,10 @@ from trainyard.checkpoint.steps import (
 from trainyard.config import differing, digest_relevant, from_dict, to_dict
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.training.batch_size import BatchSchedule
-from trainyard.training.ledger import FILE as LEDGER
-from trainyard.training.ledger import parse_ledger
-from trainyard.training.length import RunLength, length_of
+from trainyard.training.loop.batch_size import BatchSchedule
+from trainyard.training.loop.ledger import FILE as LEDGER
+from trainyard.training.loop.ledger import parse_ledger
+from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run_inputs import check_token_files, named_token_files
 from trainyard.training.spans import Span, spans_of_step

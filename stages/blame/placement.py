@@ -15,7 +15,7 @@ from stages.blame.described import RunDescription
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving import Place, Serving
 from trainyard.errors import ConfigError
-from trainyard.training.batch_size import BatchSchedule
+from trainyard.training.loop.batch_size import BatchSchedule
 from trainyard.training.spans import Span
 
 log = logging.getLogger(__name__)

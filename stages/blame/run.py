@@ -21,7 +21,7 @@ from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.serving import Place
 from trainyard.errors import ConfigError, DataError
-from trainyard.training.ledger import digest_samples
+from trainyard.training.loop.ledger import digest_samples
 
 log = logging.getLogger(__name__)
 

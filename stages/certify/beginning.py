@@ -11,7 +11,7 @@ from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.urls import basename, join, parent
 from trainyard.checkpoint.steps import STATE, locate_step, step_document, step_folder, step_of
 from trainyard.errors import TrainyardError
-from trainyard.training.ledger import chain
+from trainyard.training.loop.ledger import chain
 from trainyard.training.run_inputs import LOAD
 from trainyard.training.run_record import Beginning, Position, PublishedStep, beginning_before
 

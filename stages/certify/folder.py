@@ -20,7 +20,7 @@ from trainyard.optim.continuation import stored_schedule
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.progress import Progress
 from trainyard.training.certificate import Check, listed
-from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run_record import PublishedStep, RunFacts, parse_line
 from trainyard.training.spans import parse_spans

@@ -20,7 +20,7 @@ from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving import Serving
 from trainyard.errors import ConfigError, DataError
-from trainyard.training.ledger import digest_samples
+from trainyard.training.loop.ledger import digest_samples
 from trainyard.training.run_inputs import check_token_files, named_token_files
 from trainyard.training.run_record import RunFacts
 

@@ -14,7 +14,7 @@ from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ArtifactError
 from trainyard.training.certificate import Certificate, listed
-from trainyard.training.ledger import FILE as LEDGER
+from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.proof import Prover
 from trainyard.training.run_record import RunFacts
 

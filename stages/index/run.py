@@ -14,8 +14,8 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.cache import Arrays, IndexCache, write_entry
 from trainyard.datasets.form import SampleFormat
-from trainyard.training.length import length_of
-from trainyard.training.samples import num_samples
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.samples import num_samples
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.optim.schedule import build_schedule
 from trainyard.parallel.dims import dims_of
-from trainyard.training.length import length_of
+from trainyard.training.loop.length import length_of
 
 if TYPE_CHECKING:
     from stages.pretrain.config import PretrainConfig

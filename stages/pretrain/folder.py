@@ -16,8 +16,8 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import SaveReport
 from trainyard.checkpoint.load import Verify
 from trainyard.errors import InfrastructureError
-from trainyard.training.ledger import FILE as LEDGER
-from trainyard.training.metrics import FILE as TIMINGS
+from trainyard.training.loop.ledger import FILE as LEDGER
+from trainyard.training.loop.throughput import FILE as TIMINGS
 from trainyard.training.resume import (
     FoundSteps,
     announce,

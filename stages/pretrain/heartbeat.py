@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from stages.runtime.failure import RUN_DIR
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

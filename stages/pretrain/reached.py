@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from stages.runtime.failure import STEP_DIGITS
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 
 
 class Reached(Callback):

@@ -14,8 +14,8 @@ from stages.pretrain.reached import Reached
 from stages.runtime.context import StageRun
 from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
+from trainyard.training.loop.prepare import prepared
 from trainyard.training.parts import Parts
-from trainyard.training.prepare import prepared
 from trainyard.training.pretraining import Pretraining, Result
 
 

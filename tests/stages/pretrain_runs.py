@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.testing.kill import Zygote
-from trainyard.training.ledger import parse_ledger
+from trainyard.training.loop.ledger import parse_ledger
 
 OPTIONS = {
     "num_layers": 2,

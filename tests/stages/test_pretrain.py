@@ -21,11 +21,11 @@ from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.config import from_dict, leaves
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote
-from trainyard.training.ledger import parse_ledger
-from trainyard.training.length import length_of
+from trainyard.training.loop.ledger import parse_ledger
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.state import TrainState
 from trainyard.training.origin import check_samples_left
 from trainyard.training.spans import spans_of_step
-from trainyard.training.state import TrainState
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from trainyard.config import from_dict
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote
-from trainyard.training.ledger import parse_ledger
+from trainyard.training.loop.ledger import parse_ledger
 
 SHORT = {"train_iters": 2, "eval_interval": 2}
 

@@ -17,7 +17,7 @@ from tests.stages.directly import run_directly
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.models.gpt import GPTModel
-from trainyard.training.ledger import parse_ledger
+from trainyard.training.loop.ledger import parse_ledger
 
 MICROBATCHES = 2
 

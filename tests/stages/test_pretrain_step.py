@@ -15,7 +15,7 @@ from stages.runtime.failure import RUN_DIR, STEP_DIGITS, add_step, read_step
 from tests.stages.directly import Done, run_program
 from tests.stages.pretrain_runs import arguments
 from trainyard.testing.kill import Zygote
-from trainyard.training.state import TrainState
+from trainyard.training.loop.state import TrainState
 
 DIVERGES = {"rerun_mode": "disabled", "eval_iters": 0, "clip_grad": 0}
 

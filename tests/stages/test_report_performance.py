@@ -14,7 +14,7 @@ from stages.report.saves import parse_saves, saves
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ArtifactError
 from trainyard.training.facts import RunFacts
-from trainyard.training.metrics import StepTiming
+from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.performance import performance_document
 
 EMPTY = Card(title="run", lineage=Lineage(artifacts=(), edges=(), destination=""))

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainyard.errors import TrainyardError
-from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.host import Keeper
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

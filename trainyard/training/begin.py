@@ -14,8 +14,10 @@ from trainyard.optim.build import params_dtype
 from trainyard.optim.continuation import continue_schedule
 from trainyard.optim.schedule import Schedule
 from trainyard.tokenizers.base import Tokenizer
-from trainyard.training.ledger import Ledger
-from trainyard.training.length import RunLength
+from trainyard.training.loop.ledger import Ledger
+from trainyard.training.loop.length import RunLength
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import Trainee
 from trainyard.training.non_persistent import Elsewhere
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.origin import (
@@ -29,8 +31,6 @@ from trainyard.training.parts import Initialize
 from trainyard.training.repadding import Repadding
 from trainyard.training.restoring import Allowed, restore_training, restore_weights
 from trainyard.training.resume import FoundSteps, resume
-from trainyard.training.state import TrainState
-from trainyard.training.step import Trainee
 
 log = logging.getLogger(__name__)
 

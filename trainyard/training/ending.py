@@ -18,8 +18,8 @@ from trainyard.parallel.device import peak_memory_bytes
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.training.facts import RunFacts
 from trainyard.training.host import Keeper
+from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.memory_report import MemoryPlan, peak_lines
-from trainyard.training.metrics import StepTiming
 from trainyard.training.oom import is_out_of_memory
 from trainyard.training.performance import FILE, FINISHED, performance_document
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.models.flops import MODEL_FLOPS, FlopConvention
-from trainyard.training.metrics import StepTiming
-from trainyard.training.peaks import CONVENTION, peak_tflops
+from trainyard.training.loop.peaks import CONVENTION, peak_tflops
+from trainyard.training.loop.throughput import StepTiming
 
 
 @dataclass(frozen=True, slots=True)

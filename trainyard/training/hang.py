@@ -23,8 +23,8 @@ from types import FrameType
 
 from trainyard.errors import HangError, InfrastructureError
 from trainyard.training.board import Board
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

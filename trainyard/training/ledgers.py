@@ -26,7 +26,7 @@ from trainyard.checkpoint.steps import (
 )
 from trainyard.checkpoint.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
 from trainyard.errors import ArtifactError
-from trainyard.training.ledger import FILE, chain
+from trainyard.training.loop.ledger import FILE, chain
 from trainyard.training.run_record import parse_line
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from trainyard.training.callbacks.base import Callback
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback
+from trainyard.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
 

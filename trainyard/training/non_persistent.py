@@ -25,9 +25,9 @@ from trainyard.checkpoint.stepfiles import Verify
 from trainyard.checkpoint.steps import STATE, step_document, step_folder
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups
-from trainyard.training.ledger import FILE as LEDGER
-from trainyard.training.ledger import parse_ledger
 from trainyard.training.ledgers import ledger_fault
+from trainyard.training.loop.ledger import FILE as LEDGER
+from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.resume import FoundSteps

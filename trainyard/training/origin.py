@@ -11,11 +11,11 @@ from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.config import TP
 from trainyard.tokenizers.base import Tokenizer
-from trainyard.training.length import RunLength
+from trainyard.training.loop.length import RunLength
+from trainyard.training.loop.state import TrainState
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.repadding import Repadding
 from trainyard.training.resume import FoundSteps
-from trainyard.training.state import TrainState
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import SaveReport
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError, InfrastructureError
-from trainyard.training.ledger import FILE as LEDGER
-from trainyard.training.metrics import FILE as TIMINGS
+from trainyard.training.loop.ledger import FILE as LEDGER
+from trainyard.training.loop.throughput import FILE as TIMINGS
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.resume import (
     announce,

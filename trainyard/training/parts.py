@@ -14,13 +14,13 @@ from trainyard.datasets.provided import Samples, as_dataset
 from trainyard.datasets.vocabulary import check_sample
 from trainyard.errors import ConfigError, DataError
 from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER, FlopConvention
-from trainyard.training.build import ModelProvider
-from trainyard.training.callbacks.base import Callback
-from trainyard.training.data import RunData
-from trainyard.training.length import RunLength
+from trainyard.training.loop.build import ModelProvider
+from trainyard.training.loop.data import RunData
+from trainyard.training.loop.events import Callback
+from trainyard.training.loop.length import RunLength
+from trainyard.training.loop.samples import num_samples
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.samples import num_samples
 
 TrainData = Samples | ExternalData
 ValidData = Samples | Mapping[str, Samples] | None

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.training.facts import RunFacts
-from trainyard.training.metrics import StepTiming
-from trainyard.training.peaks import CONVENTION as PEAK
-from trainyard.training.peaks import peak_tflops
+from trainyard.training.loop.peaks import CONVENTION as PEAK
+from trainyard.training.loop.peaks import peak_tflops
+from trainyard.training.loop.throughput import StepTiming
 
 FILE = "performance.json"
 FORMAT_VERSION = 1

@@ -26,7 +26,12 @@ from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.training.attempts import Attempt
 from trainyard.training.begin import Beginning, Origins
-from trainyard.training.build import (
+from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
+from trainyard.training.callbacks.timings import Timings
+from trainyard.training.companions import Companions
+from trainyard.training.documents import config_document, losses_of, state_facts
+from trainyard.training.host import Host
+from trainyard.training.loop.build import (
     ModelProvider,
     build_trainee,
     gpt_layout,
@@ -34,18 +39,15 @@ from trainyard.training.build import (
     parameter_count,
     whole_parameter_count,
 )
-from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
-from trainyard.training.callbacks.timings import Timings
-from trainyard.training.companions import Companions
-from trainyard.training.compiled import should_compile
-from trainyard.training.data import RunData, build_run_data
-from trainyard.training.documents import config_document, losses_of, state_facts
-from trainyard.training.host import Host
-from trainyard.training.kernels import report_kernels
-from trainyard.training.ledger import parse_ledger
-from trainyard.training.length import length_of
-from trainyard.training.loop import Outcome, TrainLoop
-from trainyard.training.metrics import Workload, summary
+from trainyard.training.loop.compiled import should_compile
+from trainyard.training.loop.data import RunData, build_run_data
+from trainyard.training.loop.kernels import report_kernels
+from trainyard.training.loop.ledger import parse_ledger
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.loop import Outcome, TrainLoop
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import StepOptions, Trainee, forward_stage
+from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.non_persistent import find_elsewhere
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.parts import Initialize, Parts, provided_data
@@ -53,8 +55,6 @@ from trainyard.training.resume import FoundSteps
 from trainyard.training.saves import saves_summary
 from trainyard.training.saving import Saving
 from trainyard.training.spans import Span, spans_of_step
-from trainyard.training.state import TrainState
-from trainyard.training.step import StepOptions, Trainee, forward_stage
 
 log = logging.getLogger(__name__)
 

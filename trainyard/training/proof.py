@@ -13,9 +13,10 @@ from typing import Any
 
 from trainyard.artifacts.digest import digest_bytes, hasher
 from trainyard.optim.scaler import LossScaler, build_scaler
-from trainyard.training.batch_size import BatchSchedule
 from trainyard.training.certificate import CHECKS, Certificate, Check
-from trainyard.training.length import length_of
+from trainyard.training.loop.batch_size import BatchSchedule
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.seeds import step_digest
 from trainyard.training.run_record import (
     Beginning,
     PublishedStep,
@@ -23,7 +24,6 @@ from trainyard.training.run_record import (
     is_taken,
     parse_line,
 )
-from trainyard.training.seeds import step_digest
 
 RATE_TOLERANCE = 1e-12
 """Relative: powers and cosines of another machine's library may differ in the last digit."""

@@ -14,8 +14,8 @@ from torch.distributed import ProcessGroup
 
 from trainyard.errors import InfrastructureError
 from trainyard.parallel.groups import gather_objects
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.step import Trainee
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.step import Trainee
 
 CHUNK = 2**22
 """Numbers that are looked at together: bounds the memory of a check."""

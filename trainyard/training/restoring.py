@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from trainyard.checkpoint.fit import listed
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import Trainee
 from trainyard.training.repadding import Repadding
-from trainyard.training.state import TrainState
-from trainyard.training.step import Trainee
 from trainyard.training.tensors import (
     Restoring,
     model_tensors,

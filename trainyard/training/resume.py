@@ -29,8 +29,6 @@ from trainyard.checkpoint.steps import (
 )
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.callbacks.checkpointing import STAYS
-from trainyard.training.ledger import FILE as LEDGER
-from trainyard.training.ledger import Ledger
 from trainyard.training.ledgers import (
     StepLedger,
     carried_lines,
@@ -39,10 +37,12 @@ from trainyard.training.ledgers import (
     read_ledgers,
     tell_lost_proof,
 )
+from trainyard.training.loop.ledger import FILE as LEDGER
+from trainyard.training.loop.ledger import Ledger
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import Trainee
 from trainyard.training.repadding import Repadding
 from trainyard.training.restoring import restore_training
-from trainyard.training.state import TrainState
-from trainyard.training.step import Trainee
 
 log = logging.getLogger(__name__)
 

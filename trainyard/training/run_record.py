@@ -11,7 +11,7 @@ from typing import Any
 from trainyard.errors import ArtifactError
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.schedule import Schedule
-from trainyard.training.length import RunLength, length_of
+from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.spans import Span
 

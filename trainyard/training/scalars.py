@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from trainyard.checkpoint.background import SaveReport
-from trainyard.training.callbacks.base import StepEvent
 from trainyard.training.facts import RunFacts
-from trainyard.training.ledger import StepRecord
+from trainyard.training.loop.events import StepEvent
+from trainyard.training.loop.ledger import StepRecord
 from trainyard.training.options.logging import LoggingConfig
 
 PERPLEXITY_EXPONENT = 20.0

@@ -19,8 +19,8 @@ from trainyard.checkpoint.layout import Held, ShardedTensor
 from trainyard.checkpoint.load import Checkpoint, restore
 from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import shard_of
+from trainyard.training.loop.step import Trainee
 from trainyard.training.repadding import Repadding
-from trainyard.training.step import Trainee
 
 
 def model_tensors(chunks: Sequence[nn.Module], *, buffers_apart: bool = False) -> dict[str, Held]:

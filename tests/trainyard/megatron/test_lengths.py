@@ -20,7 +20,7 @@ from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import SampleFormat
 from trainyard.datasets.paths import parse_split
 from trainyard.errors import ConfigError
-from trainyard.training.batch_size import BatchSchedule, build_batch_schedule
+from trainyard.training.loop.batch_size import BatchSchedule, build_batch_schedule
 
 CORE = core_program
 FORM = SampleFormat(CORE.SEQ_LENGTH, CORE.SEED, CORE.VOCAB_SIZE, CORE.EOD)

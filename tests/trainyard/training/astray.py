@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from trainyard.datasets.loader import Batch, _RankBatches
-from trainyard.training.data import RunData
+from trainyard.training.loop.data import RunData
 
 T = TypeVar("T")
 

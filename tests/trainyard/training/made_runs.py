@@ -13,14 +13,14 @@ from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.scaler import build_scaler
 from trainyard.optim.schedule import build_schedule
 from trainyard.training.certificate import Certificate, Check
-from trainyard.training.ledger import Ledger, StepRecord
-from trainyard.training.length import length_of
+from trainyard.training.loop.ledger import Ledger, StepRecord
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.seeds import step_digest
+from trainyard.training.loop.state import TrainState
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.proof import Prover, SampleDigest
 from trainyard.training.run_record import Beginning, Position, PublishedStep, RunFacts
-from trainyard.training.seeds import step_digest
 from trainyard.training.spans import Span
-from trainyard.training.state import TrainState
 
 SEQ_LENGTH = 16
 TRAINING = TrainingConfig(

@@ -19,18 +19,18 @@ from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.schedule import Rates, build_schedule
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.groups import ALONE, ProcessGroups
-from trainyard.training.batch_size import BatchSize
-from trainyard.training.build import build_trainee as build
-from trainyard.training.build import gpt_layout, gpt_provider
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.data import RunData
-from trainyard.training.ledger import Ledger
-from trainyard.training.length import length_of
-from trainyard.training.loop import TrainLoop
-from trainyard.training.metrics import Workload
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.build import build_trainee as build
+from trainyard.training.loop.build import gpt_layout, gpt_provider
+from trainyard.training.loop.data import RunData
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.ledger import Ledger
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.loop import TrainLoop
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import StepOptions, Trainee
+from trainyard.training.loop.throughput import Workload
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.state import TrainState
-from trainyard.training.step import StepOptions, Trainee
 
 VOCAB = 32
 LENGTH = 12

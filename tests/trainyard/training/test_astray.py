@@ -12,7 +12,7 @@ from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.astray import FAULTS, astray
 from tests.trainyard.training.legs import RUN, certificate, go, ledger, leg
 from trainyard.testing.pool import RankPool
-from trainyard.training.taken import StepMismatchError
+from trainyard.training.loop.sample_check import StepMismatchError
 
 pytestmark = pytest.mark.slow
 FULL = pytest.mark.full

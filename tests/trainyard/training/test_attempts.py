@@ -11,11 +11,11 @@ import pytest
 
 from trainyard.errors import InfrastructureError
 from trainyard.training.attempts import FILE, KEY, SPENT, Attempt, bounded
-from trainyard.training.callbacks.base import Callback, Following, StepEvent
 from trainyard.training.host import Keeper
-from trainyard.training.ledger import Ledger, StepRecord
-from trainyard.training.metrics import StepTiming
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback, Following, StepEvent
+from trainyard.training.loop.ledger import Ledger, StepRecord
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.throughput import StepTiming
 
 
 class Kept:

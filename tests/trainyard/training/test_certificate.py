@@ -21,10 +21,10 @@ from tests.trainyard.training.made_runs import (
 )
 from trainyard.errors import ArtifactError
 from trainyard.training.certificate import CHECKS, Certificate, Check, Link
+from trainyard.training.loop.state import TrainState
 from trainyard.training.proof import Prover
 from trainyard.training.run_record import PublishedStep, beginning_before
 from trainyard.training.spans import Span
-from trainyard.training.state import TrainState
 
 STEPS = 12
 RUNS = {

@@ -11,7 +11,7 @@ import torch
 
 from trainyard.errors import ConfigError
 from trainyard.models.backends.choice import Device, Needs, choose_backend
-from trainyard.training.randomness import REPRODUCIBLE, use_deterministic_algorithms
+from trainyard.training.loop.randomness import REPRODUCIBLE, use_deterministic_algorithms
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,8 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.load import Verify
 from trainyard.errors import ArtifactError
-from trainyard.training.ledger import parse_ledger
 from trainyard.training.ledgers import carried_lines, read_ledgers
+from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.resume import (
     FoundSteps,
     announce,

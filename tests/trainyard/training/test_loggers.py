@@ -14,18 +14,18 @@ import torch
 from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.base import Callback, Following, StepEvent
 from trainyard.training.callbacks.console import training_line
 from trainyard.training.callbacks.jsonl import JsonLines
 from trainyard.training.callbacks.sinks import Guarded, build_sinks
 from trainyard.training.callbacks.tensorboard import TensorBoard
 from trainyard.training.facts import RunFacts
-from trainyard.training.ledger import Ledger, StepRecord
-from trainyard.training.metrics import StepTiming
+from trainyard.training.loop.events import Callback, Following, StepEvent
+from trainyard.training.loop.ledger import Ledger, StepRecord
+from trainyard.training.loop.peaks import peak_tflops
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.options.logging import LoggingConfig
-from trainyard.training.peaks import peak_tflops
 from trainyard.training.scalars import step_scalars
-from trainyard.training.state import TrainState
 
 FACTS = RunFacts(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", save="runs/tiny")
 
@@ -203,7 +203,7 @@ def test_a_logger_without_its_package_is_refused_in_words(
 # --- plug-ins and failures --------------------------------------------------------------------
 
 PLUG_IN = """
-from trainyard.training.callbacks.base import Callback
+from trainyard.training.loop.events import Callback
 
 SEEN = []
 

@@ -16,7 +16,7 @@ from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.parallel.groups import ALONE
-from trainyard.training.microbatch import Preparation
+from trainyard.training.loop.microbatch import Preparation
 
 EOD = 31
 LENGTH = 24

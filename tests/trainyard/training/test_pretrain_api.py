@@ -36,7 +36,7 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.model import ModelParallel
 from trainyard.testing.pool import RankPool
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.training.callbacks.base import Callback, StepEvent
+from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.parts import Parts

@@ -29,13 +29,13 @@ from trainyard.models.config import GPTConfig
 from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import Rates
 from trainyard.testing.pool import RankPool
-from trainyard.training.batch_size import BatchSize
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import Trainee
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.origin import repadding_of
 from trainyard.training.repadding import Repadding
 from trainyard.training.restoring import restore_training, restore_weights
-from trainyard.training.state import TrainState
-from trainyard.training.step import Trainee
 from trainyard.training.tensors import model_tensors, optimizer_tensors
 
 pytestmark = pytest.mark.slow

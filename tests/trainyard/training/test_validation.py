@@ -24,16 +24,16 @@ from tests.trainyard.training.small import (
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import collate
 from trainyard.datasets.sampler import WholeShare
-from trainyard.training.callbacks.base import Callback
 from trainyard.training.callbacks.console import Console
 from trainyard.training.callbacks.jsonl import JsonLines
 from trainyard.training.callbacks.tensorboard import TensorBoard
 from trainyard.training.facts import RunFacts
-from trainyard.training.ledger import StepRecord
-from trainyard.training.microbatch import masked_loss
+from trainyard.training.loop.events import Callback
+from trainyard.training.loop.ledger import StepRecord
+from trainyard.training.loop.microbatch import masked_loss
+from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.state import TrainState
 
 
 class Shifted(Counting):

@@ -19,12 +19,12 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.testing.pool import RankPool
 from trainyard.training.board import LocalBoard
 from trainyard.training.hang import HangWatch, Place, summary
+from trainyard.training.loop.state import TrainState
 from trainyard.training.memory_monitor import MemoryMonitor
 from trainyard.training.memory_report import layout_of, peak_lines, plan_memory
 from trainyard.training.oom import helpful_flags, is_out_of_memory, out_of_memory_explained
 from trainyard.training.options.watch import WatchConfig
 from trainyard.training.replicas import checksum, checksums, first_difference
-from trainyard.training.state import TrainState
 
 CPU = torch.device("cpu")
 

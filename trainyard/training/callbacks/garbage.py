@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import gc
 
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 
 
 class GarbageCollection(Callback):

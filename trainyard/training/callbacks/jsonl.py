@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import NewSaves, RunFacts
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
-from trainyard.training.state import TrainState
 
 
 class JsonLines(Callback):

@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import RunFacts
-from trainyard.training.state import TrainState
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 
 
 class Progress(Callback):

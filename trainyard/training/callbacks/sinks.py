@@ -18,10 +18,10 @@ from importlib.metadata import entry_points
 
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.training.callbacks import console, jsonl, tensorboard, wandb
-from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import RunFacts
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
-from trainyard.training.state import TrainState
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.spikes import SpikeDetector
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.spikes import SpikeDetector
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import NewSaves, RunFacts
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.scalars import Scalar, save_scalars, step_scalars, validation_scalars
-from trainyard.training.state import TrainState
 
 
 class TensorBoard(Callback):

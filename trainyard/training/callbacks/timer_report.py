@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from torch.distributed import ProcessGroup
 
 from trainyard.parallel.groups import gather_objects
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.timers import COMPUTE, Timers, timer_lines
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.timers import COMPUTE, Timers, timer_lines
 
 log = logging.getLogger(__name__)
 

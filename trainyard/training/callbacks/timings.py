@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainyard.training.callbacks.base import Callback, StepEvent
-from trainyard.training.metrics import StepTiming
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.throughput import StepTiming
 
 
 class Timings(Callback):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.base import Callback, StepEvent
 from trainyard.training.facts import NewSaves, RunFacts
+from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.scalars import save_scalars, step_scalars, validation_scalars
 

@@ -25,9 +25,9 @@ from trainyard.optim.schedule import Rates
 from trainyard.parallel.dims import dims_of
 from trainyard.parallel.groups import ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
-from trainyard.training.batch_size import BatchSize
-from trainyard.training.build import build_trainee, gpt_layout, gpt_provider
-from trainyard.training.step import StepOptions, Trainee
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.build import build_trainee, gpt_layout, gpt_provider
+from trainyard.training.loop.step import StepOptions, Trainee
 from trainyard.training.tensors import model_tensors, optimizer_tensors
 
 NUM_STEPS = 5

@@ -17,7 +17,7 @@ from tests.trainyard.training.layouts.compare import assert_same_bits
 from tests.trainyard.training.layouts.runs import Share, run_of, together, train
 from trainyard.parallel import gather
 from trainyard.testing.pool import RankPool
-from trainyard.training.build import build_trainee
+from trainyard.training.loop.build import build_trainee
 
 STEPS = 2
 

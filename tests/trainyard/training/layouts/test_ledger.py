@@ -18,11 +18,11 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.schedule import build_schedule
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_LAYOUT
-from trainyard.training.data import RunData
-from trainyard.training.ledger import parse_ledger
-from trainyard.training.length import length_of
-from trainyard.training.loop import TrainLoop
-from trainyard.training.metrics import Workload
+from trainyard.training.loop.data import RunData
+from trainyard.training.loop.ledger import parse_ledger
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.loop import TrainLoop
+from trainyard.training.loop.throughput import Workload
 from trainyard.training.options.training import TrainingConfig
 
 pytestmark = pytest.mark.slow

@@ -26,16 +26,16 @@ from trainyard.datasets.serving import Serving
 from trainyard.errors import DataError
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ProcessGroups
-from trainyard.training import step as step_module
-from trainyard.training.batch_size import BatchSchedule, build_batch_schedule
-from trainyard.training.data import RunData
-from trainyard.training.ledger import digest_samples
-from trainyard.training.loop import TrainLoop
+from trainyard.training.loop import step as step_module
+from trainyard.training.loop.batch_size import BatchSchedule, build_batch_schedule
+from trainyard.training.loop.data import RunData
+from trainyard.training.loop.ledger import digest_samples
+from trainyard.training.loop.loop import TrainLoop
+from trainyard.training.loop.rerun import StepJudge
+from trainyard.training.loop.sample_check import StepEvidence, StepMismatchError, Taken
+from trainyard.training.loop.seeds import step_digest
+from trainyard.training.loop.step import Repeated
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.rerun import StepJudge
-from trainyard.training.seeds import step_digest
-from trainyard.training.step import Repeated
-from trainyard.training.taken import StepEvidence, StepMismatchError, Taken
 
 
 def without_evaluation(**options: Any) -> TrainingConfig:

@@ -18,15 +18,15 @@ from tests.trainyard.training.small import (
     moments_of,
 )
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.base import StepEvent
 from trainyard.training.callbacks.console import Console
 from trainyard.training.facts import RunFacts
-from trainyard.training.ledger import Ledger, chain, parse_ledger
-from trainyard.training.length import length_of
-from trainyard.training.metrics import Workload, summary
+from trainyard.training.loop.events import StepEvent
+from trainyard.training.loop.ledger import Ledger, chain, parse_ledger
+from trainyard.training.loop.length import length_of
+from trainyard.training.loop.samples import num_samples
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.samples import num_samples
-from trainyard.training.state import TrainState
 
 
 def events_of(training: TrainingConfig = TRAINING, dropout: float = 0.1) -> list[StepEvent]:

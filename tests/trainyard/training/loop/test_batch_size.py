@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainyard.megatron.core_program import ramp_steps
 from trainyard.errors import ConfigError
-from trainyard.training.batch_size import (
+from trainyard.training.loop.batch_size import (
     BatchSchedule,
     build_batch_schedule,
     constant_batch_size,

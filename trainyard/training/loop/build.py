@@ -29,9 +29,9 @@ from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
 from trainyard.parallel.pipeline.partition import partition
 from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.parallel.sharding import shard_of
-from trainyard.training.compiled import compile_chunk
-from trainyard.training.microbatch import Preparation
-from trainyard.training.step import StepOptions, Trainee
+from trainyard.training.loop.compiled import compile_chunk
+from trainyard.training.loop.microbatch import Preparation
+from trainyard.training.loop.step import StepOptions, Trainee
 
 ModelProvider = Callable[[ModelParallel, ModelStage], nn.Module]
 """The part of a model that a stage holds: a module with `forward_stage`, its parameters unfilled or

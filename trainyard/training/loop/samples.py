@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainyard.training.length import RunLength
+from trainyard.training.loop.length import RunLength
 from trainyard.training.options.training import TrainingConfig
 
 

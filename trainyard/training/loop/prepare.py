@@ -20,10 +20,10 @@ from trainyard.parallel.groups import (
     process_groups,
     rank_of_environment,
 )
-from trainyard.training.connections import Connections, arrange_connections
+from trainyard.training.loop.cuda_connections import Connections, arrange_connections
+from trainyard.training.loop.randomness import seed_process, use_deterministic_algorithms
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.randomness import seed_process, use_deterministic_algorithms
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, SampleFormat
 from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
 from trainyard.datasets.sampler import SamplerShape, WholeShare
-from trainyard.training.batch_size import BatchSize
-from trainyard.training.length import RunLength
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.length import RunLength
+from trainyard.training.loop.sample_check import NextSamples
+from trainyard.training.loop.samples import num_samples
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.samples import num_samples
-from trainyard.training.taken import NextSamples
 
 
 class Measurement(NamedTuple):

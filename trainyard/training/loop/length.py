@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainyard.training.batch_size import BatchSchedule, build_batch_schedule, run_length
+from trainyard.training.loop.batch_size import BatchSchedule, build_batch_schedule, run_length
 from trainyard.training.options.training import TrainingConfig
 
 

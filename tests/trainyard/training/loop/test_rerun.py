@@ -20,10 +20,10 @@ from tests.trainyard.training.small import (
 )
 from trainyard.datasets.form import Sample
 from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
+from trainyard.training.loop.rerun import RerunMachine, StepJudge, StepSums, Suspicion
+from trainyard.training.loop.spikes import SpikeDetector
+from trainyard.training.loop.step import Trainee
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.rerun import RerunMachine, StepJudge, StepSums, Suspicion
-from trainyard.training.spikes import SpikeDetector
-from trainyard.training.step import Trainee
 
 NAN = math.nan
 HERE, THERE = ("a/cuda:0", "a/cuda:1"), ("b/cuda:0", "b/cuda:1")

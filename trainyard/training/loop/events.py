@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainyard.training.ledger import Ledger, StepRecord
-from trainyard.training.metrics import StepTiming
-from trainyard.training.state import TrainState
+from trainyard.training.loop.ledger import Ledger, StepRecord
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.throughput import StepTiming
 
 
 @dataclass(frozen=True, slots=True)

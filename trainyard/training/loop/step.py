@@ -22,17 +22,17 @@ from trainyard.parallel.data import all_reduce_sum
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.parallel.timing import Timed, untimed
-from trainyard.training.batch_size import BatchSize
-from trainyard.training.microbatch import (
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.microbatch import (
     NUM_TOKENS,
     Preparation,
     Totals,
     is_last_chunk,
     masked_loss,
 )
-from trainyard.training.randomness import held_seeds, seed_generators
-from trainyard.training.rerun import REMEDIES, StepJudge, StepSums
-from trainyard.training.taken import Taken
+from trainyard.training.loop.randomness import held_seeds, seed_generators
+from trainyard.training.loop.rerun import REMEDIES, StepJudge, StepSums
+from trainyard.training.loop.sample_check import Taken
 
 
 @dataclass(frozen=True, slots=True)

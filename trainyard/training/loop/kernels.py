@@ -9,7 +9,7 @@ from trainyard.models.backends.select import choose_attention, report_attention
 from trainyard.optim.build import params_dtype
 from trainyard.optim.choice import report_optimizer
 from trainyard.parallel.model import ModelParallel
-from trainyard.training.compiled import should_compile
+from trainyard.training.loop.compiled import should_compile
 from trainyard.training.options.pretrain import PretrainConfig
 
 

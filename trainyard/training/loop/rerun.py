@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainyard.errors import RerunElsewhere, ValidationFailed
-from trainyard.training.spikes import SpikeDetector
+from trainyard.training.loop.spikes import SpikeDetector
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from trainyard.models.masks import trim_bounds
 from trainyard.parallel.context import cut_sequence
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.model import group_size
-from trainyard.training.randomness import HOST_SEED
-from trainyard.training.seeds import microbatch_seed
+from trainyard.training.loop.randomness import HOST_SEED
+from trainyard.training.loop.seeds import microbatch_seed
 
 NUM_TOKENS = "num_tokens"
 """Key of a prepared batch: () fp32, tokens of the micro-batch that count, over the whole

@@ -16,17 +16,17 @@ from typing import Literal
 from trainyard.datasets.loader import Batch, end_loading
 from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.optim.schedule import Rates, Schedule
-from trainyard.training.batch_size import BatchSize
-from trainyard.training.callbacks.base import Callback, Following, StepEvent
-from trainyard.training.data import Measurement, RunData
-from trainyard.training.data_wait import DataWait
-from trainyard.training.ledger import Ledger, StepRecord
-from trainyard.training.length import RunLength
-from trainyard.training.metrics import StepTiming, Workload
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.data import Measurement, RunData
+from trainyard.training.loop.data_wait import DataWait
+from trainyard.training.loop.events import Callback, Following, StepEvent
+from trainyard.training.loop.ledger import Ledger, StepRecord
+from trainyard.training.loop.length import RunLength
+from trainyard.training.loop.sample_check import NextSamples, StepEvidence, Taken
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import StepResult, Trainee
+from trainyard.training.loop.throughput import StepTiming, Workload
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.state import TrainState
-from trainyard.training.step import StepResult, Trainee
-from trainyard.training.taken import NextSamples, StepEvidence, Taken
 
 log = logging.getLogger(__name__)
 

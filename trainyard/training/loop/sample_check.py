@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from trainyard.datasets.loader import SAMPLE_IDS, Batch
 from trainyard.errors import DataError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups
-from trainyard.training.batch_size import BatchSize
-from trainyard.training.ledger import digest_samples
-from trainyard.training.randomness import generator_seed
-from trainyard.training.seeds import digest_of_seeds, step_seeds
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.ledger import digest_samples
+from trainyard.training.loop.randomness import generator_seed
+from trainyard.training.loop.seeds import digest_of_seeds, step_seeds
 
 NextSamples = Callable[[int], NDArray[np.int64]]
 """From the micro-batches of the next step to the ids of its samples, (micro-batches, dp, micro

@@ -25,10 +25,10 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
-from trainyard.training.batch_size import constant_batch_size
+from trainyard.training.loop.batch_size import constant_batch_size
+from trainyard.training.loop.seeds import microbatch_seed
+from trainyard.training.loop.step import StepResult
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.seeds import microbatch_seed
-from trainyard.training.step import StepResult
 
 
 def batches_of(indices: list[int], micro_batch_size: int) -> Iterator[Batch]:
