@@ -16,7 +16,7 @@ from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving import Place, Serving
 from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import BatchSchedule
-from trainyard.training.spans import Span
+from trainyard.training.run.dp_history import Span
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from trainyard.artifacts.urls import basename, join, parent
 from trainyard.checkpoint.steps import STATE, locate_step, step_document, step_folder, step_of
 from trainyard.errors import TrainyardError
 from trainyard.training.loop.ledger import chain
-from trainyard.training.run_inputs import LOAD
-from trainyard.training.run_record import Beginning, Position, PublishedStep, beginning_before
+from trainyard.training.run.run_inputs import LOAD
+from trainyard.training.run.run_record import Beginning, Position, PublishedStep, beginning_before
 
 GAP = "the checkpoint that the run went on from is not at hand; --load tells where it lies"
 

@@ -22,8 +22,8 @@ from trainyard.progress import Progress
 from trainyard.training.certificate import Check, listed
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.run_record import PublishedStep, RunFacts, parse_line
-from trainyard.training.spans import parse_spans
+from trainyard.training.run.dp_history import parse_spans
+from trainyard.training.run.run_record import PublishedStep, RunFacts, parse_line
 
 FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""

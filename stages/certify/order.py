@@ -21,8 +21,8 @@ from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving import Serving
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.loop.ledger import digest_samples
-from trainyard.training.run_inputs import check_token_files, named_token_files
-from trainyard.training.run_record import RunFacts
+from trainyard.training.run.run_inputs import check_token_files, named_token_files
+from trainyard.training.run.run_record import RunFacts
 
 ANY = 0
 """Stands for the end of document and the vocabulary: they shape samples, not which they are."""

@@ -16,7 +16,7 @@ from trainyard.errors import ArtifactError
 from trainyard.training.certificate import Certificate, listed
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.proof import Prover
-from trainyard.training.run_record import RunFacts
+from trainyard.training.run.run_record import RunFacts
 
 
 def run(config: CertifyConfig, stage: StageRun) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from trainyard.checkpoint.load import Verify
 from trainyard.errors import InfrastructureError
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.throughput import FILE as TIMINGS
-from trainyard.training.resume import (
+from trainyard.training.run.run_steps import (
     FoundSteps,
     announce,
     find_own_steps,
@@ -28,8 +28,8 @@ from trainyard.training.resume import (
     remove_all_but,
     set_aside,
 )
-from trainyard.training.saves import FILE as SAVES
-from trainyard.training.saves import keep_save, kept_saves
+from trainyard.training.run.saves import FILE as SAVES
+from trainyard.training.run.saves import keep_save, kept_saves
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from trainyard.testing.kill import Zygote
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.state import TrainState
-from trainyard.training.origin import check_samples_left
-from trainyard.training.spans import spans_of_step
+from trainyard.training.run.dp_history import spans_of_step
+from trainyard.training.run.resume_checks import check_samples_left
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.stages.pretrain_runs import arguments, finished_run, ledger, manifest
 from tests.stages.test_certify import STOPPED, command, link_in
-from tests.trainyard.training.test_ledgers import DAMAGES, other_byte
+from tests.trainyard.training.run.test_step_ledgers import DAMAGES, other_byte
 from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow

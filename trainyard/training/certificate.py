@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from trainyard.training.spans import Span
+from trainyard.training.run.dp_history import Span
 
 FORMAT_VERSION = 1
 

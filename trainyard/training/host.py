@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import InfrastructureError
-from trainyard.training.resume import FoundSteps
+from trainyard.training.run.run_steps import FoundSteps
 
 
 class Keeper(Protocol):

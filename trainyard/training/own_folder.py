@@ -37,7 +37,7 @@ from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.throughput import FILE as TIMINGS
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.resume import (
+from trainyard.training.run.run_steps import (
     announce,
     find_own_steps,
     finished_steps,
@@ -46,8 +46,8 @@ from trainyard.training.resume import (
     remove_all_but,
     set_aside,
 )
-from trainyard.training.saves import FILE as SAVES
-from trainyard.training.saves import keep_save, kept_saves
+from trainyard.training.run.saves import FILE as SAVES
+from trainyard.training.run.saves import keep_save, kept_saves
 from trainyard.version import VERSION
 
 STAGE = "pretrain"

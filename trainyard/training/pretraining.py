@@ -25,11 +25,8 @@ from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.training.attempts import Attempt
-from trainyard.training.begin import Beginning, Origins
-from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
 from trainyard.training.callbacks.timings import Timings
 from trainyard.training.companions import Companions
-from trainyard.training.documents import config_document, losses_of, state_facts
 from trainyard.training.host import Host
 from trainyard.training.loop.build import (
     ModelProvider,
@@ -48,13 +45,16 @@ from trainyard.training.loop.loop import Outcome, TrainLoop
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import StepOptions, Trainee, forward_stage
 from trainyard.training.loop.throughput import Workload, summary
-from trainyard.training.non_persistent import find_elsewhere
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.parts import Initialize, Parts, provided_data
-from trainyard.training.resume import FoundSteps
-from trainyard.training.saves import saves_summary
-from trainyard.training.saving import Saving
-from trainyard.training.spans import Span, spans_of_step
+from trainyard.training.run.checkpointing import Checkpointing, RunFolder
+from trainyard.training.run.documents import config_document, losses_of, state_facts
+from trainyard.training.run.dp_history import Span, spans_of_step
+from trainyard.training.run.node_local import find_elsewhere
+from trainyard.training.run.run_steps import FoundSteps
+from trainyard.training.run.saves import saves_summary
+from trainyard.training.run.saving import Saving
+from trainyard.training.run.start import Beginning, Origins
 
 log = logging.getLogger(__name__)
 

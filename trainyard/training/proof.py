@@ -17,7 +17,7 @@ from trainyard.training.certificate import CHECKS, Certificate, Check
 from trainyard.training.loop.batch_size import BatchSchedule
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.seeds import step_digest
-from trainyard.training.run_record import (
+from trainyard.training.run.run_record import (
     Beginning,
     PublishedStep,
     RunFacts,

@@ -157,7 +157,7 @@ def test_by_hand_it_is_printed_and_what_is_not_there_is_refused(
 
 TRAIN = """
 import os, signal, sys, time
-import trainyard.training.callbacks.checkpointing as saving
+import trainyard.training.run.checkpointing as saving
 from trainyard.training.loop.loop import TrainLoop
 
 save, advance = saving.write_step, TrainLoop._advance

@@ -16,7 +16,7 @@ from trainyard.checkpoint.places import find_places, one_place
 from trainyard.checkpoint.save import ALONE, Ranks
 from trainyard.checkpoint.scattered import open_scattered
 from trainyard.testing.pool import RankPool
-from trainyard.training.callbacks.retention import Retention
+from trainyard.training.run.retention import Retention
 
 
 def places_of(folders: list[str]) -> tuple[tuple[int, ...], list[int], bool]:

@@ -19,8 +19,8 @@ from trainyard.training.loop.seeds import step_digest
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.proof import Prover, SampleDigest
-from trainyard.training.run_record import Beginning, Position, PublishedStep, RunFacts
-from trainyard.training.spans import Span
+from trainyard.training.run.dp_history import Span
+from trainyard.training.run.run_record import Beginning, Position, PublishedStep, RunFacts
 
 SEQ_LENGTH = 16
 TRAINING = TrainingConfig(

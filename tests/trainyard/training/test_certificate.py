@@ -23,8 +23,8 @@ from trainyard.errors import ArtifactError
 from trainyard.training.certificate import CHECKS, Certificate, Check, Link
 from trainyard.training.loop.state import TrainState
 from trainyard.training.proof import Prover
-from trainyard.training.run_record import PublishedStep, beginning_before
-from trainyard.training.spans import Span
+from trainyard.training.run.dp_history import Span
+from trainyard.training.run.run_record import PublishedStep, beginning_before
 
 STEPS = 12
 RUNS = {

@@ -11,7 +11,7 @@ from tests.trainyard.training.small import TRAINING
 from tests.trainyard.training.test_stop_validation import Lines, go_on
 from trainyard.checkpoint.load import Verify
 from trainyard.errors import ArtifactError
-from trainyard.training.resume import (
+from trainyard.training.run.run_steps import (
     FoundSteps,
     find_own_steps,
     finished_steps,

@@ -13,7 +13,7 @@ from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.legs import COMPUTED, certificate, exact, go, ledger
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import BF16_LAYOUT, FP32_LAYOUT, LEARNING
-from trainyard.training.spans import Span
+from trainyard.training.run.dp_history import Span
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 

@@ -11,7 +11,7 @@ from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.legs import go
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.training.restoring import Allowed
+from trainyard.training.run.restore import Allowed
 
 SMALL: dict[str, Any] = {
     "num_layers": 2,

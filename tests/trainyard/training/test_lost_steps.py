@@ -11,8 +11,8 @@ import pytest
 
 from tests.trainyard.training.test_pretrain_api import options
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.training.origin import refuse_lost_steps
-from trainyard.training.resume import FoundSteps
+from trainyard.training.run.resume_checks import refuse_lost_steps
+from trainyard.training.run.run_steps import FoundSteps
 
 
 def test_a_first_start_with_load_and_save_alike_begins_and_says_so(

@@ -18,13 +18,13 @@ from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.checkpoint.save import ALONE as ONE_RANK
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.checkpointing import Checkpointing, RunFolder
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.loop import Outcome
 from trainyard.training.loop.step import Trainee
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.resume import FoundSteps, find_own_steps, resume, whole_ledger
-from trainyard.training.spans import Span, spans_of_step
+from trainyard.training.run.checkpointing import Checkpointing, RunFolder
+from trainyard.training.run.dp_history import Span, spans_of_step
+from trainyard.training.run.run_steps import FoundSteps, find_own_steps, resume, whole_ledger
 
 NOTHING = FoundSteps()
 FOUR_BATCHES = 4  # of a measurement: 8 samples, 2 at once

@@ -28,7 +28,7 @@ from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.build import build_trainee, gpt_layout, gpt_provider
 from trainyard.training.loop.step import StepOptions, Trainee
-from trainyard.training.tensors import model_tensors, optimizer_tensors
+from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
 NUM_STEPS = 5
 LEARNING_RATE = 0.01

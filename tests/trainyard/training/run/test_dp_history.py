@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainyard.errors import ArtifactError
-from trainyard.training.spans import Span, parse_spans, spans_document, with_steps
+from trainyard.training.run.dp_history import Span, parse_spans, spans_document, with_steps
 
 
 def test_steps_taken_alike_are_one_span() -> None:

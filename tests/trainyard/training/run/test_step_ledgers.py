@@ -15,23 +15,23 @@ import pytest
 
 from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.legs import digest, go
+from tests.trainyard.training.run.test_node_local import SMALL, local, resumes
 from tests.trainyard.training.small import TRAINING
-from tests.trainyard.training.test_non_persistent import SMALL, local, resumes
 from tests.trainyard.training.test_stop_validation import Lines, contents, go_on
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.load import Verify
 from trainyard.errors import ArtifactError
-from trainyard.training.ledgers import carried_lines, read_ledgers
 from trainyard.training.loop.ledger import parse_ledger
-from trainyard.training.resume import (
+from trainyard.training.run.run_steps import (
     FoundSteps,
     announce,
     find_own_steps,
     finished_steps,
     pass_over_damaged,
 )
+from trainyard.training.run.step_ledgers import carried_lines, read_ledgers
 
 Damage = Callable[[Path], object]
 

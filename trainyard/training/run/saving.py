@@ -11,10 +11,10 @@ from trainyard.checkpoint.local_save import LocalSave
 from trainyard.checkpoint.save import Ranks
 from trainyard.checkpoint.upload import LazyUpload
 from trainyard.parallel.groups import ProcessGroups, host_group
-from trainyard.training.callbacks.checkpointing import Done
-from trainyard.training.callbacks.non_persistent import Between
-from trainyard.training.non_persistent import NonPersistentSteps
 from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.run.checkpointing import Done
+from trainyard.training.run.node_local import NonPersistentSteps
+from trainyard.training.run.node_local_saving import Between
 
 
 @dataclass(frozen=True, slots=True)

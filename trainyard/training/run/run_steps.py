@@ -28,8 +28,14 @@ from trainyard.checkpoint.steps import (
     step_of,
 )
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.training.callbacks.checkpointing import STAYS
-from trainyard.training.ledgers import (
+from trainyard.training.loop.ledger import FILE as LEDGER
+from trainyard.training.loop.ledger import Ledger
+from trainyard.training.loop.state import TrainState
+from trainyard.training.loop.step import Trainee
+from trainyard.training.run.checkpointing import STAYS
+from trainyard.training.run.repadding import Repadding
+from trainyard.training.run.restore import restore_training
+from trainyard.training.run.step_ledgers import (
     StepLedger,
     carried_lines,
     join_ledgers,
@@ -37,12 +43,6 @@ from trainyard.training.ledgers import (
     read_ledgers,
     tell_lost_proof,
 )
-from trainyard.training.loop.ledger import FILE as LEDGER
-from trainyard.training.loop.ledger import Ledger
-from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import Trainee
-from trainyard.training.repadding import Repadding
-from trainyard.training.restoring import restore_training
 
 log = logging.getLogger(__name__)
 

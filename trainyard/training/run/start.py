@@ -18,19 +18,19 @@ from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import Trainee
-from trainyard.training.non_persistent import Elsewhere
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.origin import (
+from trainyard.training.parts import Initialize
+from trainyard.training.run.node_local import Elsewhere
+from trainyard.training.run.repadding import Repadding
+from trainyard.training.run.restore import Allowed, restore_training, restore_weights
+from trainyard.training.run.resume_checks import (
     check_samples_left,
     check_tokenizer,
     refuse_lost_steps,
     repadding_of,
     say_repadding,
 )
-from trainyard.training.parts import Initialize
-from trainyard.training.repadding import Repadding
-from trainyard.training.restoring import Allowed, restore_training, restore_weights
-from trainyard.training.resume import FoundSteps, resume
+from trainyard.training.run.run_steps import FoundSteps, resume
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from trainyard.checkpoint.steps import (
 from trainyard.checkpoint.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
 from trainyard.errors import ArtifactError
 from trainyard.training.loop.ledger import FILE, chain
-from trainyard.training.run_record import parse_line
+from trainyard.training.run.run_record import parse_line
 
 log = logging.getLogger(__name__)
 

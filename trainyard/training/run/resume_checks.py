@@ -14,8 +14,8 @@ from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.repadding import Repadding
-from trainyard.training.resume import FoundSteps
+from trainyard.training.run.repadding import Repadding
+from trainyard.training.run.run_steps import FoundSteps
 
 log = logging.getLogger(__name__)
 

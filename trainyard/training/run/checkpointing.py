@@ -25,14 +25,14 @@ from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.layout import Held
 from trainyard.checkpoint.save import Ranks, StepContents, prepare_step, share_of_rank, write_step
 from trainyard.checkpoint.steps import remove_step, step_folder
-from trainyard.training.callbacks.non_persistent import Between, NonPersistentSaves
-from trainyard.training.callbacks.retention import Retention
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import Trainee
-from trainyard.training.spans import Span, spans_document, with_steps
-from trainyard.training.tensors import model_tensors, optimizer_tensors
+from trainyard.training.run.dp_history import Span, spans_document, with_steps
+from trainyard.training.run.node_local_saving import Between, NonPersistentSaves
+from trainyard.training.run.retention import Retention
+from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
 log = logging.getLogger(__name__)
 

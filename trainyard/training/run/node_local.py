@@ -25,12 +25,12 @@ from trainyard.checkpoint.stepfiles import Verify
 from trainyard.checkpoint.steps import STATE, step_document, step_folder
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups
-from trainyard.training.ledgers import ledger_fault
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.resume import FoundSteps
+from trainyard.training.run.run_steps import FoundSteps
+from trainyard.training.run.step_ledgers import ledger_fault
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from trainyard.checkpoint.load import Checkpoint, restore
 from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import shard_of
 from trainyard.training.loop.step import Trainee
-from trainyard.training.repadding import Repadding
+from trainyard.training.run.repadding import Repadding
 
 
 def model_tensors(chunks: Sequence[nn.Module], *, buffers_apart: bool = False) -> dict[str, Held]:

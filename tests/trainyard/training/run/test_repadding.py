@@ -33,10 +33,10 @@ from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import Trainee
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.origin import repadding_of
-from trainyard.training.repadding import Repadding
-from trainyard.training.restoring import restore_training, restore_weights
-from trainyard.training.tensors import model_tensors, optimizer_tensors
+from trainyard.training.run.repadding import Repadding
+from trainyard.training.run.restore import restore_training, restore_weights
+from trainyard.training.run.resume_checks import repadding_of
+from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.schedule import Schedule
 from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.spans import Span
+from trainyard.training.run.dp_history import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

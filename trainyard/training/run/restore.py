@@ -12,8 +12,8 @@ from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import Trainee
-from trainyard.training.repadding import Repadding
-from trainyard.training.tensors import (
+from trainyard.training.run.repadding import Repadding
+from trainyard.training.run.tensors import (
     Restoring,
     model_tensors,
     names_over,
