@@ -18,15 +18,11 @@ from trainyard.models.flops import FlopConvention
 from trainyard.models.memory import Layout
 from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
-from trainyard.training.board import open_board
-from trainyard.training.callbacks.garbage import GarbageCollection
 from trainyard.training.callbacks.progress import Progress
 from trainyard.training.callbacks.sinks import Guarded, build_sinks
-from trainyard.training.callbacks.spike_warning import SpikeWarning
 from trainyard.training.callbacks.timer_report import TimerReport
 from trainyard.training.ending import Ending
 from trainyard.training.facts import RunFacts
-from trainyard.training.hang import HangWatch
 from trainyard.training.host import Host, Keeper
 from trainyard.training.loop.data_wait import DataWait
 from trainyard.training.loop.events import Callback, StepEvent
@@ -35,12 +31,16 @@ from trainyard.training.loop.rerun import RerunMachine, StepJudge, Suspicion
 from trainyard.training.loop.spikes import SpikeDetector
 from trainyard.training.loop.step import Trainee
 from trainyard.training.loop.timers import COMPUTE, Timers
-from trainyard.training.memory_monitor import MemoryMonitor
-from trainyard.training.memory_report import MemoryPlan, layout_of, plan_memory
-from trainyard.training.oom import out_of_memory_explained
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.replicas import ReplicaCheck
 from trainyard.training.scalars import memory_scalars
+from trainyard.training.watch.garbage_collection import GarbageCollection
+from trainyard.training.watch.hang import HangWatch
+from trainyard.training.watch.memory_monitor import MemoryMonitor
+from trainyard.training.watch.memory_report import MemoryPlan, layout_of, plan_memory
+from trainyard.training.watch.oom import out_of_memory_explained
+from trainyard.training.watch.rank_messages import open_board
+from trainyard.training.watch.replicas import ReplicaCheck
+from trainyard.training.watch.spike_warning import SpikeWarning
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.training.facts import RunFacts
 from trainyard.training.host import Keeper
 from trainyard.training.loop.throughput import StepTiming
-from trainyard.training.memory_report import MemoryPlan, peak_lines
-from trainyard.training.oom import is_out_of_memory
 from trainyard.training.performance import FILE, FINISHED, performance_document
+from trainyard.training.watch.memory_report import MemoryPlan, peak_lines
+from trainyard.training.watch.oom import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.trainyard.training.small import Collector, build_loop, build_trainee
 from trainyard.testing.pool import RankPool
-from trainyard.training.callbacks.garbage import GarbageCollection
 from trainyard.training.callbacks.timer_report import TimerReport, straggler_lines
 from trainyard.training.facts import RunFacts
 from trainyard.training.loop.data_wait import DataWait
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.loop.timers import COMPUTE, LEVELS, Timers, timer_lines
 from trainyard.training.performance import percentile, performance_document
+from trainyard.training.watch.garbage_collection import GarbageCollection
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 from trainyard.errors import HangError, InfrastructureError
-from trainyard.training.board import Board
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
+from trainyard.training.watch.rank_messages import Board
 
 log = logging.getLogger(__name__)
 

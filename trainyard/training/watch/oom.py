@@ -10,8 +10,8 @@ import torch
 
 from trainyard.errors import DeviceMemoryError, HostMemoryError, lack_of_memory
 from trainyard.models.memory import Layout
-from trainyard.training.memory_monitor import measure
-from trainyard.training.memory_report import MemoryPlan, gigabytes
+from trainyard.training.watch.memory_monitor import measure
+from trainyard.training.watch.memory_report import MemoryPlan, gigabytes
 
 FOR_THE_HOST = (
     "more memory for the job",

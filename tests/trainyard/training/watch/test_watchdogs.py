@@ -17,14 +17,14 @@ from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
 from trainyard.testing.pool import RankPool
-from trainyard.training.board import LocalBoard
-from trainyard.training.hang import HangWatch, Place, summary
 from trainyard.training.loop.state import TrainState
-from trainyard.training.memory_monitor import MemoryMonitor
-from trainyard.training.memory_report import layout_of, peak_lines, plan_memory
-from trainyard.training.oom import helpful_flags, is_out_of_memory, out_of_memory_explained
 from trainyard.training.options.watch import WatchConfig
-from trainyard.training.replicas import checksum, checksums, first_difference
+from trainyard.training.watch.hang import HangWatch, Place, summary
+from trainyard.training.watch.memory_monitor import MemoryMonitor
+from trainyard.training.watch.memory_report import layout_of, peak_lines, plan_memory
+from trainyard.training.watch.oom import helpful_flags, is_out_of_memory, out_of_memory_explained
+from trainyard.training.watch.rank_messages import LocalBoard
+from trainyard.training.watch.replicas import checksum, checksums, first_difference
 
 CPU = torch.device("cpu")
 
@@ -152,7 +152,7 @@ def test_the_first_parameter_that_differs_is_named_with_the_odd_replica() -> Non
 def check_replicas() -> str:
     import torch.distributed as dist
 
-    from trainyard.training.replicas import ReplicaCheck
+    from trainyard.training.watch.replicas import ReplicaCheck
 
     trainee, collector = build_trainee(), Collector([])
     check = ReplicaCheck(trainee, dist.group.WORLD, 2)
