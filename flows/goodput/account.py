@@ -2,7 +2,7 @@
 
 Of each submission its block noted when it waited and when it held what it had asked for
 (flows/backends/events.py). Of each attempt at training, of which one submission may make several, the
-training itself kept what it spent between one save and the next (trainyard/training/attempts.py).
+training itself kept what it spent between one save and the next (trainyard/training/logging/attempts.py).
 Laid over each other they leave no moment out and count none twice: times are whole milliseconds,
 and whatever two clocks that disagree say of a span, its parts sum to it.
 

@@ -28,7 +28,7 @@ SAID = (
     re.compile(r"\biteration\s+(?P<done>\d+)/\s*(?P<all>\d+)\b"),
     re.compile(r": (?P<done>[\d,]+) of (?P<all>[\d,]+) \S.* \(\d+ %\), "),
 )
-"""Lines of training (trainyard/training/callbacks/console.py), and of trainyard/progress.py."""
+"""Lines of training (trainyard/training/logging/console.py), and of trainyard/progress.py."""
 
 
 def share_done(line: str) -> float | None:

@@ -13,9 +13,9 @@ from stages.report.performance import performance
 from stages.report.saves import parse_saves, saves
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ArtifactError
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.performance import performance_document
+from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.throughput import StepTiming
-from trainyard.training.performance import performance_document
 
 EMPTY = Card(title="run", lineage=Lineage(artifacts=(), edges=(), destination=""))
 

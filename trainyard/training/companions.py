@@ -18,12 +18,13 @@ from trainyard.models.flops import FlopConvention
 from trainyard.models.memory import Layout
 from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
-from trainyard.training.callbacks.progress import Progress
-from trainyard.training.callbacks.sinks import Guarded, build_sinks
-from trainyard.training.callbacks.timer_report import TimerReport
-from trainyard.training.ending import Ending
-from trainyard.training.facts import RunFacts
 from trainyard.training.host import Host, Keeper
+from trainyard.training.logging.loggers import Guarded, build_sinks
+from trainyard.training.logging.progress import Progress
+from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.scalars import memory_scalars
+from trainyard.training.logging.summary_files import Ending
+from trainyard.training.logging.timer_report import TimerReport
 from trainyard.training.loop.data_wait import DataWait
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.length import RunLength
@@ -32,7 +33,6 @@ from trainyard.training.loop.spikes import SpikeDetector
 from trainyard.training.loop.step import Trainee
 from trainyard.training.loop.timers import COMPUTE, Timers
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.scalars import memory_scalars
 from trainyard.training.watch.garbage_collection import GarbageCollection
 from trainyard.training.watch.hang import HangWatch
 from trainyard.training.watch.memory_monitor import MemoryMonitor

@@ -24,10 +24,10 @@ from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.training.attempts import Attempt
-from trainyard.training.callbacks.timings import Timings
 from trainyard.training.companions import Companions
 from trainyard.training.host import Host
+from trainyard.training.logging.attempts import Attempt
+from trainyard.training.logging.timings import Timings
 from trainyard.training.loop.build import (
     ModelProvider,
     build_trainee,

@@ -16,7 +16,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.model import ALONE
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.kernels import report_kernels
 from trainyard.training.parts import Parts
 from trainyard.training.pretrain import pretrain

@@ -24,10 +24,10 @@ from tests.trainyard.training.small import (
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import collate
 from trainyard.datasets.sampler import WholeShare
-from trainyard.training.callbacks.console import Console
-from trainyard.training.callbacks.jsonl import JsonLines
-from trainyard.training.callbacks.tensorboard import TensorBoard
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.console import Console
+from trainyard.training.logging.jsonl import JsonLines
+from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.tensorboard import TensorBoard
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.ledger import StepRecord
 from trainyard.training.loop.microbatch import masked_loss

@@ -18,8 +18,8 @@ from tests.trainyard.training.small import (
     moments_of,
 )
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.console import Console
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.console import Console
+from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.events import StepEvent
 from trainyard.training.loop.ledger import Ledger, chain, parse_ledger
 from trainyard.training.loop.length import length_of

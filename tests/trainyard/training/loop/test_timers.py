@@ -11,12 +11,12 @@ import pytest
 
 from tests.trainyard.training.small import Collector, build_loop, build_trainee
 from trainyard.testing.pool import RankPool
-from trainyard.training.callbacks.timer_report import TimerReport, straggler_lines
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.performance import percentile, performance_document
+from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.timer_report import TimerReport, straggler_lines
 from trainyard.training.loop.data_wait import DataWait
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.loop.timers import COMPUTE, LEVELS, Timers, timer_lines
-from trainyard.training.performance import percentile, performance_document
 from trainyard.training.watch.garbage_collection import GarbageCollection
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainyard.training.facts import NewSaves, RunFacts
+from trainyard.training.logging.run_info import NewSaves, RunFacts
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.training.facts import NewSaves, RunFacts
+from trainyard.training.logging.run_info import NewSaves, RunFacts
+from trainyard.training.logging.scalars import save_scalars, step_scalars, validation_scalars
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.options.logging import LoggingConfig
-from trainyard.training.scalars import save_scalars, step_scalars, validation_scalars
 
 SAMPLES = "samples"
 """Metric that the tags ending in `vs samples` stand for there: any chart can have it for its x

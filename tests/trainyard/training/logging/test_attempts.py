@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from trainyard.errors import InfrastructureError
-from trainyard.training.attempts import FILE, KEY, SPENT, Attempt, bounded
 from trainyard.training.host import Keeper
+from trainyard.training.logging.attempts import FILE, KEY, SPENT, Attempt, bounded
 from trainyard.training.loop.events import Callback, Following, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.state import TrainState

@@ -6,11 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.training.facts import NewSaves, RunFacts
+from trainyard.training.logging.run_info import NewSaves, RunFacts
+from trainyard.training.logging.scalars import (
+    Scalar,
+    save_scalars,
+    step_scalars,
+    validation_scalars,
+)
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
-from trainyard.training.scalars import Scalar, save_scalars, step_scalars, validation_scalars
 
 
 class TensorBoard(Callback):

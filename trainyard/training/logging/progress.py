@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 

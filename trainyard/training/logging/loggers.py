@@ -17,8 +17,8 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from trainyard.errors import ConfigError, TrainyardError
-from trainyard.training.callbacks import console, jsonl, tensorboard, wandb
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging import console, jsonl, tensorboard, wandb
+from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig

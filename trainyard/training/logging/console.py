@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.scalars import perplexity, tests, validations
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.options.logging import LoggingConfig
-from trainyard.training.scalars import perplexity, tests, validations
 
 
 def _print(line: str) -> None:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.peaks import CONVENTION as PEAK
 from trainyard.training.loop.peaks import peak_tflops
 from trainyard.training.loop.throughput import StepTiming

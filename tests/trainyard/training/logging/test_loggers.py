@@ -14,18 +14,18 @@ import torch
 from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
-from trainyard.training.callbacks.console import training_line
-from trainyard.training.callbacks.jsonl import JsonLines
-from trainyard.training.callbacks.sinks import Guarded, build_sinks
-from trainyard.training.callbacks.tensorboard import TensorBoard
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.console import training_line
+from trainyard.training.logging.jsonl import JsonLines
+from trainyard.training.logging.loggers import Guarded, build_sinks
+from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.scalars import step_scalars
+from trainyard.training.logging.tensorboard import TensorBoard
 from trainyard.training.loop.events import Callback, Following, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.peaks import peak_tflops
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.options.logging import LoggingConfig
-from trainyard.training.scalars import step_scalars
 
 FACTS = RunFacts(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", save="runs/tiny")
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) ->
 
 
 def test_memory_is_of_cuda_devices_alone() -> None:
-    from trainyard.training.scalars import memory_scalars
+    from trainyard.training.logging.scalars import memory_scalars
 
     assert memory_scalars(torch.device("cpu")) == []
     assert TRAINING.manual_gc is False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from trainyard.checkpoint.background import SaveReport
-from trainyard.training.facts import RunFacts
+from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.events import StepEvent
 from trainyard.training.loop.ledger import StepRecord
 from trainyard.training.options.logging import LoggingConfig
