@@ -19,7 +19,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.optim.continuation import stored_schedule
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.progress import Progress
-from trainyard.training.certificate import Check, listed
+from trainyard.training.certify.certificate import Check, listed
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.dp_history import parse_spans

@@ -13,9 +13,9 @@ from stages.certify.show import table
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ArtifactError
-from trainyard.training.certificate import Certificate, listed
+from trainyard.training.certify.certificate import Certificate, listed
+from trainyard.training.certify.proof import Prover
 from trainyard.training.loop.ledger import FILE as LEDGER
-from trainyard.training.proof import Prover
 from trainyard.training.run.run_record import RunFacts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainyard.logging import one_line
-from trainyard.training.certificate import CHECKS, Certificate
+from trainyard.training.certify.certificate import CHECKS, Certificate
 
 HEADINGS = ("result", "checked", "what", "")
 

@@ -24,7 +24,7 @@ from trainyard.artifacts.digest import digest_bytes, digest_files
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.testing.kill import Zygote
-from trainyard.training.certificate import CHECKS, Certificate, Link
+from trainyard.training.certify.certificate import CHECKS, Certificate, Link
 
 pytestmark = pytest.mark.slow
 

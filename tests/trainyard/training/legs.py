@@ -14,7 +14,7 @@ from stages.runtime.context import StageRun
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.config import from_dict
 from trainyard.testing.pool import RankPool
-from trainyard.training.certificate import Certificate
+from trainyard.training.certify.certificate import Certificate
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.options.pretrain import PretrainConfig

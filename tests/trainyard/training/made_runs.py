@@ -12,13 +12,13 @@ from trainyard.optim.continuation import schedule_document
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.scaler import build_scaler
 from trainyard.optim.schedule import build_schedule
-from trainyard.training.certificate import Certificate, Check
+from trainyard.training.certify.certificate import Certificate, Check
+from trainyard.training.certify.proof import Prover, SampleDigest
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.seeds import step_digest
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.proof import Prover, SampleDigest
 from trainyard.training.run.dp_history import Span
 from trainyard.training.run.run_record import Beginning, Position, PublishedStep, RunFacts
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainyard.artifacts.digest import digest_bytes, hasher
 from trainyard.optim.scaler import LossScaler, build_scaler
-from trainyard.training.certificate import CHECKS, Certificate, Check
+from trainyard.training.certify.certificate import CHECKS, Certificate, Check
 from trainyard.training.loop.batch_size import BatchSchedule
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.seeds import step_digest

@@ -20,9 +20,9 @@ from tests.trainyard.training.made_runs import (
     digest_of,
 )
 from trainyard.errors import ArtifactError
-from trainyard.training.certificate import CHECKS, Certificate, Check, Link
+from trainyard.training.certify.certificate import CHECKS, Certificate, Check, Link
+from trainyard.training.certify.proof import Prover
 from trainyard.training.loop.state import TrainState
-from trainyard.training.proof import Prover
 from trainyard.training.run.dp_history import Span
 from trainyard.training.run.run_record import PublishedStep, beginning_before
 

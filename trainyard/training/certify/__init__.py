@@ -1,0 +1,1 @@
+"""The proof that a run lost and repeated no sample, and its certificate."""
