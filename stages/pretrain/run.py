@@ -1,4 +1,4 @@
-"""Train as a stage: what the library does (`trainyard.training.pretraining`), in the run folder
+"""Train as a stage: what the library does (`trainyard.training.trainer`), in the run folder
 that the stage keeps."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from stages.runtime.context import StageRun
 from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.loop.prepare import prepared
-from trainyard.training.parts import Parts
-from trainyard.training.pretraining import Pretraining, Result
+from trainyard.training.overrides import Parts
+from trainyard.training.trainer import Pretraining, Result
 
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from trainyard.config import digest_relevant
 from trainyard.datasets.provided import ProvidedData
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
+from trainyard.training.local_run import STAGE, OwnHost
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.prepare import prepared
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.own_folder import STAGE, OwnHost
-from trainyard.training.parts import DatasetProvider, ForwardStep, Initialize, Parts
-from trainyard.training.pretraining import Pretraining, Result
+from trainyard.training.overrides import DatasetProvider, ForwardStep, Initialize, Parts
+from trainyard.training.trainer import Pretraining, Result
 
 T = TypeVar("T")
 

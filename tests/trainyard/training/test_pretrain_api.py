@@ -39,9 +39,9 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.parts import Parts
+from trainyard.training.overrides import Parts
 from trainyard.training.pretrain import _identity, pretrain
-from trainyard.training.pretraining import Result
+from trainyard.training.trainer import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/library.md").read_text()

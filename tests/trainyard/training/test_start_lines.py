@@ -18,7 +18,7 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.kernels import report_kernels
-from trainyard.training.parts import Parts
+from trainyard.training.overrides import Parts
 from trainyard.training.pretrain import pretrain
 
 CPU = torch.device("cpu")

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainyard.errors import TrainyardError
-from trainyard.training.host import Keeper
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
+from trainyard.training.run_protocols import Keeper
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ import torch
 from trainyard.artifacts import store
 from trainyard.parallel.device import peak_memory_bytes
 from trainyard.parallel.groups import ProcessGroups, gather_objects
-from trainyard.training.host import Keeper
 from trainyard.training.logging.performance import FILE, FINISHED, performance_document
 from trainyard.training.logging.run_info import RunFacts
 from trainyard.training.loop.throughput import StepTiming
+from trainyard.training.run_protocols import Keeper
 from trainyard.training.watch.memory_report import MemoryPlan, peak_lines
 from trainyard.training.watch.oom import is_out_of_memory
 

@@ -19,7 +19,7 @@ from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import Trainee
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.parts import Initialize
+from trainyard.training.overrides import Initialize
 from trainyard.training.run.node_local import Elsewhere
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import Allowed, restore_training, restore_weights

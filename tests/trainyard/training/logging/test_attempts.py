@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from trainyard.errors import InfrastructureError
-from trainyard.training.host import Keeper
 from trainyard.training.logging.attempts import FILE, KEY, SPENT, Attempt, bounded
 from trainyard.training.loop.events import Callback, Following, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
+from trainyard.training.run_protocols import Keeper
 
 
 class Kept:

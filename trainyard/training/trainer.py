@@ -24,8 +24,7 @@ from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.training.companions import Companions
-from trainyard.training.host import Host
+from trainyard.training.build_callbacks import Companions
 from trainyard.training.logging.attempts import Attempt
 from trainyard.training.logging.timings import Timings
 from trainyard.training.loop.build import (
@@ -46,7 +45,7 @@ from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import StepOptions, Trainee, forward_stage
 from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.parts import Initialize, Parts, provided_data
+from trainyard.training.overrides import Initialize, Parts, provided_data
 from trainyard.training.run.checkpointing import Checkpointing, RunFolder
 from trainyard.training.run.documents import config_document, losses_of, state_facts
 from trainyard.training.run.dp_history import Span, spans_of_step
@@ -55,6 +54,7 @@ from trainyard.training.run.run_steps import FoundSteps
 from trainyard.training.run.saves import saves_summary
 from trainyard.training.run.saving import Saving
 from trainyard.training.run.start import Beginning, Origins
+from trainyard.training.run_protocols import Host
 
 log = logging.getLogger(__name__)
 

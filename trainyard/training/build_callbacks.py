@@ -18,7 +18,6 @@ from trainyard.models.flops import FlopConvention
 from trainyard.models.memory import Layout
 from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
-from trainyard.training.host import Host, Keeper
 from trainyard.training.logging.loggers import Guarded, build_sinks
 from trainyard.training.logging.progress import Progress
 from trainyard.training.logging.run_info import RunFacts
@@ -33,6 +32,7 @@ from trainyard.training.loop.spikes import SpikeDetector
 from trainyard.training.loop.step import Trainee
 from trainyard.training.loop.timers import COMPUTE, Timers
 from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.run_protocols import Host, Keeper
 from trainyard.training.watch.garbage_collection import GarbageCollection
 from trainyard.training.watch.hang import HangWatch
 from trainyard.training.watch.memory_monitor import MemoryMonitor
