@@ -14,7 +14,7 @@ from trainyard.models.config_sizes import MAX_SIZE, check_above_zero, check_at_m
 from trainyard.models.memory import Layout
 from trainyard.models.moe_config import MoEConfig
 from trainyard.parallel.config import ParallelConfig
-from trainyard.parallel.fit import check_model
+from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
 from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
 from trainyard.training.options.pretrain import PretrainConfig

@@ -368,7 +368,7 @@ def _decision_store(config: Any, is_master: bool) -> Any:
 
     import torch.distributed
 
-    from trainyard.parallel.join import check_address, join_failure
+    from trainyard.parallel.rendezvous import check_address, join_failure
 
     dist: Any = torch.distributed  # its stubs hide the stores
 

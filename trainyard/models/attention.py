@@ -20,9 +20,9 @@ from trainyard.models.masks import CAUSAL, AttentionMask
 from trainyard.models.norm import build_norm
 from trainyard.models.recompute import recomputed
 from trainyard.models.rope import Rotary, apply_rotary
-from trainyard.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import even_shard, mark_shard
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 
 class KVCache(Protocol):

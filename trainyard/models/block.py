@@ -17,8 +17,8 @@ from trainyard.models.norm import build_norm
 from trainyard.models.offload import ActivationOffload
 from trainyard.models.recompute import forgetting_norm, layer_groups, recomputed
 from trainyard.models.stage import WHOLE, ModelStage
+from trainyard.parallel.invariant_dropout import DropoutPlace, cut_free_dropout
 from trainyard.parallel.model import ALONE, ModelParallel
-from trainyard.parallel.random import DropoutPlace, cut_free_dropout
 
 Step = tuple[nn.Module, DropoutPlace | None]
 """A layer and where its dropout stands."""

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard.models.config import GPTConfig
+from trainyard.parallel.invariant_dropout import of_sequence_part
 from trainyard.parallel.model import ALONE, ModelParallel
-from trainyard.parallel.random import of_sequence_part
 from trainyard.parallel.sharding import mark_partial_grad
-from trainyard.parallel.vocab import VocabParallelEmbedding
+from trainyard.parallel.tensor.vocab import VocabParallelEmbedding
 
 
 class Table(nn.Module):

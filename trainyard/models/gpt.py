@@ -20,13 +20,13 @@ from trainyard.models.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.models.rope import Rotary, build_rotary
 from trainyard.models.stage import WHOLE, ModelStage
 from trainyard.models.tied import mark_copy, mark_shared
-from trainyard.parallel.context import local_positions
-from trainyard.parallel.linear import ColumnParallelLinear
-from trainyard.parallel.mappings import gather_from_tp
-from trainyard.parallel.matmul import column_linear
+from trainyard.parallel.context.split import local_positions
+from trainyard.parallel.invariant_dropout import cut_free_dropout, of_sequence_part
 from trainyard.parallel.model import ALONE, ModelParallel
-from trainyard.parallel.random import cut_free_dropout, of_sequence_part
-from trainyard.parallel.vocab import vocab_parallel_cross_entropy
+from trainyard.parallel.tensor.linear import ColumnParallelLinear
+from trainyard.parallel.tensor.mappings import gather_from_tp
+from trainyard.parallel.tensor.overlap import column_linear
+from trainyard.parallel.tensor.vocab import vocab_parallel_cross_entropy
 
 DROPOUT_SEED = "dropout_seed"
 """Key of a batch: () int64 on the device of the model, another for every micro-batch of the run,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainyard.models.masks import CAUSAL, AttentionMask
 from trainyard.models.rope import Rotary
-from trainyard.parallel.random import DropoutPlace
+from trainyard.parallel.invariant_dropout import DropoutPlace
 
 if TYPE_CHECKING:
     from trainyard.models.attention import KVCache

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard.models.config import GPTConfig
-from trainyard.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from trainyard.optim.pieces import Traits
 from trainyard.optim.precision import NumberFormat, PrecisionConfig
 from trainyard.optim.rules import build_rule
 from trainyard.optim.scaler import build_scaler
-from trainyard.parallel.buffers import Member
-from trainyard.parallel.data import DataParallel
+from trainyard.parallel.data.buffers import Member
+from trainyard.parallel.data.data_parallel import DataParallel
 from trainyard.parallel.model import group_rank
 from trainyard.parallel.sharding import shard_of
 

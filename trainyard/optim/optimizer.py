@@ -23,9 +23,9 @@ from trainyard.optim.rules import UpdateRule
 from trainyard.optim.scaler import LossScaler
 from trainyard.optim.schedule import Rates
 from trainyard.optim.state import StateBox
-from trainyard.parallel.data import DataParallel, all_reduce_sum
-from trainyard.parallel.gradients import reduce_partial_gradients
+from trainyard.parallel.data.data_parallel import DataParallel, all_reduce_sum
 from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.tensor.gradients import reduce_partial_gradients
 from trainyard.parallel.timing import Timed, untimed
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from trainyard.optim.groups import Multipliers, grouped
 from trainyard.optim.state import StateBox, state_boxes
-from trainyard.parallel.buffers import Bucket, Member
-from trainyard.parallel.data import FULL_PRECISION, DataParallel
+from trainyard.parallel.data.buffers import Bucket, Member
+from trainyard.parallel.data.data_parallel import FULL_PRECISION, DataParallel
 from trainyard.parallel.sharding import shard_of
 
 MAIN = "param"

@@ -17,9 +17,9 @@ from torch.distributed import ProcessGroup
 
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
-from trainyard.parallel.ending import wait_for_gloo
-from trainyard.parallel.join import join_ranks, rank_of_environment
+from trainyard.parallel.gloo_shutdown import wait_for_gloo
 from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.rendezvous import join_ranks, rank_of_environment
 
 __all__ = [
     "ALONE",

@@ -99,7 +99,7 @@ def _meet(seconds: float) -> dict[str, Any]:
         import torch.distributed as dist
 
         from trainyard.parallel.config import ParallelConfig
-        from trainyard.parallel.join import join_ranks, rank_of_environment
+        from trainyard.parallel.rendezvous import join_ranks, rank_of_environment
     except ImportError as error:
         raise ConfigError(
             f"ranks need torch, which does not load here: {error}; trainyard's extra [pretrain] "

@@ -19,8 +19,8 @@ from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_module, init_parameters
 from trainyard.models.stage import ModelStage
 from trainyard.optim.schedule import Schedule, build_schedule
-from trainyard.parallel.fit import check_group_size
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
+from trainyard.parallel.layout_checks import check_group_size
 from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer

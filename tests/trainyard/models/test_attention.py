@@ -15,7 +15,7 @@ from trainyard.models.attention import SelfAttention
 from trainyard.models.config import GPTConfig
 from trainyard.models.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.models.rope import build_rotary
-from trainyard.parallel.context import cut_sequence, local_positions
+from trainyard.parallel.context.split import cut_sequence, local_positions
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import shard_of
 from trainyard.testing.pool import RankPool

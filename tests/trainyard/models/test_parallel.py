@@ -16,7 +16,7 @@ from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.stage import WHOLE, ModelStage
 from trainyard.models.tied import EMBEDDING, is_copy
-from trainyard.parallel.context import cut_sequence
+from trainyard.parallel.context.split import cut_sequence
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import has_partial_grad, shard_of
 from trainyard.testing.pool import RankPool

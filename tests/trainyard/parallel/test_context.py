@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainyard.errors import ConfigError
-from trainyard.parallel.context import (
+from trainyard.parallel.context.ring_attention import ring_block
+from trainyard.parallel.context.split import (
     cut_sequence,
     gather_sequences,
     heads_to_sequence,
@@ -16,7 +17,6 @@ from trainyard.parallel.context import (
     local_positions,
     sequence_to_heads,
 )
-from trainyard.parallel.ring_attention import ring_block
 from trainyard.testing.pool import RankPool
 
 SIZES = [1, 2, 3, 4, 8]

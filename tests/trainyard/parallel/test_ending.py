@@ -9,7 +9,7 @@ import time
 import pytest
 from blake3 import blake3
 
-from trainyard.parallel.ending import THREAD, wait_for_gloo
+from trainyard.parallel.gloo_shutdown import THREAD, wait_for_gloo
 
 pytestmark = pytest.mark.slow
 

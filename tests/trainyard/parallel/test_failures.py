@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from trainyard.errors import CommunicationError
-from trainyard.parallel.data import reported
-from trainyard.parallel.failures import communication_reported, is_communication_error
-from trainyard.parallel.mappings import reduce_from_tp
+from trainyard.parallel.comm_errors import communication_reported, is_communication_error
+from trainyard.parallel.data.data_parallel import reported
 from trainyard.parallel.pipeline.p2p import communicating
+from trainyard.parallel.tensor.mappings import reduce_from_tp
 from trainyard.testing.pool import RankPool
 
 LOST = (

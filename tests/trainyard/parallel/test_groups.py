@@ -14,7 +14,6 @@ from torch import nn
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
-from trainyard.parallel.gradients import reduce_partial_gradients
 from trainyard.parallel.groups import (
     ALONE,
     ProcessGroups,
@@ -22,9 +21,10 @@ from trainyard.parallel.groups import (
     build_groups,
     process_groups,
 )
+from trainyard.parallel.invariant_dropout import of_sequence_part
 from trainyard.parallel.model import ModelParallel
-from trainyard.parallel.random import of_sequence_part
 from trainyard.parallel.sharding import mark_partial_grad
+from trainyard.parallel.tensor.gradients import reduce_partial_gradients
 from trainyard.testing.distributed import run_distributed
 from trainyard.testing.pool import RankPool
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import has_partial_grad, shard_of
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 

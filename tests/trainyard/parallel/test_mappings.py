@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.parallel import mappings
-from trainyard.parallel.collectives import all_reduce
+from trainyard.parallel.tensor import mappings
+from trainyard.parallel.tensor.collectives import all_reduce
 from trainyard.testing.pool import RankPool
 
 S, B, H = 8, 3, 12

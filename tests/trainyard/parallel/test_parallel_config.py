@@ -11,7 +11,7 @@ import pytest
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
-from trainyard.parallel.fit import check_model
+from trainyard.parallel.layout_checks import check_model
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tensor_model_parallel_size": 0}, "--tensor-model-parallel-size must be at least 1, got 0"),
@@ -162,7 +162,7 @@ def test_how_a_run_is_cut_is_no_part_of_its_identity() -> None:
 
 def test_all_is_checked_before_torch_is_loaded() -> None:
     program = (
-        "import sys; import trainyard.parallel.fit, trainyard.parallel.dims; "
+        "import sys; import trainyard.parallel.layout_checks, trainyard.parallel.dims; "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

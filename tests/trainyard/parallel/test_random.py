@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainyard.parallel.model import ALONE
-from trainyard.parallel.random import (
+from trainyard.parallel.invariant_dropout import (
     DropoutPlace,
     cut_free_dropout,
     keep_mask,
     of_sequence_part,
 )
+from trainyard.parallel.model import ALONE
 
 SEED = 8231749823749128347
 

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from trainyard.parallel import cross_entropy
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import shard_of
-from trainyard.parallel.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy
+from trainyard.parallel.tensor import cross_entropy
+from trainyard.parallel.tensor.vocab import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 

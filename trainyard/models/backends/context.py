@@ -22,7 +22,8 @@ from trainyard.models.backends.select import Selected
 from trainyard.models.masks import AttentionMask
 from trainyard.parallel.block_attention import block_attention, causal_blocks
 from trainyard.parallel.config import ContextCommunication
-from trainyard.parallel.context import (
+from trainyard.parallel.context.ring_attention import ring_attention
+from trainyard.parallel.context.split import (
     gather_sequences,
     heads_to_sequence,
     local_positions,
@@ -30,7 +31,6 @@ from trainyard.parallel.context import (
     sequence_to_heads,
 )
 from trainyard.parallel.model import ModelParallel, group_rank, group_size
-from trainyard.parallel.ring_attention import ring_attention
 
 ADVICE = "use --cp-comm-type allgather or a2a"
 

@@ -22,7 +22,7 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.groups import is_vector
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
-from trainyard.parallel.data import DataParallel
+from trainyard.parallel.data.data_parallel import DataParallel
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainyard.datasets.loader import SAMPLE_IDS, Batch
 from trainyard.models.gpt import DROPOUT_SEED
 from trainyard.models.masks import trim_bounds
-from trainyard.parallel.context import cut_sequence
+from trainyard.parallel.context.split import cut_sequence
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.model import group_size
 from trainyard.training.loop.randomness import HOST_SEED

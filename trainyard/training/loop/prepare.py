@@ -11,9 +11,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from trainyard.parallel.comm_errors import communication_reported
 from trainyard.parallel.device import resolve_device
 from trainyard.parallel.dims import dims_of
-from trainyard.parallel.failures import communication_reported
 from trainyard.parallel.groups import (
     ProcessGroups,
     build_groups,

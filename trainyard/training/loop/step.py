@@ -18,7 +18,7 @@ from trainyard.datasets.loader import Batch
 from trainyard.errors import DataError
 from trainyard.optim.optimizer import ModelOptimizer, StepOutcome
 from trainyard.optim.schedule import Rates
-from trainyard.parallel.data import all_reduce_sum
+from trainyard.parallel.data.data_parallel import all_reduce_sum
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.parallel.timing import Timed, untimed

@@ -13,7 +13,7 @@ from trainyard.models.config import GPTConfig
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
-from trainyard.parallel.fit import check_model
+from trainyard.parallel.layout_checks import check_model
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.node_local import NonPersistentConfig

@@ -14,7 +14,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.backends.context import ContextAttention, check_context
 from trainyard.models.backends.sdpa import SdpaBackend
 from trainyard.models.masks import CAUSAL, AttentionMask
-from trainyard.parallel.context import cut_sequence, join_sequence
+from trainyard.parallel.context.split import cut_sequence, join_sequence
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 

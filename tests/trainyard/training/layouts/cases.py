@@ -19,7 +19,7 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
 from trainyard.parallel.data_config import DataParallelConfig
-from trainyard.parallel.fit import check_model
+from trainyard.parallel.layout_checks import check_model
 from trainyard.testing.covering import Row, covering_rows, cross
 
 MAX_RANKS = 8

@@ -15,7 +15,7 @@ from tests.trainyard.training.layouts import runs
 from tests.trainyard.training.layouts.cases import Cut
 from tests.trainyard.training.layouts.compare import assert_same_bits
 from tests.trainyard.training.layouts.runs import Share, run_of, together, train
-from trainyard.parallel import gather
+from trainyard.parallel.data import param_gather
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.build import build_trainee
 
@@ -33,11 +33,11 @@ class Late:
         _all_gather(*arguments, **options).wait()
 
 
-_all_gather = gather._all_gather
-_begin = gather.ParameterGather.begin
+_all_gather = param_gather._all_gather
+_begin = param_gather.ParameterGather.begin
 
 
-def begin_without_the_others(self: gather.ParameterGather) -> None:
+def begin_without_the_others(self: param_gather.ParameterGather) -> None:
     """Forget what other ranks own, then fetch it."""
     for bucket in self._buckets:
         own = bucket.own_params.clone()
@@ -49,8 +49,8 @@ def begin_without_the_others(self: gather.ParameterGather) -> None:
 def train_with_late_parameters(cut: Cut, as_compiled: bool) -> Share:
     """as_compiled: the modules wait that do where layers are compiled; here they are not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather, "_all_gather", Late)
-        patch.setattr(gather.ParameterGather, "begin", begin_without_the_others)
+        patch.setattr(param_gather, "_all_gather", Late)
+        patch.setattr(param_gather.ParameterGather, "begin", begin_without_the_others)
         patch.setattr(torch, "compile", lambda forward, **_: forward)
         patch.setattr(runs, "build_trainee", partial(build_trainee, compile_layers=as_compiled))
         return train(cut, STEPS)

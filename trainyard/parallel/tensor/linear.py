@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.parallel.mappings import gather_from_tp, reduce_from_tp, reduce_scatter_to_sp
-from trainyard.parallel.matmul import column_linear, row_linear
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import even_shard, mark_partial_grad, mark_shard
+from trainyard.parallel.tensor.mappings import gather_from_tp, reduce_from_tp, reduce_scatter_to_sp
+from trainyard.parallel.tensor.overlap import column_linear, row_linear
 
 
 class ColumnParallelLinear(nn.Module):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainyard.parallel.buckets import BucketPlan, Slot, plan_buckets
+from trainyard.parallel.data.buckets import BucketPlan, Slot, plan_buckets
 
 
 class Member(NamedTuple):

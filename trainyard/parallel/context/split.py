@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainyard.errors import ConfigError
-from trainyard.parallel import collectives
 from trainyard.parallel.model import group_size
+from trainyard.parallel.tensor import collectives
 
 # --- cutting ----------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.parallel.collectives import all_reduce
 from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.tensor.collectives import all_reduce
 
 CHUNK_LOGITS = 1 << 24
 """Logits that are held in fp32 at once: 64 MiB."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from trainyard.parallel.collectives import all_reduce
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import has_partial_grad
+from trainyard.parallel.tensor.collectives import all_reduce
 
 GradOf = Callable[[nn.Parameter], Tensor | None]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.parallel.cross_entropy import lean_cross_entropy
-from trainyard.parallel.mappings import reduce_from_tp, reduce_scatter_to_sp
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import even_shard, mark_shard
+from trainyard.parallel.tensor.cross_entropy import lean_cross_entropy
+from trainyard.parallel.tensor.mappings import reduce_from_tp, reduce_scatter_to_sp
 
 
 class VocabParallelEmbedding(nn.Module):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.parallel import collectives
 from trainyard.parallel.model import group_rank, group_size
+from trainyard.parallel.tensor import collectives
 
 Mapping = Callable[[Tensor, ProcessGroup], Tensor]
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
-from trainyard.parallel.collectives import (
+from trainyard.parallel.model import ModelParallel, group_size
+from trainyard.parallel.tensor.collectives import (
     all_gather,
     finish,
     group_called,
@@ -27,8 +28,7 @@ from trainyard.parallel.collectives import (
     start_all_reduce_of_own,
     start_reduce_scatter,
 )
-from trainyard.parallel.model import ModelParallel, group_size
-from trainyard.parallel.ring_matmul import gathered_matmul, scattered_matmul
+from trainyard.parallel.tensor.ring_matmul import gathered_matmul, scattered_matmul
 
 
 def column_linear(

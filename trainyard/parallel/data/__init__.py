@@ -1,0 +1,1 @@
+"""Data parallelism: the same weights on every rank, gradients reduced in flat buckets."""
