@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trainyard.attention.masks import causal_mask
 from trainyard.models.config import GPTConfig
-from trainyard.models.masks import causal_mask
 
 
 class StaticKVCache:

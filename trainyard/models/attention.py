@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.errors import ConfigError
-from trainyard.models.backends.context import ContextAttention, check_context
-from trainyard.models.backends.select import asked_of, backend_table
+from trainyard.models.attention_backend import asked_of, backend_table
 from trainyard.models.config import GPTConfig
-from trainyard.models.masks import CAUSAL, AttentionMask
+from trainyard.models.context_attention import ContextAttention, check_context
 from trainyard.models.norm import build_norm
 from trainyard.models.recompute import recomputed
 from trainyard.models.rope import Rotary, apply_rotary

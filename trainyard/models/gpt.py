@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from trainyard.attention.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.models.attention import KVCache
 from trainyard.models.block import TransformerBlock
 from trainyard.models.config import GPTConfig
 from trainyard.models.embedding import Embedding
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
-from trainyard.models.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.models.rope import Rotary, build_rotary
 from trainyard.models.stage import WHOLE, ModelStage
 from trainyard.models.tied import mark_copy, mark_shared

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trainyard.models.masks import CAUSAL, AttentionMask
+from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.models.rope import Rotary
 from trainyard.parallel.invariant_dropout import DropoutPlace
 

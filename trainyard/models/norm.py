@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.models.backends.norm_kernels import NormKernel
-from trainyard.models.backends.norm_select import norm_kernel
 from trainyard.models.config import GPTConfig
+from trainyard.models.norms.kernels import NormKernel
+from trainyard.models.norms.select import norm_kernel
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import mark_partial_grad
 

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainyard.attention.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.errors import ConfigError
 from trainyard.inference.kv_cache import StaticKVCache
 from trainyard.models.attention import SelfAttention
 from trainyard.models.config import GPTConfig
-from trainyard.models.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.models.rope import build_rotary
 from trainyard.parallel.context.split import cut_sequence, local_positions
 from trainyard.parallel.model import ALONE, ModelParallel

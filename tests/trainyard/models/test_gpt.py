@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from trainyard.attention.masks import AttentionMask
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
-from trainyard.models.masks import AttentionMask
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 """fp32 sums of a few hundred terms taken in another order."""

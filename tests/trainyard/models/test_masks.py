@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainyard.models.masks import (
+from trainyard.attention.masks import (
     CAUSAL,
     FULL,
     AttentionMask,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainyard.parallel.block_attention import Block, block_attention, causal_blocks
-from trainyard.parallel.blocks import BlockCall, block_backward, block_forward
+from trainyard.attention.blockwise import Block, block_attention, causal_blocks
+from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 S, SCALE = 12, 0.3

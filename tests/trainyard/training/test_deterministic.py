@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from trainyard.attention.choice import Device, Needs, choose_backend
 from trainyard.errors import ConfigError
-from trainyard.models.backends.choice import Device, Needs, choose_backend
 from trainyard.training.loop.randomness import REPRODUCIBLE, use_deterministic_algorithms
 
 

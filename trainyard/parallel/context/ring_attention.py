@@ -19,9 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from trainyard.parallel.block_attention import Block, GradientSum
-from trainyard.parallel.blocks import BlockCall, block_backward, block_forward, causal_call
-from trainyard.parallel.merge import Merger, empty_sequence_major, sequence_major, sink_gradient
+from trainyard.attention.blockwise import Block, GradientSum
+from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward, causal_call
+from trainyard.attention.merge_lse import (
+    Merger,
+    empty_sequence_major,
+    sequence_major,
+    sink_gradient,
+)
 
 
 def ring_attention(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trainyard.models.backends.norm_select import report_norm
-from trainyard.models.backends.select import choose_attention, report_attention
+from trainyard.models.attention_backend import choose_attention, report_attention
+from trainyard.models.norms.select import report_norm
 from trainyard.optim.build import params_dtype
 from trainyard.optim.choice import report_optimizer
 from trainyard.parallel.model import ModelParallel

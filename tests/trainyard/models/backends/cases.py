@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from trainyard.models.backends.base import AttentionBackend, Numerics
-from trainyard.models.backends.local import LocalBackend
-from trainyard.models.masks import CAUSAL, FULL, AttentionMask
+from trainyard.attention.base import AttentionBackend, Numerics
+from trainyard.attention.local import LocalBackend
+from trainyard.attention.masks import CAUSAL, FULL, AttentionMask
 
 LOCAL = LocalBackend(Numerics())
 B, N, D = 2, 4, 16

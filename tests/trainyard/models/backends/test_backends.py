@@ -15,13 +15,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from tests.trainyard.models.backends.cases import KINDS, LOCAL, attend, expected, inputs, masks
-from trainyard.models.backends.base import Numerics
-from trainyard.models.backends.flash import FlashBackend
-from trainyard.models.backends.local import LocalBackend
-from trainyard.models.backends.sdpa import SdpaBackend, even_gradient
-from trainyard.models.masks import CAUSAL, AttentionMask
-from trainyard.parallel import blocks, varlen
-from trainyard.parallel.blocks import BlockCall, block_backward, block_forward
+from trainyard.attention import lse_kernels, varlen
+from trainyard.attention.base import Numerics
+from trainyard.attention.flash import FlashBackend
+from trainyard.attention.local import LocalBackend
+from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
+from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.sdpa import SdpaBackend, even_gradient
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 S = 24
@@ -209,8 +209,8 @@ def test_flash_kernels_of_torch_are_called_right(
     monkeypatch: pytest.MonkeyPatch, kind: str, s: int, with_sink: bool
 ) -> None:
     monkeypatch.setattr(varlen, "_ATEN", PackedKernels())
-    monkeypatch.setitem(blocks.FORWARD, "flash", blocks.FORWARD["math"])
-    monkeypatch.setitem(blocks.BACKWARD, "flash", blocks.BACKWARD["math"])
+    monkeypatch.setitem(lse_kernels.FORWARD, "flash", lse_kernels.FORWARD["math"])
+    monkeypatch.setitem(lse_kernels.BACKWARD, "flash", lse_kernels.BACKWARD["math"])
     backend = SdpaBackend("flash")
     if masks(S)[kind].plain and not with_sink:
         pytest.skip("goes through scaled_dot_product_attention, which has no flash on the CPU")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from trainyard.attention.choice import Device, Needs, choose_backend
 from trainyard.errors import ConfigError
-from trainyard.models.backends.choice import Device, Needs, choose_backend
-from trainyard.models.backends.select import report_attention
+from trainyard.models.attention_backend import report_attention
 from trainyard.models.config import GPTConfig
 from trainyard.parallel.model import ALONE
 

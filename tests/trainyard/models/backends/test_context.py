@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainyard.models.backends.cases import LOCAL, attend, inputs, masks
+from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.sdpa import SdpaBackend
 from trainyard.errors import ConfigError
-from trainyard.models.backends.context import ContextAttention, check_context
-from trainyard.models.backends.sdpa import SdpaBackend
-from trainyard.models.masks import CAUSAL, AttentionMask
+from trainyard.models.context_attention import ContextAttention, check_context
 from trainyard.parallel.context.split import cut_sequence, join_sequence
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.models.backends.cases import KINDS, attend, expected, inputs, masks, to
+from trainyard.attention.base import Numerics, build_backend
+from trainyard.attention.blockwise import block_attention, causal_blocks
+from trainyard.attention.choice import Needs, choose_backend
+from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
+from trainyard.attention.masks import CAUSAL
 from trainyard.errors import ConfigError
-from trainyard.models.backends.base import Numerics, build_backend
-from trainyard.models.backends.choice import Needs, choose_backend
-from trainyard.models.backends.select import probe_device
-from trainyard.models.masks import CAUSAL
-from trainyard.parallel.block_attention import block_attention, causal_blocks
-from trainyard.parallel.blocks import BlockCall, block_backward, block_forward
+from trainyard.models.attention_backend import probe_device
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

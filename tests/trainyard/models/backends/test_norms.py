@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainyard.attention.choice import Device
 from trainyard.errors import ConfigError
-from trainyard.models.backends import norm_kernels
-from trainyard.models.backends.choice import Device
-from trainyard.models.backends.norm_choice import NormChoice, NormNeeds, choose_norm
-from trainyard.models.backends.norm_kernels import (
+from trainyard.models.config import GPTConfig
+from trainyard.models.gpt import GPTModel
+from trainyard.models.norm import NORMS
+from trainyard.models.norms import kernels
+from trainyard.models.norms.choice import NormChoice, NormNeeds, choose_norm
+from trainyard.models.norms.kernels import (
     ApexNorm,
     NormKernel,
     TransformerEngineNorm,
     Uncompiled,
     build_norm_kernel,
 )
-from trainyard.models.backends.norm_select import report_norm
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
-from trainyard.models.norm import NORMS
+from trainyard.models.norms.select import report_norm
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 BARE, CPU = Device("cuda", (9, 0)), Device("cpu")
@@ -328,7 +328,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Any:
         for end in range(1, len(parts) + 1):
             monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
         sys.modules[name].__dict__.update(held)
-    loaded = (norm_kernels._apex_functions, norm_kernels._apex_fast)
+    loaded = (kernels._apex_functions, kernels._apex_fast)
     for cached in loaded:
         cached.cache_clear()
     yield

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from trainyard.errors import ConfigError
-from trainyard.models.backends.norm_choice import NormNeeds, choose_norm
-from trainyard.models.backends.norm_kernels import build_norm_kernel
-from trainyard.models.backends.select import probe_device
+from trainyard.models.attention_backend import probe_device
 from trainyard.models.norm import NORMS
+from trainyard.models.norms.choice import NormNeeds, choose_norm
+from trainyard.models.norms.kernels import build_norm_kernel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainyard.attention.choice import Device
 from trainyard.errors import ConfigError
-from trainyard.models.backends.choice import Device
 
 NormRequest = Literal["auto", "torch", "apex", "transformer_engine"]
 NormBackend = Literal["torch", "apex", "transformer_engine"]

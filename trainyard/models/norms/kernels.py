@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainyard.models.backends.norm_choice import NormChoice
+from trainyard.models.norms.choice import NormChoice
 
 HALVES_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 

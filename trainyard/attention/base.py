@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trainyard.models.backends.choice import Choice
-from trainyard.models.masks import AttentionMask
+from trainyard.attention.choice import Choice
+from trainyard.attention.masks import AttentionMask
 
 
 class AttentionBackend(Protocol):
@@ -44,10 +44,10 @@ class Numerics:
 
 def build_backend(choice: Choice, numerics: Numerics, deterministic: bool) -> AttentionBackend:
     """The backend that was chosen."""
-    from trainyard.models.backends.flash import FlashBackend
-    from trainyard.models.backends.local import LocalBackend
-    from trainyard.models.backends.sdpa import SdpaBackend
-    from trainyard.models.backends.te import TransformerEngineBackend
+    from trainyard.attention.flash import FlashBackend
+    from trainyard.attention.local import LocalBackend
+    from trainyard.attention.sdpa import SdpaBackend
+    from trainyard.attention.te import TransformerEngineBackend
 
     if choice.backend == "local":
         return LocalBackend(numerics)

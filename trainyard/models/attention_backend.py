@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import torch
 
+from trainyard.attention.base import AttentionBackend, Numerics, build_backend
+from trainyard.attention.choice import Choice, Device, Needs, Request, choose_backend
 from trainyard.errors import ConfigError
-from trainyard.models.backends.base import AttentionBackend, Numerics, build_backend
-from trainyard.models.backends.choice import Choice, Device, Needs, Request, choose_backend
 from trainyard.models.config import GPTConfig
 from trainyard.parallel.model import ModelParallel
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainyard.parallel.blocks import BlockCall, flash_rng, flash_window
+from trainyard.attention.lse_kernels import BlockCall, flash_rng, flash_window
 
 _ATEN: Any = torch.ops.aten
 

@@ -12,8 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainyard.parallel.blocks import BlockCall, block_backward, block_forward, causal_call
-from trainyard.parallel.merge import Merger, empty_sequence_major, sequence_major, sink_gradient
+from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward, causal_call
+from trainyard.attention.merge_lse import (
+    Merger,
+    empty_sequence_major,
+    sequence_major,
+    sink_gradient,
+)
 
 
 class Block(NamedTuple):

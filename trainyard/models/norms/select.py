@@ -7,16 +7,16 @@ from functools import lru_cache
 
 import torch
 
-from trainyard.models.backends.choice import Device
-from trainyard.models.backends.norm_choice import (
+from trainyard.attention.choice import Device
+from trainyard.models.attention_backend import probe_device
+from trainyard.models.config import GPTConfig
+from trainyard.models.norms.choice import (
     NormChoice,
     NormNeeds,
     choose_norm,
     norm_problem,
 )
-from trainyard.models.backends.norm_kernels import NormKernel, build_norm_kernel
-from trainyard.models.backends.select import probe_device
-from trainyard.models.config import GPTConfig
+from trainyard.models.norms.kernels import NormKernel, build_norm_kernel
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainyard.models.masks import AttentionMask, materialise, packed_lengths
-from trainyard.parallel.block_attention import Block, block_attention, causal_blocks
-from trainyard.parallel.blocks import laid_out, order_in_memory
-from trainyard.parallel.varlen import varlen_attention
+from trainyard.attention.blockwise import Block, block_attention, causal_blocks
+from trainyard.attention.lse_kernels import laid_out, order_in_memory
+from trainyard.attention.masks import AttentionMask, materialise, packed_lengths
+from trainyard.attention.varlen import varlen_attention
 
 CUDNN, FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
 EFFICIENT, MATH = SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH

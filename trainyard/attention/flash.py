@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trainyard.models.backends.sdpa import SdpaBackend
-from trainyard.models.masks import NO_BOUND, AttentionMask, packed_lengths
+from trainyard.attention.masks import NO_BOUND, AttentionMask, packed_lengths
+from trainyard.attention.sdpa import SdpaBackend
 
 DENSE = SdpaBackend("efficient")
 """For masks that are matrices, which the package does not take (a cache of ragged rows)."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trainyard.models.backends.sdpa import SdpaBackend
-from trainyard.models.masks import AttentionMask, packed_lengths
+from trainyard.attention.masks import AttentionMask, packed_lengths
+from trainyard.attention.sdpa import SdpaBackend
 
 OTHERWISE = SdpaBackend("cudnn")
 """For what a cache of keys asks: matrices, and queries that are the last of the keys."""

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainyard.attention.base import AttentionBackend
+from trainyard.attention.blockwise import block_attention, causal_blocks
+from trainyard.attention.masks import AttentionMask
 from trainyard.errors import ConfigError
-from trainyard.models.backends.base import AttentionBackend
-from trainyard.models.backends.select import Selected
-from trainyard.models.masks import AttentionMask
-from trainyard.parallel.block_attention import block_attention, causal_blocks
+from trainyard.models.attention_backend import Selected
 from trainyard.parallel.config import ContextCommunication
 from trainyard.parallel.context.ring_attention import ring_attention
 from trainyard.parallel.context.split import (

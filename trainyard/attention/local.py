@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainyard.models.backends.base import Numerics
-from trainyard.models.masks import AttentionMask, materialise
+from trainyard.attention.base import Numerics
+from trainyard.attention.masks import AttentionMask, materialise
 
 
 @dataclass(frozen=True, slots=True)

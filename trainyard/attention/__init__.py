@@ -1,0 +1,1 @@
+"""Kernels of attention behind one signature, and the choice between them."""

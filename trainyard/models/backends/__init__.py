@@ -1,1 +1,0 @@
-"""Kernels of attention and of norms behind one signature each, and the choice between them."""

@@ -1,0 +1,1 @@
+"""Kernels of norms behind one signature, and the choice between them."""
