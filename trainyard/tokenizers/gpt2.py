@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.library import NamingTokenizer
+from trainyard.tokenizers.hf_tokenizers import NamingTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -15,7 +15,7 @@ from trainyard.artifacts import store
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.library import (
+from trainyard.tokenizers.hf_tokenizers import (
     MODEL,
     SETTINGS,
     NamingTokenizer,

@@ -62,13 +62,13 @@ def _null(config: TokenizerConfig) -> Tokenizer:
 
 
 def _sft(config: TokenizerConfig) -> Tokenizer:
-    from trainyard.tokenizers.chat import build_sft
+    from trainyard.tokenizers.chat.sft import build_sft
 
     return build_sft(config)
 
 
 def _multimodal(config: TokenizerConfig) -> Tokenizer:
-    from trainyard.tokenizers.multimodal import build_multimodal
+    from trainyard.tokenizers.chat.multimodal import build_multimodal
 
     return build_multimodal(config)
 

@@ -34,8 +34,8 @@ from trainyard.tokenizers.base import (
     read_part,
 )
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.piece_engine import Pieces, any_of, encode_apart
-from trainyard.tokenizers.pieces import SPACE
+from trainyard.tokenizers.fast.sentencepiece_engine import Pieces, any_of, encode_apart
+from trainyard.tokenizers.fast.sentencepiece_model import SPACE
 
 MODEL = "tokenizer.model"
 CLASS, SEPARATOR, END, MASK = STANDARD = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")

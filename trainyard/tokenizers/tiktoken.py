@@ -28,11 +28,11 @@ from trainyard.tokenizers.base import (
     read_part,
 )
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.engine import Gigatoken, gigatoken_for_ranks
-from trainyard.tokenizers.parts import any_long, encode_in_parts
-from trainyard.tokenizers.probe import overlap
-from trainyard.tokenizers.rows import rows_of
-from trainyard.tokenizers.seams import alternatives_of, letter_seam
+from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for_ranks
+from trainyard.tokenizers.fast.parts import any_long, encode_in_parts
+from trainyard.tokenizers.fast.probe import overlap
+from trainyard.tokenizers.fast.rows import rows_of
+from trainyard.tokenizers.fast.seams import alternatives_of, letter_seam
 
 VOCAB = "tiktoken.vocab"
 USUAL_SIZE = 131072

@@ -26,9 +26,9 @@ from tokenizers.processors import TemplateProcessing
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.library import EngineTokenizer, add_special_tokens
-from trainyard.tokenizers.parts import any_long
-from trainyard.tokenizers.seams import LETTERS
+from trainyard.tokenizers.fast.parts import any_long
+from trainyard.tokenizers.fast.seams import LETTERS
+from trainyard.tokenizers.hf_tokenizers import EngineTokenizer, add_special_tokens
 
 UNKNOWN, SEPARATOR, PAD, FIRST, MASK = SPECIAL = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 CASED_EXTRA_IDS = 100

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.trainyard.tokenizers.chats import MARKS, pair, read_chats, write_folder
 from tests.trainyard.tokenizers.hostile import HOSTILE
 from trainyard.errors import ConfigError, DataError
-from trainyard.tokenizers.chat import IGNORED, SFTTokenizer
+from trainyard.tokenizers.chat.prompt_formats import SFT_FORMATS
+from trainyard.tokenizers.chat.sft import IGNORED, SFTTokenizer
+from trainyard.tokenizers.chat.templates import ChatTemplate
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.prompt_formats import SFT_FORMATS
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
-from trainyard.tokenizers.templates import ChatTemplate
 
 TEMPLATES = {
     "nemotron-h-aligned": """

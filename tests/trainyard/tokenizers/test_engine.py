@@ -21,15 +21,15 @@ from tokenizers import Tokenizer as Library
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.trainyard.tokenizers.hostile import HOSTILE, random_texts
-from trainyard.tokenizers import engine as engine_module
-from trainyard.tokenizers import parts as parts_module
 from trainyard.tokenizers.base import as_lists, flatten
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.engine import Gigatoken, gigatoken_for, replace_rows
-from trainyard.tokenizers.library import surround, tokens_around
-from trainyard.tokenizers.probe import overlap
+from trainyard.tokenizers.fast import gigatoken as engine_module
+from trainyard.tokenizers.fast import parts as parts_module
+from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for, replace_rows
+from trainyard.tokenizers.fast.probe import overlap
+from trainyard.tokenizers.fast.unicode_mismatch import Suspects, unassigned
+from trainyard.tokenizers.hf_tokenizers import surround, tokens_around
 from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.tokenizers.suspects import Suspects, unassigned
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

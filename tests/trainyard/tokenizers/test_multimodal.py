@@ -11,15 +11,15 @@ import pytest
 
 from tests.trainyard.tokenizers.chats import NAMED, pair, read_chats, write_folder
 from trainyard.errors import ConfigError, DataError
-from trainyard.tokenizers.chat import IGNORED
-from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.multimodal import (
+from trainyard.tokenizers.chat.multimodal import (
     IMAGE_INDEX,
     MultimodalTokenizer,
     place_images,
     tile_tags,
 )
-from trainyard.tokenizers.prompt_formats import MULTIMODAL_FORMATS, QWEN_SYSTEM
+from trainyard.tokenizers.chat.prompt_formats import MULTIMODAL_FORMATS, QWEN_SYSTEM
+from trainyard.tokenizers.chat.sft import IGNORED
+from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 
 CHATML = """{% for turn in messages %}

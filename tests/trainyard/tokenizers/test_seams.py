@@ -24,11 +24,10 @@ from tests.trainyard.tokenizers.test_engine import (
     library,
     split,
 )
-from trainyard.tokenizers import parts as parts_module
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.parts import encode_in_parts, parts
-from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.tokenizers.seams import (
+from trainyard.tokenizers.fast import parts as parts_module
+from trainyard.tokenizers.fast.parts import encode_in_parts, parts
+from trainyard.tokenizers.fast.seams import (
     AFTER_LETTERS,
     CONTRACTIONS,
     EAST_ASIAN,
@@ -39,6 +38,7 @@ from trainyard.tokenizers.seams import (
     letter_seam,
     word_seam,
 )
+from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.tokenizers.tiktoken import PATTERNS
 from trainyard.tokenizers.wordpiece import SPECIAL, wordpiece_library
 

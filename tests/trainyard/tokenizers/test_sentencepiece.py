@@ -21,7 +21,7 @@ from trainyard.artifacts import store
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import Tokenizer, as_lists
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.pieces import parse_pieces, refusal_of_pieces
+from trainyard.tokenizers.fast.sentencepiece_model import parse_pieces, refusal_of_pieces
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 from trainyard.tokenizers.sentencepiece import SentencePieceTokenizer
 
@@ -157,7 +157,7 @@ def test_a_line_of_half_a_megabyte(
 def test_a_long_text_is_encoded_in_parts(
     folder: Path, library: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.tokenizers.parts.PART_LETTERS", 50)
+    monkeypatch.setattr("trainyard.tokenizers.fast.parts.PART_LETTERS", 50)
     for name, engine in (("symbols", True), ("plain", False), ("removes", True)):
         tokenizer = build(str(folder / f"{name}.model"), use_gigatoken=engine)
         lengths = watch(tokenizer, monkeypatch)

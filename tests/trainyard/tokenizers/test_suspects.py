@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.tokenizers.base import flatten
-from trainyard.tokenizers.suspects import Suspects, flag_tokens, unassigned
+from trainyard.tokenizers.fast.unicode_mismatch import Suspects, flag_tokens, unassigned
 
 SUSPECTS, NFC_SUSPECTS = (
     Suspects({i: bytes([i]) for i in range(256)}, nfc=nfc) for nfc in (False, True)
@@ -41,7 +41,7 @@ def test_suspects_are_what_nfc_changes_or_nobody_knows() -> None:
 )
 def test_pieces_of_a_text_are_suspect_where_the_whole_is(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainyard.tokenizers.suspects.CHUNK", 2)
+        patch.setattr("trainyard.tokenizers.fast.unicode_mismatch.CHUNK", 2)
         assert NFC_SUSPECTS.is_suspect(text) == (not unicodedata.is_normalized("NFC", text))
 
 

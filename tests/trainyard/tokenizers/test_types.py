@@ -18,7 +18,7 @@ from tests.trainyard.tokenizers.kinds import build, options
 from trainyard.artifacts import store
 from trainyard.config import ROLE, digest_relevant, from_dict, leaves
 from trainyard.errors import ArtifactError, ConfigError, DataError
-from trainyard.tokenizers import library as library_module
+from trainyard.tokenizers import hf_tokenizers as library_module
 from trainyard.tokenizers import registry
 from trainyard.tokenizers import wordpiece as wordpiece_module
 from trainyard.tokenizers.base import DESCRIPTION, Tokenizer, as_lists, description

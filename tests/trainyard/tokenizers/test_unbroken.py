@@ -31,14 +31,14 @@ from tests.trainyard.tokenizers.test_engine import (
     split,
 )
 from tests.trainyard.tokenizers.test_seams import DEEPSEEK, ENDS, O200K, in_turn
-from trainyard.tokenizers import engine as engine_module
-from trainyard.tokenizers import unbroken
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.engine import gigatoken_for
+from trainyard.tokenizers.fast import gigatoken as engine_module
+from trainyard.tokenizers.fast import long_text
+from trainyard.tokenizers.fast.gigatoken import gigatoken_for
+from trainyard.tokenizers.fast.long_text import Lengths, Unbroken
+from trainyard.tokenizers.fast.rows import LETTERS, LOWER, MARKS, NUMBERS, OTHER_MARKS, Rows
+from trainyard.tokenizers.fast.seams import find_rows, find_seam
 from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.tokenizers.rows import LETTERS, LOWER, MARKS, NUMBERS, OTHER_MARKS, Rows
-from trainyard.tokenizers.seams import find_rows, find_seam
-from trainyard.tokenizers.unbroken import Lengths, Unbroken
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +47,8 @@ LONGEST = OVERLAP // 4
 
 
 def set_sizes(patch: pytest.MonkeyPatch, overlap: int, window: int) -> None:
-    patch.setattr(unbroken, "OVERLAP_LETTERS", overlap)
-    for module in (engine_module, unbroken):
+    patch.setattr(long_text, "OVERLAP_LETTERS", overlap)
+    for module in (engine_module, long_text):
         patch.setattr(module, "WINDOW_LETTERS", window)
 
 

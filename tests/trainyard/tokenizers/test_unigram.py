@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 
 from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, random_texts
 from tests.trainyard.tokenizers.models import MODELS, train
-from trainyard.tokenizers import parts, piece_engine, unigram
-from trainyard.tokenizers.piece_engine import Pieces
-from trainyard.tokenizers.pieces import CONTROL, NORMAL, USER_DEFINED, Piece, parse_pieces
-from trainyard.tokenizers.unigram import Windows, find_windows
+from trainyard.tokenizers.fast import parts, sentencepiece_engine, unigram
+from trainyard.tokenizers.fast.sentencepiece_engine import Pieces
+from trainyard.tokenizers.fast.sentencepiece_model import (
+    CONTROL,
+    NORMAL,
+    USER_DEFINED,
+    Piece,
+    parse_pieces,
+)
+from trainyard.tokenizers.fast.unigram import Windows, find_windows
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +130,7 @@ def test_scores_must_be_added_up_as_the_library_adds_them(shared: Path) -> None:
 
 
 def test_a_long_text_is_encoded_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_engine, "LONG_LETTERS", 3000)
+    monkeypatch.setattr(sentencepiece_engine, "LONG_LETTERS", 3000)
     monkeypatch.setattr(parts, "PART_LETTERS", 500)
     pieces = trained("bytes")
     texts = ["the cat", scrambled(1, 5000), "", "sat  on"]
@@ -140,7 +146,7 @@ def test_a_long_text_is_encoded_in_windows(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("text", [" " * 5000, "x" * 5000, "a" * 70_000 + " b" * 40_000])
 def test_texts_without_a_seam(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_engine, "LONG_LETTERS", 3000)
+    monkeypatch.setattr(sentencepiece_engine, "LONG_LETTERS", 3000)
     for name in ("bytes", "removes"):
         pieces = trained(name)
         assert pieces.reference_array(text).tolist() == pieces.by_library([text])[0]

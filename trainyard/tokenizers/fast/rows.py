@@ -23,7 +23,7 @@ from unicodedata import category
 
 import numpy as np
 
-from trainyard.tokenizers.suspects import changed_by_nfc
+from trainyard.tokenizers.fast.unicode_mismatch import changed_by_nfc
 
 BLANKS = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
 BLANKS += "\u2028\u2029\u202f\u205f\u3000"

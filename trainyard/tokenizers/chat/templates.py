@@ -15,8 +15,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.tokenizers.hf_tokenizers import SETTINGS
 from trainyard.tokenizers.huggingface import TEMPLATE
-from trainyard.tokenizers.library import SETTINGS
 
 
 class ChatTemplate:

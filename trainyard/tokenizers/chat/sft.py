@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.base import Flat
-from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.huggingface import TEMPLATE, build_huggingface
-from trainyard.tokenizers.library import ROLES, EngineTokenizer
-from trainyard.tokenizers.prompt_formats import (
+from trainyard.tokenizers.chat.prompt_formats import (
     SFT_FORMATS,
     PromptFormat,
     find_format,
     render_turns,
 )
-from trainyard.tokenizers.templates import named_tokens, own_template
+from trainyard.tokenizers.chat.templates import named_tokens, own_template
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.hf_tokenizers import ROLES, EngineTokenizer
+from trainyard.tokenizers.huggingface import TEMPLATE, build_huggingface
 
 IGNORED = -100
 """The target of a token that is not learnt."""

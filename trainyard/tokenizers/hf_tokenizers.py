@@ -26,9 +26,9 @@ from trainyard.tokenizers.base import (
     join_rows,
 )
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.engine import Gigatoken, gigatoken_for
-from trainyard.tokenizers.parts import any_long, encode_in_parts
-from trainyard.tokenizers.seams import find_seam
+from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for
+from trainyard.tokenizers.fast.parts import any_long, encode_in_parts
+from trainyard.tokenizers.fast.seams import find_seam
 
 MODEL = "tokenizer.json"
 

@@ -25,8 +25,9 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from trainyard.tokenizers import parts
-from trainyard.tokenizers.pieces import (
+from trainyard.tokenizers.fast import parts
+from trainyard.tokenizers.fast.seams import LETTERS
+from trainyard.tokenizers.fast.sentencepiece_model import (
     BYTE,
     NORMAL,
     SPACE,
@@ -37,7 +38,6 @@ from trainyard.tokenizers.pieces import (
     PieceModel,
     extended,
 )
-from trainyard.tokenizers.seams import LETTERS
 
 LONG_LETTERS = 1 << 21
 """Of a longer text windows are made: the library needs a hundred megabytes for a shorter one."""

@@ -25,19 +25,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.tokenizers.base import Flat, as_lists, check_unicode, flatten
-from trainyard.tokenizers.parts import any_long, encode_in_parts, parts
-from trainyard.tokenizers.pieces import (
+from trainyard.tokenizers.fast.long_text import WINDOW_LETTERS, Cut, Lengths, Unbroken
+from trainyard.tokenizers.fast.parts import any_long, encode_in_parts, parts
+from trainyard.tokenizers.fast.probe import probe_texts, refusal, remove_nfc
+from trainyard.tokenizers.fast.rows import ALL, Rows
+from trainyard.tokenizers.fast.seams import Seam, find_rows, find_seam
+from trainyard.tokenizers.fast.sentencepiece_model import (
     CONTROL,
     PieceModel,
     bytes_of_pieces,
     refusal_of_pieces,
     tokenizer_json,
 )
-from trainyard.tokenizers.probe import probe_texts, refusal, remove_nfc
-from trainyard.tokenizers.rows import ALL, Rows
-from trainyard.tokenizers.seams import Seam, find_rows, find_seam
-from trainyard.tokenizers.suspects import Suspects
-from trainyard.tokenizers.unbroken import WINDOW_LETTERS, Cut, Lengths, Unbroken
+from trainyard.tokenizers.fast.unicode_mismatch import Suspects
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.base import Flat
-from trainyard.tokenizers.chat import ConversationTokenizer, Ids, Message
+from trainyard.tokenizers.chat.prompt_formats import MULTIMODAL_FORMATS, PromptFormat, find_format
+from trainyard.tokenizers.chat.sft import ConversationTokenizer, Ids, Message
 from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.hf_tokenizers import EngineTokenizer
 from trainyard.tokenizers.huggingface import build_huggingface
-from trainyard.tokenizers.library import EngineTokenizer
-from trainyard.tokenizers.prompt_formats import MULTIMODAL_FORMATS, PromptFormat, find_format
 
 IMAGE = "<image>"
 VIDEO = "<video>"

@@ -23,7 +23,7 @@ from dataclasses import replace
 from string import punctuation
 from typing import TYPE_CHECKING, Any
 
-from trainyard.tokenizers.rows import Rows, rows_of
+from trainyard.tokenizers.fast.rows import Rows, rows_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library

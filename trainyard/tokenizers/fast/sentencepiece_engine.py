@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.base import Flat, check_unicode, flatten, join_rows
-from trainyard.tokenizers.engine import Gigatoken, gigatoken_for_pieces, replace_rows
-from trainyard.tokenizers.parts import SPACE_SEAM, any_long, parts
-from trainyard.tokenizers.pieces import USER_DEFINED, is_cuttable, parse_pieces
-from trainyard.tokenizers.unigram import LONG_LETTERS, Windows, find_windows
+from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for_pieces, replace_rows
+from trainyard.tokenizers.fast.parts import SPACE_SEAM, any_long, parts
+from trainyard.tokenizers.fast.sentencepiece_model import USER_DEFINED, is_cuttable, parse_pieces
+from trainyard.tokenizers.fast.unigram import LONG_LETTERS, Windows, find_windows
 
 
 class Pieces:

@@ -32,8 +32,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.tokenizers.rows import Finder, Rows
-from trainyard.tokenizers.seams import Seam
+from trainyard.tokenizers.fast.rows import Finder, Rows
+from trainyard.tokenizers.fast.seams import Seam
 
 WINDOW_LETTERS = 1 << 18
 OVERLAP_LETTERS = 1 << 10

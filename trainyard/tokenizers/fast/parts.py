@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.tokenizers.seams import Seam
+from trainyard.tokenizers.fast.seams import Seam
 
 PART_LETTERS = 1 << 18
 """At least 1: a quarter of a megabyte of English, and a whole one at most."""
