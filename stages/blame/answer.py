@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.corpus.provenance import Origin
-from trainyard.datasets.blame import Piece
-from trainyard.datasets.serving import Place
+from trainyard.datasets.serving_order import Place
+from trainyard.datasets.trace import Piece
 
 FORMAT_VERSION = 1
 HEADINGS = (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stages.blame.described import RunDescription
 from trainyard.datasets.sampler import SamplerShape
-from trainyard.datasets.serving import Place, Serving
+from trainyard.datasets.serving_order import Place, Serving
 from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import BatchSchedule
 from trainyard.training.run.dp_history import Span

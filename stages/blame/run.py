@@ -14,12 +14,12 @@ from stages.blame.described import RunDescription, describe
 from stages.blame.placement import Placement
 from stages.blame.sources import Sidecars
 from stages.runtime.context import StageRun
-from trainyard.datasets.blame import Occurrences, Piece, files_of, pieces
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.cache import IN_MEMORY, IndexCache
-from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
-from trainyard.datasets.serving import Place
+from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
+from trainyard.datasets.sample_format import SampleFormat
+from trainyard.datasets.serving_order import Place
+from trainyard.datasets.trace import Occurrences, Piece, files_of, pieces
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.loop.ledger import digest_samples
 

@@ -13,12 +13,12 @@ from stages.certify.folder import RunFolder
 from trainyard.artifacts import store
 from trainyard.config import from_dict
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.cache import IN_MEMORY, IndexCache
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
+from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.sampler import SamplerShape
-from trainyard.datasets.serving import Serving
+from trainyard.datasets.serving_order import Serving
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.loop.ledger import digest_samples
 from trainyard.training.run.run_inputs import check_token_files, named_token_files

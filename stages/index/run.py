@@ -12,8 +12,8 @@ from stages.index.config import IndexConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.cache import Arrays, IndexCache, write_entry
-from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.index_cache import Arrays, IndexCache, write_entry
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.samples import num_samples
 

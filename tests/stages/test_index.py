@@ -22,9 +22,9 @@ from trainyard.config import from_dict, leaves
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets import vocabulary
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.cache import IndexCache
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.index_cache import IndexCache
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.errors import ConfigError, DataError
 from trainyard.testing.kill import Zygote
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.datasets.form import Sample
 from trainyard.datasets.mapping import MappingRule
 from trainyard.datasets.masked_config import MaskedConfig
 from trainyard.datasets.masking import (
@@ -23,6 +22,7 @@ from trainyard.datasets.masking import (
     mask_words,
     sample_generator,
 )
+from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.sentences import (
     NOT_ASKED,
     SentenceDataset,

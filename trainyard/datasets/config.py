@@ -179,7 +179,7 @@ class DataConfig:
         """Every prefix as an input of its own, those that a file lists too; its weight is part of
         the name, so that it counts."""
         if self._reads_a_list():
-            from trainyard.datasets.listing import expand  # reads it: not for --help
+            from trainyard.datasets.data_args_file import expand  # reads it: not for --help
 
             return expand(self).inputs()
         named: dict[str, tuple[str, ...]] = {}

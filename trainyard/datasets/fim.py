@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.fim_config import FimConfig
-from trainyard.datasets.form import Sample, SampleFormat, build_samples, first
 from trainyard.datasets.masks import segments_after_ends
+from trainyard.datasets.sample_format import Sample, SampleFormat, build_samples, first
 from trainyard.errors import ConfigError
 
 MIN_TOKENS = 3

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.cache import IN_MEMORY, Indexer
-from trainyard.datasets.form import (
+from trainyard.datasets.index_cache import IN_MEMORY, Indexer
+from trainyard.datasets.sample_format import (
     NO_PAD,
     Dataset,
     Sample,
@@ -24,7 +24,8 @@ from trainyard.datasets.form import (
     first,
     positions_in_documents,
 )
-from trainyard.datasets.gather import (
+from trainyard.datasets.samples import SampleIndices
+from trainyard.datasets.token_rows import (
     Read,
     TokenSource,
     checked_text,
@@ -32,7 +33,6 @@ from trainyard.datasets.gather import (
     reader,
     segments_of_pieces,
 )
-from trainyard.datasets.samples import SampleIndices
 from trainyard.datasets.vocabulary import fault, refuse_floats
 from trainyard.errors import DataError
 

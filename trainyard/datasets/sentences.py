@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.arrays import digest_array
-from trainyard.datasets.cache import IN_MEMORY, Arrays, Indexer
-from trainyard.datasets.gather import is_mapped
+from trainyard.datasets.index_cache import IN_MEMORY, Arrays, Indexer
 from trainyard.datasets.mapping import MappingRule, build_mapping
+from trainyard.datasets.token_rows import is_mapped
 from trainyard.errors import ConfigError, DataError
 
 NOT_ASKED = -1

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.conversations import ConversationFile, Message, split_conversations
-from trainyard.datasets.form import Sample
 from trainyard.datasets.packing import Bins, first_fit
+from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.sft_config import SftFormat
 from trainyard.errors import DataError
 

@@ -13,11 +13,11 @@ from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.corpus.outline import Outline, outline
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import SampleFormat
-from trainyard.datasets.gather import TokenSource
-from trainyard.datasets.listing import expand
+from trainyard.datasets.data_args_file import expand
 from trainyard.datasets.paths import Source
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.samples import count_tokens
+from trainyard.datasets.token_rows import TokenSource
 from trainyard.datasets.vocabulary import refuse_floats
 from trainyard.errors import ArtifactError, ConfigError
 

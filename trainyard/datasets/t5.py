@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.datasets.form import Sample
 from trainyard.datasets.mapping import MappingRule
 from trainyard.datasets.masked_config import MaskedConfig
 from trainyard.datasets.masking import MaskingRule, find_words, mask_words, sample_generator
+from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.sentences import (
     NOT_ASKED,
     SentenceDataset,

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.arrays import digest_array
-from trainyard.datasets.cache import IN_MEMORY, Indexer
-from trainyard.datasets.form import Sample
-from trainyard.datasets.gather import UNSIGNED, TokenSource
+from trainyard.datasets.index_cache import IN_MEMORY, Indexer
+from trainyard.datasets.sample_format import Sample
+from trainyard.datasets.token_rows import UNSIGNED, TokenSource
 from trainyard.errors import DataError
 
 WHOLE_TOKENS = 1 << 27

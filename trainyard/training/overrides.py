@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from trainyard.datasets.form import Sample
 from trainyard.datasets.loader import Batch, ExternalData
-from trainyard.datasets.provided import Samples, as_dataset
+from trainyard.datasets.sample_format import Sample
+from trainyard.datasets.user_datasets import Samples, as_dataset
 from trainyard.datasets.vocabulary import check_sample
 from trainyard.errors import ConfigError, DataError
 from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER, FlopConvention

@@ -15,7 +15,7 @@ from typing import TypeVar
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
 from trainyard.config import digest_relevant
-from trainyard.datasets.provided import ProvidedData
+from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.training.local_run import STAGE, OwnHost

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
-from trainyard.datasets.form import sample_format
+from trainyard.datasets.sample_format import sample_format
 from trainyard.models.flops import flops_per_iteration
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_module, init_parameters

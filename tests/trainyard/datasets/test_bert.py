@@ -15,7 +15,7 @@ import pytest
 from tests.trainyard.datasets.sentence_files import SPECIAL, VOCABULARY, write_sentences
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets.bert import BERTDataset, BertFormat, trim
-from trainyard.datasets.cache import IndexCache
+from trainyard.datasets.index_cache import IndexCache
 from trainyard.datasets.masked_config import MaskedConfig
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.config import TokenizerConfig

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
-from trainyard.datasets.blame import Occurrences, Piece, pieces
 from trainyard.datasets.blend import blend
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset, SampleFormat
+from trainyard.datasets.trace import Occurrences, Piece, pieces
 from trainyard.errors import ConfigError
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trainyard.artifacts import inputs, store
-from trainyard.datasets import cache as cache_module
+from trainyard.datasets import index_cache as cache_module
 from trainyard.datasets.arrays import digest_array, map_array
 from trainyard.datasets.blend import blend, blend_exhaustive
-from trainyard.datasets.cache import IN_MEMORY, IndexCache, Indexer
+from trainyard.datasets.index_cache import IN_MEMORY, IndexCache, Indexer
 from trainyard.datasets.samples import SampleIndices, build_sample_indices
 from trainyard.errors import ConfigError
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import (
+from trainyard.datasets.sample_format import (
     NO_PAD,
     SampleFormat,
     build_sample,

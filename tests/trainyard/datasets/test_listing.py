@@ -11,7 +11,7 @@ import pytest
 from tests.trainyard.datasets.test_gpt import FORM, write_pair
 from trainyard.datasets.build import build_gpt_datasets
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.listing import expand
+from trainyard.datasets.data_args_file import expand
 from trainyard.errors import ConfigError
 
 

@@ -20,9 +20,9 @@ from trainyard.datasets.bert import BERTDataset, BertFormat
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.fim import FIMDataset
 from trainyard.datasets.fim_config import FimConfig
-from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.loader import build_loader, load
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.errors import DataError
 

@@ -9,8 +9,8 @@ import pytest
 
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.mock import MockTokens
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import torch
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import sample_groups
 from trainyard.datasets.sampler import SamplerShape
-from trainyard.datasets.serving import CHUNK, Place, Serving, torch_permutation
+from trainyard.datasets.serving_order import CHUNK, Place, Serving, torch_permutation
 from trainyard.errors import ConfigError
 
 SHAPES = [SamplerShape(50, 2, 3), SamplerShape(24, 1, 1), SamplerShape(31, 3, 2)]
@@ -69,7 +69,7 @@ def test_so_is_one_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch_permutation(5, 2000)
     assert CHUNK > 2000
     for chunk in (1, 7, 1999, 2000):
-        monkeypatch.setattr("trainyard.datasets.serving.CHUNK", chunk)
+        monkeypatch.setattr("trainyard.datasets.serving_order.CHUNK", chunk)
         assert np.array_equal(torch_permutation(5, 2000), whole)
 
 

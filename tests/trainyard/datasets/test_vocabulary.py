@@ -14,9 +14,9 @@ import pytest
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets import vocabulary
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.cache import Arrays, IndexCache
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import SampleFormat
+from trainyard.datasets.index_cache import Arrays, IndexCache
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.vocabulary import (
     BLOCK_TOKENS,
     NUM_BLOCKS,

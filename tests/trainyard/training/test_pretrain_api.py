@@ -25,8 +25,8 @@ from trainyard.checkpoint.gpt import load_gpt
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import Batch
-from trainyard.datasets.provided import ProvidedData
 from trainyard.datasets.sampler import SamplerShape
+from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError, DataError
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel

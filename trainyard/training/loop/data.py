@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.cache import IN_MEMORY, IndexCache
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Dataset, SampleFormat
+from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
 from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.training.loop.batch_size import BatchSize

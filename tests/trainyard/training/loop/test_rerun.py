@@ -18,7 +18,7 @@ from tests.trainyard.training.small import (
     build_trainee,
     run_data,
 )
-from trainyard.datasets.form import Sample
+from trainyard.datasets.sample_format import Sample
 from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
 from trainyard.training.loop.rerun import RerunMachine, StepJudge, StepSums, Suspicion
 from trainyard.training.loop.spikes import SpikeDetector

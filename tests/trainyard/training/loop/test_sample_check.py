@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from tests.trainyard.training.astray import AT, FAULTS, astray, skipping, swapping
 from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee, run_data
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import Sample
 from trainyard.datasets.loader import SAMPLE_IDS, Batch, _RankBatches, build_loader
-from trainyard.datasets.provided import AsDataset
+from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.sampler import SamplerShape
-from trainyard.datasets.serving import Serving
+from trainyard.datasets.serving_order import Serving
+from trainyard.datasets.user_datasets import AsDataset
 from trainyard.errors import DataError
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ProcessGroups

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.form import Dataset, Sample
+from trainyard.datasets.sample_format import Dataset, Sample
 from trainyard.errors import ConfigError, DataError
 
 

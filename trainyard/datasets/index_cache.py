@@ -36,7 +36,7 @@ from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import check_relative, join, local_path
 from trainyard.datasets import blend as blends
 from trainyard.datasets.arrays import digest_array, map_array, write_array
-from trainyard.datasets.copies import COPY, Copies, max_copied_bytes
+from trainyard.datasets.local_copies import COPY, Copies, max_copied_bytes
 from trainyard.datasets.samples import SampleIndices, build_sample_indices
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.form import SampleFormat
 from trainyard.datasets.masks import Segments
+from trainyard.datasets.sample_format import SampleFormat
 
 Read = Callable[[int, int, int], NDArray[Any]]
 """(sequence, offset, length) -> tokens."""
