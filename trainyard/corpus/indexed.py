@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trainyard.artifacts import store
 from trainyard.artifacts.store import FileInfo
+from trainyard.corpus.disk_array import Spill
 from trainyard.corpus.layout import (
     CODES,
     MAX_SEQUENCE_LENGTH,
@@ -30,7 +31,6 @@ from trainyard.corpus.layout import (
 )
 from trainyard.corpus.readers import Reader, map_file, open_reader
 from trainyard.corpus.remote import CacheOptions, fetch_whole
-from trainyard.corpus.spill import Spill
 from trainyard.errors import DataError
 
 __all__ = [

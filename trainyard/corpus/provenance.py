@@ -14,7 +14,6 @@ import numpy as np
 
 from trainyard.artifacts import store
 from trainyard.corpus.layout import CHUNK, ByteSink
-from trainyard.corpus.origins import Part, join_provenance
 from trainyard.corpus.records import Block
 from trainyard.corpus.sidecar import (
     HEADER,
@@ -32,6 +31,7 @@ from trainyard.corpus.sidecar import (
     write_names,
     write_repeated,
 )
+from trainyard.corpus.sidecar_merge import Part, join_provenance
 from trainyard.errors import ArtifactError, DataError
 
 __all__ = ["Origin", "Part", "Provenance", "ProvenanceWriter", "join_provenance"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.vectors import GOLDEN
 from trainyard.artifacts import store
-from trainyard.corpus import layout, spill
+from trainyard.corpus import disk_array, layout
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter, optimal_dtype
 from trainyard.corpus.layout import parse_index, verify_index
 from trainyard.errors import ArtifactError, DataError
@@ -121,8 +121,8 @@ def test_lots_and_documents_give_the_same_bytes_spilled_or_not(
 ) -> None:
     bin_file, idx_file = io.BytesIO(), io.BytesIO()
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(spill, "LIMIT_BYTES", limit)
-        monkeypatch.setattr(spill, "CHUNK", 3)
+        monkeypatch.setattr(disk_array, "LIMIT_BYTES", limit)
+        monkeypatch.setattr(disk_array, "CHUNK", 3)
         writer = IndexedWriter(bin_file, np.int32, multimodal=True)
         for first, last in itertools.pairwise([0, *cuts, len(docs)]):
             lot = docs[first:last]
@@ -141,7 +141,7 @@ def test_writing_takes_no_memory_by_the_document(monkeypatch: pytest.MonkeyPatch
         def write(self, data: Any) -> int:
             return len(data)
 
-    monkeypatch.setattr(spill, "LIMIT_BYTES", 1 << 18)
+    monkeypatch.setattr(disk_array, "LIMIT_BYTES", 1 << 18)
     writer = IndexedWriter(Nothing(), np.uint16)
     lot = np.zeros(100_000, np.uint16), np.ones(100_000, np.int64)
     writer.add_flat(*lot)
