@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stages.benchmark.config import BenchmarkConfig
-from trainyard.checkpoint.atrest import StepAtRest, check_step
+from trainyard.checkpoint.stored_step import StepAtRest, check_step
 
 
 def check_inputs(config: BenchmarkConfig) -> None:

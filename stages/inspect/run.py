@@ -10,9 +10,9 @@ from typing import Any
 from stages.inspect.config import InspectConfig
 from stages.inspect.tables import description_table
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.atrest import StepAtRest, open_step
 from trainyard.checkpoint.describe import describe
-from trainyard.checkpoint.shardfiles import Verify
+from trainyard.checkpoint.step_shards import Verify
+from trainyard.checkpoint.stored_step import StepAtRest, open_step
 from trainyard.errors import ConfigError, DataError
 
 

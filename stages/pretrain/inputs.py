@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stages.pretrain.config import PretrainConfig
-from trainyard.checkpoint.atrest import check_step
 from trainyard.checkpoint.steps import published_steps
+from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
 from trainyard.datasets.paths import SPLIT_NAMES
 from trainyard.datasets.splits import check_splits

@@ -8,7 +8,7 @@ from typing import Any
 from stages.reshard.config import ReshardConfig
 from stages.reshard.steps import copy_step
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.atrest import StepAtRest, check_step
+from trainyard.checkpoint.stored_step import StepAtRest, check_step
 from trainyard.conversion.detect import detect, loader_for, refuse_unfit
 from trainyard.errors import ConfigError
 

@@ -18,10 +18,9 @@ from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import is_hidden, join
-from trainyard.checkpoint.atrest import open_step
 from trainyard.checkpoint.plan import kind_of
-from trainyard.checkpoint.publishing import clear_step, publish_step
-from trainyard.checkpoint.rewrite import (
+from trainyard.checkpoint.publish import clear_step, publish_step
+from trainyard.checkpoint.reshard import (
     RESHARDED,
     OpenFile,
     files_written,
@@ -29,6 +28,7 @@ from trainyard.checkpoint.rewrite import (
     rewrite_step,
 )
 from trainyard.checkpoint.steps import step_folder
+from trainyard.checkpoint.stored_step import open_step
 from trainyard.errors import ConfigError
 
 Write = Callable[[OpenFile, Callable[[int], object]], None]

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from trainyard.checkpoint.header import Extent, TensorSpec
 from trainyard.checkpoint.load import Checkpoint
-from trainyard.checkpoint.ranges import Want, cut
+from trainyard.checkpoint.safetensors.header import Extent, TensorSpec
+from trainyard.checkpoint.safetensors.ranges import Want, cut
 from trainyard.checkpoint.steps import CONFIG, INDEX, STATE
 
 SLICE_ELEMENTS = 1 << 20

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainyard.artifacts.store import FileRecord
-from trainyard.checkpoint.atrest import StepAtRest
-from trainyard.checkpoint.header import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.stored_step import StepAtRest
 
 FORMAT_VERSION = 1
 

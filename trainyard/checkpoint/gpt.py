@@ -9,7 +9,7 @@ import torch
 
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
-from trainyard.checkpoint.fit import refuse_differences
+from trainyard.checkpoint.compatibility import refuse_differences
 from trainyard.checkpoint.layout import slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.steps import CONFIG

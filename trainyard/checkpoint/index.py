@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.artifacts.strict import shown
-from trainyard.checkpoint.header import TensorSpec, fault_of_spec
-from trainyard.checkpoint.strict import counts, text
+from trainyard.checkpoint.safetensors.header import TensorSpec, fault_of_spec
+from trainyard.checkpoint.strict_values import counts, text
 from trainyard.errors import ArtifactError
 
 FORMAT_VERSION = 1

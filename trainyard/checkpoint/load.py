@@ -16,16 +16,16 @@ import torch
 from torch.distributed import ProcessGroup
 
 from trainyard.artifacts.manifest import Manifest
-from trainyard.checkpoint.atrest import StepAtRest, open_step_as
-from trainyard.checkpoint.dtypes import DTYPES
-from trainyard.checkpoint.fetch import fetch_all
-from trainyard.checkpoint.fit import refuse_differences
+from trainyard.checkpoint.compatibility import refuse_differences
 from trainyard.checkpoint.layout import Held, slices_held
-from trainyard.checkpoint.ranges import Want
-from trainyard.checkpoint.share import Wanted, agree, fill_together
-from trainyard.checkpoint.stepfiles import StepFiles, Verify
+from trainyard.checkpoint.safetensors.dtypes import DTYPES
+from trainyard.checkpoint.safetensors.fetch import fetch_all
+from trainyard.checkpoint.safetensors.file import box_of
+from trainyard.checkpoint.safetensors.ranges import Want
+from trainyard.checkpoint.shared_load import Wanted, agree, fill_together
+from trainyard.checkpoint.step_tensors import StepFiles, Verify
 from trainyard.checkpoint.steps import find_steps, latest_step
-from trainyard.checkpoint.tensorfile import box_of
+from trainyard.checkpoint.stored_step import StepAtRest, open_step_as
 
 __all__ = ["Checkpoint", "Verify", "find_steps", "latest_step", "open_checkpoint", "restore"]
 

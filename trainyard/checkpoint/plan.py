@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from trainyard.checkpoint.header import TensorSpec
 from trainyard.checkpoint.index import Entry, Piece
+from trainyard.checkpoint.safetensors.header import TensorSpec
 
 if TYPE_CHECKING:
     from trainyard.checkpoint.layout import ShardedTensor

@@ -32,15 +32,15 @@ from trainyard.checkpoint.plan import (
     plan_files,
     split_large,
 )
-from trainyard.checkpoint.publishing import (
+from trainyard.checkpoint.publish import (
     clear_step,
     encode_document,
     publish_step,
     write_contents,
 )
+from trainyard.checkpoint.safetensors.file import write_tensors
+from trainyard.checkpoint.safetensors.threads import in_order
 from trainyard.checkpoint.steps import INDEX, STATE, step_folder
-from trainyard.checkpoint.tensorfile import write_tensors
-from trainyard.checkpoint.threads import in_order
 from trainyard.errors import (
     CommunicationError,
     InfrastructureError,

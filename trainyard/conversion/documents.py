@@ -9,7 +9,7 @@ from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.strict import check_depth, parse_json, shown
-from trainyard.checkpoint.strict import MAX_COUNT
+from trainyard.checkpoint.strict_values import MAX_COUNT
 from trainyard.errors import ArtifactError
 
 MAX_BYTES = 32 * 2**20

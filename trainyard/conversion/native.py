@@ -16,7 +16,7 @@ import torch
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.gpt import gpt_config
 from trainyard.checkpoint.load import Checkpoint
-from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.conversion.vocabulary import REPEATED, has_rows
 
 KEPT = ("model.", "optimizer.")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.models.config import GPTConfig
 
 

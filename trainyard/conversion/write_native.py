@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from trainyard.checkpoint.dtypes import DTYPES
 from trainyard.checkpoint.index import encode_index
 from trainyard.checkpoint.plan import PlannedFile, Slice, entries_of
-from trainyard.checkpoint.publishing import encode_document
-from trainyard.checkpoint.rewrite import RESHARDED, OpenFile, plan_shards, whole_slices
+from trainyard.checkpoint.publish import encode_document
+from trainyard.checkpoint.reshard import RESHARDED, OpenFile, plan_shards, whole_slices
+from trainyard.checkpoint.safetensors.dtypes import DTYPES
+from trainyard.checkpoint.safetensors.file import Sink, write_tensors
 from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER
-from trainyard.checkpoint.tensorfile import Sink, write_tensors
 from trainyard.config import digest_relevant
 from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
 from trainyard.conversion.source import Source, generation_of

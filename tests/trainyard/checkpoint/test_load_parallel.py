@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
-from trainyard.checkpoint import fetch, share, tensorfile
+from trainyard.checkpoint import shared_load
 from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
 from trainyard.checkpoint.load import open_checkpoint, restore
-from trainyard.checkpoint.tensorfile import TensorFile, box_of
+from trainyard.checkpoint.safetensors import fetch
+from trainyard.checkpoint.safetensors import file as tensorfile
+from trainyard.checkpoint.safetensors.file import TensorFile, box_of
 from trainyard.errors import ArtifactError
 from trainyard.testing.pool import RankPool
 
@@ -144,12 +146,12 @@ def load_together(url: str, small: bool) -> int:
         for name, held in sorted(layouts(rank, world).items())
         for part in slices_held(name, held)
     ]
-    most = 256 if small else share.MOST_READ_BYTES
+    most = 256 if small else shared_load.MOST_READ_BYTES
     with (
-        mock.patch.multiple(share, LEAST_READ_BYTES=256, MOST_READ_BYTES=most),
+        mock.patch.multiple(shared_load, LEAST_READ_BYTES=256, MOST_READ_BYTES=most),
         open_checkpoint(url, verify="digests") as checkpoint,
     ):
-        size = share.fill_together(checkpoint.files, checkpoint.locate, wanted, everyone())
+        size = shared_load.fill_together(checkpoint.files, checkpoint.locate, wanted, everyone())
     for name, offset, tensor in wanted:
         expected = stored()[name]
         for dim, begin in enumerate(offset):
@@ -242,7 +244,7 @@ def load_what_breaks(url: str) -> str:
         raise ArtifactError(f"{file.url}: ends too soon")
 
     held = torch.zeros(96, 40)
-    with mock.patch.multiple(share, LEAST_READ_BYTES=1024, MOST_READ_BYTES=1024):
+    with mock.patch.multiple(shared_load, LEAST_READ_BYTES=1024, MOST_READ_BYTES=1024):
         hurt = mock.patch.object(TensorFile, "load", broken)
         with hurt if dist.get_rank() == 1 else nullcontext():
             try:

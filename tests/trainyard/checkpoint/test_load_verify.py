@@ -11,7 +11,7 @@ import torch
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.checkpoint.load import Verify, open_checkpoint, restore
-from trainyard.checkpoint.tensorfile import TensorFile
+from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.errors import ArtifactError
 
 MODEL = "model-00001-of-00001.safetensors"

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from tests.trainyard.checkpoint.samples import contents, some_tensors
 from trainyard.artifacts.manifest import read_manifest
-from trainyard.checkpoint.local_save import LocalSave
-from trainyard.checkpoint.local_steps import HeldStep, LocalSteps, candidates, look
-from trainyard.checkpoint.places import find_places, one_place
+from trainyard.checkpoint.node_local.read import open_scattered
+from trainyard.checkpoint.node_local.save import LocalSave
+from trainyard.checkpoint.node_local.steps import HeldStep, LocalSteps, candidates, look
+from trainyard.checkpoint.node_local.visibility import find_places, one_place
 from trainyard.checkpoint.save import ALONE, Ranks
-from trainyard.checkpoint.scattered import open_scattered
 from trainyard.testing.pool import RankPool
 from trainyard.training.run.retention import Retention
 

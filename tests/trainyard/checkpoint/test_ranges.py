@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.checkpoint.header import ITEM_BYTES, Extent, TensorSpec
-from trainyard.checkpoint.ranges import Read, Want, cut, plan_reads
+from trainyard.checkpoint.safetensors.header import ITEM_BYTES, Extent, TensorSpec
+from trainyard.checkpoint.safetensors.ranges import Read, Want, cut, plan_reads
 
 GAPS = st.sampled_from([0, 8, 40])
 SIZES = st.sampled_from([8, 24, 100, 10_000])

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.trainyard.checkpoint.samples import save
 from trainyard.artifacts import store, uncached
 from trainyard.artifacts.store import OutputFile
-from trainyard.checkpoint import rewrite
-from trainyard.checkpoint.atrest import open_step
+from trainyard.checkpoint import reshard
 from trainyard.checkpoint.layout import Held, ShardedTensor
-from trainyard.checkpoint.tensorfile import DTYPES
+from trainyard.checkpoint.safetensors.file import DTYPES
+from trainyard.checkpoint.stored_step import open_step
 from trainyard.errors import ArtifactError, ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -47,8 +47,8 @@ def rewritten(url: str, target: str, num_shards: int) -> dict[str, bytes]:
 
     told = [0]
     with open_step(url, "--load-dir") as step:
-        names = rewrite.files_written(step, num_shards)
-        rewrite.rewrite_step(step, num_shards, rewrite.read_copied(step), open_file, told.append)
+        names = reshard.files_written(step, num_shards)
+        reshard.rewrite_step(step, num_shards, reshard.read_copied(step), open_file, told.append)
         size = sum(step.spec(name).size_bytes for name in step.names("model."))
     assert sum(told) == size
     assert sorted(names) == sorted(store.list_files(target))
@@ -83,8 +83,8 @@ def test_cut_in_any_way_it_becomes_what_a_save_of_whole_tensors_is(
     save(str(folder / "whole"), whole)
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in ("BLOCK_BYTES", "LOCAL_BLOCK_BYTES"):
-            monkeypatch.setattr(rewrite, name, block_bytes)
-        monkeypatch.setattr(rewrite, "LARGE_ROW_BYTES", large_row_bytes)
+            monkeypatch.setattr(reshard, name, block_bytes)
+        monkeypatch.setattr(reshard, "LARGE_ROW_BYTES", large_row_bytes)
         monkeypatch.setattr(uncached, "BLOCK_BYTES", 4096)  # rows begin in one and end in another
         found, expected = (
             rewritten(str(folder / name), str(folder / f"{name}-again"), num_shards)
@@ -111,7 +111,7 @@ def test_a_file_that_changes_meanwhile_is_named(
         monkeypatch.setattr(step.files, "open", lambda names: files)
         path.write_bytes(path.read_bytes() + b"0")
         with pytest.raises(ArtifactError, match=r"safetensors: changed while it was being read"):
-            rewrite.rewrite_step(step, 1, {}, lambda name: store.open_output(str(tmp_path / name)))
+            reshard.rewrite_step(step, 1, {}, lambda name: store.open_output(str(tmp_path / name)))
 
 
 def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
@@ -137,7 +137,7 @@ def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
         open_step(str(tmp_path / "run"), "--load-dir") as step,
         pytest.raises(ConfigError, match="no room"),
     ):
-        rewrite.rewrite_step(step, 6, rewrite.read_copied(step), open_file)
+        reshard.rewrite_step(step, 6, reshard.read_copied(step), open_file)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -145,5 +145,5 @@ def test_neither_torch_nor_numpy_is_imported_to_move_bytes() -> None:
     program = "import sys, stages.runtime.cli, stages.runtime.execute, stages.reshard.run; print(*sys.modules)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "trainyard.checkpoint.rewrite" in done.stdout.split()
+    assert "trainyard.checkpoint.reshard" in done.stdout.split()
     assert {"torch", "numpy"}.isdisjoint(done.stdout.split())

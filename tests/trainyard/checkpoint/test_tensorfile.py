@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.tensorfile import DTYPES, TensorFile, TensorSpec, write_tensors
+from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, TensorSpec, write_tensors
 from trainyard.errors import ArtifactError
 
 

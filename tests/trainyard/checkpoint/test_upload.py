@@ -17,8 +17,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import SaveReport
 from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.checkpoint.node_local.upload import LazyUpload
 from trainyard.checkpoint.save import ALONE, PreparedStep, prepare_step, write_step
-from trainyard.checkpoint.upload import LazyUpload
 
 Told = list[tuple[list[FileRecord], SaveReport]]
 LARGE = 24 << 20

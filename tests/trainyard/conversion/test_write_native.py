@@ -16,8 +16,8 @@ from trainyard.artifacts.manifest import Manifest
 from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.layout import Slice, split_large
 from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.checkpoint.save import publish_step
-from trainyard.checkpoint.tensorfile import TensorSpec
 from trainyard.conversion.detect import kind_of_names, loader_for
 from trainyard.conversion.huggingface.read import open_huggingface
 from trainyard.conversion.loaders import LOADERS

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.artifacts.strict import shown
-from trainyard.checkpoint.strict import MAX_COUNT
+from trainyard.checkpoint.strict_values import MAX_COUNT
 from trainyard.conversion.write_native import SCHEDULER
 from trainyard.errors import ArtifactError
 

@@ -20,8 +20,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from trainyard.checkpoint.rewrite import OpenFile
-from trainyard.checkpoint.tensorfile import TensorSpec
+from trainyard.checkpoint.reshard import OpenFile
+from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.conversion.huggingface.to_hf import split_qkv
 from trainyard.conversion.megatron.layout import Boxes, Cut, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import WholeModel, whole_model

@@ -44,8 +44,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from trainyard.checkpoint.load import Checkpoint
-from trainyard.checkpoint.rewrite import OpenFile
-from trainyard.checkpoint.tensorfile import DTYPES, Sink
+from trainyard.checkpoint.reshard import OpenFile
+from trainyard.checkpoint.safetensors.file import DTYPES, Sink
 from trainyard.conversion.megatron.folder import BACKEND, RELEASE, TRACKER, iteration_folder
 from trainyard.conversion.megatron.model import WholeModel, whole_model
 from trainyard.conversion.megatron.optimizer_write import why_no_optimizer

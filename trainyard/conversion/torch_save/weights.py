@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from trainyard.checkpoint.tensorfile import DTYPE_NAMES, TensorSpec
+from trainyard.checkpoint.safetensors.file import DTYPE_NAMES, TensorSpec
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError

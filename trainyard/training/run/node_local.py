@@ -18,10 +18,10 @@ from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import canonical, join
-from trainyard.checkpoint.local_steps import LocalStep, LocalSteps
-from trainyard.checkpoint.places import find_places, one_place
+from trainyard.checkpoint.node_local.steps import LocalStep, LocalSteps
+from trainyard.checkpoint.node_local.visibility import find_places, one_place
 from trainyard.checkpoint.save import Ranks
-from trainyard.checkpoint.stepfiles import Verify
+from trainyard.checkpoint.step_tensors import Verify
 from trainyard.checkpoint.steps import STATE, step_document, step_folder
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups

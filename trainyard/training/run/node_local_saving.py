@@ -20,9 +20,9 @@ from torch import Tensor
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import BackgroundSave, Kind, SaveReport
 from trainyard.checkpoint.layout import Held, Slice
-from trainyard.checkpoint.local_save import LocalSave
+from trainyard.checkpoint.node_local.save import LocalSave
+from trainyard.checkpoint.node_local.upload import LazyUpload
 from trainyard.checkpoint.save import Ranks, StepContents
-from trainyard.checkpoint.upload import LazyUpload
 from trainyard.errors import TrainyardError
 
 log = logging.getLogger(__name__)

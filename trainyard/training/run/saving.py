@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from trainyard.checkpoint.background import BackgroundSave, Kind
-from trainyard.checkpoint.local_save import LocalSave
+from trainyard.checkpoint.node_local.save import LocalSave
+from trainyard.checkpoint.node_local.upload import LazyUpload
 from trainyard.checkpoint.save import Ranks
-from trainyard.checkpoint.upload import LazyUpload
 from trainyard.parallel.groups import ProcessGroups, host_group
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.checkpointing import Done

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
-from trainyard.checkpoint.scattered import open_scattered
+from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 from trainyard.optim.build import params_dtype

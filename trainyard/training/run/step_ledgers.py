@@ -17,6 +17,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import is_local, join
+from trainyard.checkpoint.safetensors.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
 from trainyard.checkpoint.steps import (
     STATE,
     check_inside,
@@ -24,7 +25,6 @@ from trainyard.checkpoint.steps import (
     step_document,
     step_folder,
 )
-from trainyard.checkpoint.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
 from trainyard.errors import ArtifactError
 from trainyard.training.loop.ledger import FILE, chain
 from trainyard.training.run.run_record import parse_line

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from trainyard.checkpoint.dtypes import DTYPES
-from trainyard.checkpoint.header import TensorSpec
 from trainyard.checkpoint.layout import ShardedTensor
+from trainyard.checkpoint.safetensors.dtypes import DTYPES
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.errors import ArtifactError
 
 LISTED = 20

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainyard import errors
-from trainyard.checkpoint.dtypes import DTYPES
 from trainyard.checkpoint.index import Located
-from trainyard.checkpoint.ranges import Part, Read, Want
-from trainyard.checkpoint.stepfiles import StepFiles
-from trainyard.checkpoint.tensorfile import TensorFile, box_of, values_in
-from trainyard.checkpoint.threads import in_order, num_threads
+from trainyard.checkpoint.safetensors.dtypes import DTYPES
+from trainyard.checkpoint.safetensors.file import TensorFile, box_of, values_in
+from trainyard.checkpoint.safetensors.ranges import Part, Read, Want
+from trainyard.checkpoint.safetensors.threads import in_order, num_threads
+from trainyard.checkpoint.step_tensors import StepFiles
 from trainyard.errors import CommunicationError, TrainyardError, lack_of_memory
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord, SourceFile
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.background import SaveReport
-from trainyard.checkpoint.local_steps import read_documents
+from trainyard.checkpoint.node_local.steps import read_documents
 from trainyard.checkpoint.save import PreparedStep, Ranks, clear_step, publish_step
 from trainyard.errors import ArtifactError, TrainyardError
 

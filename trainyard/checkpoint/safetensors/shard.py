@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from trainyard.artifacts import ahead, store
 from trainyard.artifacts.digest import hasher
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.header import PREFIX_BYTES, Extent, header_length, parse_header
+from trainyard.checkpoint.safetensors.header import (
+    PREFIX_BYTES,
+    Extent,
+    header_length,
+    parse_header,
+)
 from trainyard.errors import ArtifactError
 
 READ_BYTES = 8 << 20

@@ -19,10 +19,10 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.strict import check_depth, parse_json, shown
 from trainyard.artifacts.urls import basename, is_hidden, join
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.header import TensorSpec
 from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
-from trainyard.checkpoint.shardfile import ShardFile
-from trainyard.checkpoint.shardfiles import ShardFiles, Verify
+from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.safetensors.shard import ShardFile
+from trainyard.checkpoint.step_shards import ShardFiles, Verify
 from trainyard.checkpoint.steps import (
     CONFIG,
     INDEX,

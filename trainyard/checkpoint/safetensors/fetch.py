@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from trainyard.checkpoint.ranges import Read
-from trainyard.checkpoint.shardfile import READ_BYTES
-from trainyard.checkpoint.tensorfile import TensorFile
-from trainyard.checkpoint.threads import in_order, num_threads
+from trainyard.checkpoint.safetensors.file import TensorFile
+from trainyard.checkpoint.safetensors.ranges import Read
+from trainyard.checkpoint.safetensors.shard import READ_BYTES
+from trainyard.checkpoint.safetensors.threads import in_order, num_threads
 
 
 def fetch_all(plans: Sequence[tuple[TensorFile, Sequence[Read[torch.Tensor]]]]) -> int:

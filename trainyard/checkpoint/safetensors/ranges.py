@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Generic, TypeVar
 
-from trainyard.checkpoint.header import ITEM_BYTES, Extent
+from trainyard.checkpoint.safetensors.header import ITEM_BYTES, Extent
 
 T = TypeVar("T")
 

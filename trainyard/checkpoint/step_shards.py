@@ -9,12 +9,12 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from trainyard.artifacts.listed import check_digest
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.header import TensorSpec
 from trainyard.checkpoint.index import Entry
 from trainyard.checkpoint.plan import KINDS
-from trainyard.checkpoint.shardfile import ShardFile
+from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.safetensors.shard import ShardFile
+from trainyard.checkpoint.safetensors.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
 from trainyard.checkpoint.steps import INDEX
-from trainyard.checkpoint.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
 from trainyard.errors import ArtifactError
 
 F = TypeVar("F", bound=ShardFile)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainyard.artifacts.strict import parse_json, shown
-from trainyard.checkpoint.strict import MAX_COUNT, counts
+from trainyard.checkpoint.strict_values import MAX_COUNT, counts
 from trainyard.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class TensorSpec:
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
         """Describe a tensor."""
-        from trainyard.checkpoint.dtypes import DTYPE_NAMES  # torch: not for who only moves bytes
+        from trainyard.checkpoint.safetensors.dtypes import (
+            DTYPE_NAMES,  # torch: not for who only moves bytes
+        )
 
         return TensorSpec(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 

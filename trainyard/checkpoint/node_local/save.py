@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from trainyard.artifacts import store
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.layout import Held
-from trainyard.checkpoint.local_steps import LocalSteps, read_documents, write_documents
+from trainyard.checkpoint.node_local.steps import LocalSteps, read_documents, write_documents
+from trainyard.checkpoint.node_local.upload import LazyUpload
 from trainyard.checkpoint.save import PreparedStep, Ranks, StepContents, prepare_step, write_step
 from trainyard.checkpoint.steps import remove_step, step_of
-from trainyard.checkpoint.upload import LazyUpload
 from trainyard.errors import TrainyardError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from trainyard.checkpoint.shardfile import ShardFile
+from trainyard.checkpoint.safetensors.shard import ShardFile
 
 J = TypeVar("J")
 R = TypeVar("R")

@@ -11,11 +11,11 @@ from torch.distributed import ProcessGroup
 
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.header import Extent
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
-from trainyard.checkpoint.share import agree
-from trainyard.checkpoint.stepfiles import StepFiles, Verify
-from trainyard.checkpoint.tensorfile import TensorFile
+from trainyard.checkpoint.safetensors.file import TensorFile
+from trainyard.checkpoint.safetensors.header import Extent
+from trainyard.checkpoint.shared_load import agree
+from trainyard.checkpoint.step_tensors import StepFiles, Verify
 from trainyard.errors import ArtifactError
 
 

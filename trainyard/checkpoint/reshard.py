@@ -16,10 +16,7 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING
 
 from trainyard.artifacts.store import OutputFile
-from trainyard.checkpoint.atrest import StepAtRest
-from trainyard.checkpoint.header import ITEM_BYTES, TensorSpec, encode_header, file_order
 from trainyard.checkpoint.index import Entry, Located, encode_index, locate
-from trainyard.checkpoint.joined import Joined, copy
 from trainyard.checkpoint.plan import (
     PlannedFile,
     Slice,
@@ -28,10 +25,18 @@ from trainyard.checkpoint.plan import (
     plan_files,
     split_large,
 )
-from trainyard.checkpoint.shardfile import READ_BYTES, ShardFile
-from trainyard.checkpoint.shardfiles import ShardFiles
+from trainyard.checkpoint.safetensors.header import (
+    ITEM_BYTES,
+    TensorSpec,
+    encode_header,
+    file_order,
+)
+from trainyard.checkpoint.safetensors.joined import Joined, copy
+from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile
+from trainyard.checkpoint.safetensors.threads import REMOTE_THREADS, in_order
+from trainyard.checkpoint.step_shards import ShardFiles
 from trainyard.checkpoint.steps import INDEX
-from trainyard.checkpoint.threads import REMOTE_THREADS, in_order
+from trainyard.checkpoint.stored_step import StepAtRest
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,9 +20,9 @@ from trainyard.artifacts.listed import read_listed
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.places import Places
+from trainyard.checkpoint.node_local.visibility import Places
 from trainyard.checkpoint.save import Ranks
-from trainyard.checkpoint.stepfiles import Verify
+from trainyard.checkpoint.step_tensors import Verify
 from trainyard.checkpoint.steps import remove_step, step_folder, step_of
 from trainyard.errors import ArtifactError
 

@@ -12,17 +12,17 @@ from typing import Any, Protocol
 import torch
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.dtypes import DTYPE_NAMES, DTYPES
-from trainyard.checkpoint.header import (
+from trainyard.checkpoint.safetensors.dtypes import DTYPE_NAMES, DTYPES
+from trainyard.checkpoint.safetensors.header import (
     MAX_HEADER_BYTES,
     Extent,
     TensorSpec,
     encode_header,
     file_order,
 )
-from trainyard.checkpoint.joined import Joined
-from trainyard.checkpoint.ranges import Part, Read, Want, plan_reads
-from trainyard.checkpoint.shardfile import READ_BYTES, ShardFile
+from trainyard.checkpoint.safetensors.joined import Joined
+from trainyard.checkpoint.safetensors.ranges import Part, Read, Want, plan_reads
+from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile
 
 __all__ = [
     "DTYPES",

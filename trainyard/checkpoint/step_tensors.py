@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.index import Entry
-from trainyard.checkpoint.shardfiles import ShardFiles, Verify
-from trainyard.checkpoint.tensorfile import TensorFile
+from trainyard.checkpoint.safetensors.file import TensorFile
+from trainyard.checkpoint.step_shards import ShardFiles, Verify
 
 __all__ = ["StepFiles", "Verify"]
 

@@ -1,0 +1,1 @@
+"""Safetensors files: headers that are not trusted, ranged reads, streaming writes."""
