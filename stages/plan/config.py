@@ -11,7 +11,7 @@ from trainyard.config import execution, location
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
 from trainyard.models.config_sizes import MAX_SIZE, check_above_zero, check_at_most
-from trainyard.models.memory import Layout
+from trainyard.models.cost.memory import Layout
 from trainyard.models.moe_config import MoEConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.layout_checks import check_model

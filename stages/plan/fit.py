@@ -14,14 +14,14 @@ from typing import Any
 
 from stages.plan.config import PlanConfig
 from trainyard.errors import ConfigError
-from trainyard.models.memory import (
+from trainyard.models.cost.memory import (
     GRADIENT_BYTES,
     PARAMETER_BYTES,
     activation_memory,
     count_parameters,
     optimizer_bytes_per_parameter,
 )
-from trainyard.models.memory_detail import detailed_memory
+from trainyard.models.cost.memory_detail import detailed_memory
 
 GIBIBYTE = 2**30
 USABLE = 0.9

@@ -10,8 +10,8 @@ from stages.plan.config import PlanConfig
 from stages.plan.fit import check_fit
 from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.runtime.context import StageRun
-from trainyard.models.flops import flops_per_iteration, flops_per_token
-from trainyard.models.memory import (
+from trainyard.models.cost.flops import flops_per_iteration, flops_per_token
+from trainyard.models.cost.memory import (
     GRADIENT_BYTES,
     PARAMETER_BYTES,
     ActivationMemory,
@@ -21,7 +21,7 @@ from trainyard.models.memory import (
     full_recompute_bytes,
     optimizer_bytes_per_parameter,
 )
-from trainyard.models.memory_detail import DetailedMemory, detailed_memory
+from trainyard.models.cost.memory_detail import DetailedMemory, detailed_memory
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20

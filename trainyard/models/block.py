@@ -15,8 +15,8 @@ from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
 from trainyard.models.norm import build_norm
 from trainyard.models.offload import ActivationOffload
+from trainyard.models.pipeline_stage import WHOLE, ModelStage
 from trainyard.models.recompute import forgetting_norm, layer_groups, recomputed
-from trainyard.models.stage import WHOLE, ModelStage
 from trainyard.parallel.invariant_dropout import DropoutPlace, cut_free_dropout
 from trainyard.parallel.model import ALONE, ModelParallel
 

@@ -13,8 +13,8 @@ from trainyard.models.config_memory import RecomputeOptions
 from trainyard.models.config_sizes import MAX_PARAMS, ModelSizes, check_above_zero
 
 if TYPE_CHECKING:
-    from trainyard.models.memory import Layout
-    from trainyard.models.memory_detail import DetailedMemory
+    from trainyard.models.cost.memory import Layout
+    from trainyard.models.cost.memory_detail import DetailedMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +95,14 @@ class GPTConfig(RecomputeOptions, InitOptions, MLPOptions, AttentionOptions):
 
     def flops_per_token(self, padded_vocab_size: int) -> float:
         """Operations of a token of a full sample, forward and backward, by the convention that
-        `trainyard.models.flops` names: matrix products times 3, causal attention at half, output
+        `trainyard.models.cost.flops` names: matrix products times 3, causal attention at half, output
         layer in, recomputation not."""
-        from trainyard.models.flops import flops_per_token
+        from trainyard.models.cost.flops import flops_per_token
 
         return flops_per_token(self, padded_vocab_size)
 
     def memory(self, padded_vocab_size: int, layout: Layout) -> DetailedMemory:
         """Bytes on the most loaded device, kind by kind."""
-        from trainyard.models.memory_detail import detailed_memory
+        from trainyard.models.cost.memory_detail import detailed_memory
 
         return detailed_memory(self, padded_vocab_size, layout)

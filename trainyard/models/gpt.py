@@ -17,8 +17,8 @@ from trainyard.models.block import TransformerBlock
 from trainyard.models.config import GPTConfig
 from trainyard.models.embedding import Embedding
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
+from trainyard.models.pipeline_stage import WHOLE, ModelStage
 from trainyard.models.rope import Rotary, build_rotary
-from trainyard.models.stage import WHOLE, ModelStage
 from trainyard.models.tied import mark_copy, mark_shared
 from trainyard.parallel.context.split import local_positions
 from trainyard.parallel.invariant_dropout import cut_free_dropout, of_sequence_part

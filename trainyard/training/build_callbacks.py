@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from trainyard.artifacts import store
 from trainyard.config import to_dict
-from trainyard.models.flops import FlopConvention
-from trainyard.models.memory import Layout
+from trainyard.models.cost.flops import FlopConvention
+from trainyard.models.cost.memory import Layout
 from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.training.logging.loggers import Guarded, build_sinks

@@ -13,7 +13,7 @@ from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.user_datasets import Samples, as_dataset
 from trainyard.datasets.vocabulary import check_sample
 from trainyard.errors import ConfigError, DataError
-from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER, FlopConvention
+from trainyard.models.cost.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER, FlopConvention
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.events import Callback

@@ -14,10 +14,10 @@ from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.datasets.sample_format import sample_format
-from trainyard.models.flops import flops_per_iteration
+from trainyard.models.cost.flops import flops_per_iteration
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_module, init_parameters
-from trainyard.models.stage import ModelStage
+from trainyard.models.pipeline_stage import ModelStage
 from trainyard.optim.schedule import Schedule, build_schedule
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.layout_checks import check_group_size

@@ -13,17 +13,17 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
-from trainyard.models.flops import flops_per_iteration, flops_per_token
-from trainyard.models.gpt import GPTModel
-from trainyard.models.init import init_parameters
-from trainyard.models.memory import (
+from trainyard.models.cost.flops import flops_per_iteration, flops_per_token
+from trainyard.models.cost.memory import (
     Layout,
     activation_memory,
     count_parameters,
     full_recompute_bytes,
     weight_and_optimizer_bytes,
 )
-from trainyard.models.memory_detail import layer_activation_bytes
+from trainyard.models.cost.memory_detail import layer_activation_bytes
+from trainyard.models.gpt import GPTModel
+from trainyard.models.init import init_parameters
 from trainyard.models.moe_config import MoEConfig
 
 GPT_345M = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 2048}

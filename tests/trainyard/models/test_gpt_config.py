@@ -8,7 +8,7 @@ import pytest
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
-from trainyard.models.memory import Layout
+from trainyard.models.cost.memory import Layout
 from trainyard.models.moe_config import MoEConfig
 
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32}

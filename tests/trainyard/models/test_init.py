@@ -12,7 +12,7 @@ from trainyard.models import init
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
-from trainyard.models.stage import ModelStage
+from trainyard.models.pipeline_stage import ModelStage
 from trainyard.models.tied import EMBEDDING, is_copy, shared_embedding
 from trainyard.parallel.sharding import even_shard, mark_shard
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.models.stage import WHOLE, ModelStage
+from trainyard.models.pipeline_stage import WHOLE, ModelStage
 from trainyard.models.tied import EMBEDDING, is_copy
 from trainyard.parallel.context.split import cut_sequence
 from trainyard.parallel.model import ALONE, ModelParallel

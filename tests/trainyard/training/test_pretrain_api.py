@@ -30,7 +30,7 @@ from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError, DataError
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
-from trainyard.models.stage import ModelStage
+from trainyard.models.pipeline_stage import ModelStage
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.model import ModelParallel

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.trainyard.training.test_pretrain_api import MODEL, TRAINING, counting, options
 from trainyard.errors import ConfigError
-from trainyard.models.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER
+from trainyard.models.cost.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.logging.run_info import RunFacts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainyard.checkpoint.background import SaveReport
-from trainyard.models.flops import MODEL_FLOPS, FlopConvention
+from trainyard.models.cost.flops import MODEL_FLOPS, FlopConvention
 from trainyard.training.loop.peaks import CONVENTION, peak_tflops
 from trainyard.training.loop.throughput import StepTiming
 

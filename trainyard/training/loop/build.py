@@ -15,7 +15,7 @@ from torch import nn
 from trainyard.datasets.loader import Batch
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
-from trainyard.models.stage import ModelStage
+from trainyard.models.pipeline_stage import ModelStage
 from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
 from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
 from trainyard.optim.config import OptimizerConfig

@@ -1,6 +1,6 @@
 """What a rank needs in theory, before it is built, and what was used in the end.
 
-The theory is that of `trainyard.models.memory`, on the most loaded rank of the layout."""
+The theory is that of `trainyard.models.cost.memory`, on the most loaded rank of the layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainyard.models.config import GPTConfig
-from trainyard.models.memory import (
+from trainyard.models.cost.memory import (
     GRADIENT_BYTES,
     PARAMETER_BYTES,
     Layout,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.models.config import GPTConfig
-from trainyard.models.memory import Layout, schedule_growth
+from trainyard.models.cost.memory import Layout, schedule_growth
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},

@@ -1,0 +1,1 @@
+"""What a model costs in arithmetic and memory, before anything is built."""
