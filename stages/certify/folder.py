@@ -16,8 +16,8 @@ from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import CONFIG, STATE, locate_step, step_folder, step_of
 from trainyard.config import from_dict, leaves
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.optim.continuation import stored_schedule
 from trainyard.optim.precision import PrecisionConfig
+from trainyard.optim.schedule_resume import stored_schedule
 from trainyard.progress import Progress
 from trainyard.training.certify.certificate import Check, listed
 from trainyard.training.loop.ledger import FILE as LEDGER

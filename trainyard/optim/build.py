@@ -10,7 +10,7 @@ from torch import nn
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.groups import Condition, is_vector, multipliers_of
 from trainyard.optim.optimizer import ModelOptimizer, OptimizerGroups
-from trainyard.optim.pieces import Traits
+from trainyard.optim.owned_params import Traits
 from trainyard.optim.precision import NumberFormat, PrecisionConfig
 from trainyard.optim.rules import build_rule
 from trainyard.optim.scaler import build_scaler

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from trainyard.optim.clip import clip_factor, count_zeros, global_norm, sum_of_squares
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.pieces import TraitsOf, Unit, WholeParameters, build_units
+from trainyard.optim.owned_params import TraitsOf, Unit, WholeParameters, build_units
 from trainyard.optim.rules import UpdateRule
 from trainyard.optim.scaler import LossScaler
 from trainyard.optim.schedule import Rates

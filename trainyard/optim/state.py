@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trainyard.optim.boxes import Box, boxes_of_range
+from trainyard.optim.flat_boxes import Box, boxes_of_range
 from trainyard.parallel.sharding import Shard
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.optim.boxes import boxes_of_range
+from trainyard.optim.flat_boxes import boxes_of_range
 from trainyard.optim.state import state_boxes
 from trainyard.parallel.sharding import Shard, even_shard
 

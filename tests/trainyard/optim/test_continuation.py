@@ -9,8 +9,8 @@ import pytest
 
 from trainyard.errors import ConfigError
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.continuation import continue_schedule, schedule_document
 from trainyard.optim.schedule import Schedule, build_schedule
+from trainyard.optim.schedule_resume import continue_schedule, schedule_document
 
 
 def schedule(**options: Any) -> tuple[Schedule, OptimizerConfig]:

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.continuation import schedule_document
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.scaler import build_scaler
 from trainyard.optim.schedule import build_schedule
+from trainyard.optim.schedule_resume import schedule_document
 from trainyard.training.certify.certificate import Certificate, Check
 from trainyard.training.certify.proof import Prover, SampleDigest
 from trainyard.training.loop.ledger import Ledger, StepRecord

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.config import digest_relevant
-from trainyard.optim.continuation import schedule_document
 from trainyard.optim.schedule import Schedule
+from trainyard.optim.schedule_resume import schedule_document
 from trainyard.training.options.pretrain import PretrainConfig
 
 

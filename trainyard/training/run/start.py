@@ -11,8 +11,8 @@ from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 from trainyard.optim.build import params_dtype
-from trainyard.optim.continuation import continue_schedule
 from trainyard.optim.schedule import Schedule
+from trainyard.optim.schedule_resume import continue_schedule
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.length import RunLength
