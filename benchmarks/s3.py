@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainyard.artifacts import store
-from trainyard.artifacts.s3 import S3Backend
+from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.errors import ConfigError
 
 BUCKET = os.environ.get("TRAINYARD_BENCH_BUCKET", "yard-bench")

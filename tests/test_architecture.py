@@ -56,7 +56,7 @@ SHARED_EXTRAS = ("documents", "tokenizers", "faiss", "faiss-gpu")
 ELSEWHERE = [
     ("stages.runtime.ranks", "torch"),  # only when a stage that needs torch runs as several ranks
     ("stages.runtime.ranks", "trainyard.parallel.rendezvous"),  # likewise
-    ("trainyard.artifacts.client", "botocore"),  # the extra `s3`
+    ("trainyard.artifacts.backends.s3_client", "botocore"),  # the extra `s3`
 ]
 """Imports inside functions that a stage reaches only with another extra installed."""
 

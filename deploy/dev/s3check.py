@@ -3,7 +3,7 @@
     python deploy/dev/s3check.py [--make-bucket] s3://BUCKET[/FOLDER]
 
 Endpoint and credentials come from AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and the like. What is tried
-is what stages rest on (`trainyard.artifacts.examine`), in a folder of its own that is removed
+is what stages rest on (`trainyard.artifacts.store_probe`), in a folder of its own that is removed
 after. Exit status 0: fit; 1: two runs could publish the same artifact, or something else that
 stages need is wrong; otherwise a stage's own: 2 for a wrong setting, 3 for a store not reached."""
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trainyard.artifacts import client, store
-from trainyard.artifacts.examine import check_reachable, examine, is_open_to_all
-from trainyard.artifacts.s3 import S3Backend
+from trainyard.artifacts import store
+from trainyard.artifacts.backends import s3_client
+from trainyard.artifacts.backends.s3 import S3Backend
+from trainyard.artifacts.store_probe import check_reachable, examine, is_open_to_all
 from trainyard.errors import TrainyardError
 
 SECONDS = 10.0
@@ -26,9 +27,9 @@ def make_bucket(url: str) -> None:
     bucket = S3Backend("s3").place(url)["Bucket"]
     with store.operation("make", url):  # which has words for who is not let in
         try:
-            client.call("head_bucket", Bucket=bucket)
+            s3_client.call("head_bucket", Bucket=bucket)
         except FileNotFoundError:
-            client.call("create_bucket", Bucket=bucket)
+            s3_client.call("create_bucket", Bucket=bucket)
             print(f"made bucket {bucket}")
 
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from trainyard.artifacts import store
-from trainyard.artifacts.remote import S3
+from trainyard.artifacts.backends.fsspec import S3
 from trainyard.artifacts.urls import (
     canonical,
     check_relative,

@@ -6,8 +6,9 @@ from urllib.parse import urlsplit
 
 from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
 from flows.doctor.yard import FOLDER, Yard
-from trainyard.artifacts import client, store
-from trainyard.artifacts.examine import check_reachable, examine, is_open_to_all, seconds_ahead
+from trainyard.artifacts import store
+from trainyard.artifacts.backends import s3_client
+from trainyard.artifacts.store_probe import check_reachable, examine, is_open_to_all, seconds_ahead
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -64,7 +65,7 @@ def closed(yard: Yard) -> Answer:
         return ok("a listing without credentials is refused")
     told = "anybody can list the bucket without credentials"
     todo = "give the store its keys (SeaweedFS: AWS_ACCESS_KEY_ID, both empty opens it to all)"
-    if urlsplit(client.endpoint()).hostname in LOOPBACK:
+    if urlsplit(s3_client.endpoint()).hostname in LOOPBACK:
         return warn(f"{told}, from this machine", todo)
     return fail(ConfigError, told, todo)
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from flows.logs.console import Log, headline
-from trainyard.artifacts import patience, store
+from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import Claim, acquire
 from trainyard.artifacts.urls import join
 from trainyard.errors import TrainyardError
@@ -45,7 +45,7 @@ async def turn(root: str, log: Log) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(TrainyardError), patience.none():
+        with contextlib.suppress(TrainyardError), retry.none():
             store.delete(join(root, JOBS))
         claim.release()
 

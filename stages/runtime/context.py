@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from stages.runtime.scratch import Scratch
-from trainyard.artifacts import patience, store
+from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input
@@ -230,7 +230,7 @@ class StageRun:
                 "%s: finishing this step, then saving%s", signal.Signals(signum).name, again
             )
         elif signum == signal.SIGINT and self._num_interrupts > 1:
-            patience.give_up()
+            retry.give_up()
             raise Stopped(signum)
 
     def _stop_at_once(self, signum: int) -> None:
@@ -241,7 +241,7 @@ class StageRun:
         if is_echo and signum != signal.SIGINT:
             return
         self._raised = now
-        patience.give_up()
+        retry.give_up()
         raise Stopped(signum)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from stages.runtime import ranks
 from stages.runtime.context import STOPPING, StageRun
 from stages.runtime.failure import clear_reports, report_outcome
 from stages.runtime.up_to_date import Decision, MadeInShares, decide
-from trainyard.artifacts import patience, store
+from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
 from trainyard.artifacts.manifest import Manifest, publish, read_manifest
@@ -61,7 +61,7 @@ class Job:
 
 def execute(job: Job) -> int:
     """Run a stage, if there is anything to do; returns 0 or raises."""
-    with patience.waiting():
+    with retry.waiting():
         return _execute(job)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from trainyard.artifacts import store
-from trainyard.artifacts.code import code_digest
+from trainyard.artifacts.code_digest import code_digest
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
 from trainyard.artifacts.manifest import InputRecord, Manifest, Slot, read_manifest, read_slot

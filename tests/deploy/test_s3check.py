@@ -8,7 +8,8 @@ import pytest
 
 from deploy.dev import s3check
 from tests.faulty_s3 import Faults, gateway
-from trainyard.artifacts import client, store
+from trainyard.artifacts import store
+from trainyard.artifacts.backends import s3_client
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
@@ -31,7 +32,7 @@ def test_a_bucket_is_made_once_and_is_fit(
         assert "made bucket" not in capsys.readouterr().out
         assert list(store.list_files(f"s3://{bucket}")) == []
     finally:
-        client.call("delete_bucket", Bucket=bucket)
+        s3_client.call("delete_bucket", Bucket=bucket)
 
 
 def test_a_store_that_ignores_conditions_is_not_fit(

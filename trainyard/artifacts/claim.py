@@ -17,7 +17,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass
 
-from trainyard.artifacts import conditional, patience, store
+from trainyard.artifacts import conditional, retry, store
 from trainyard.artifacts.process import machine_mark, started
 from trainyard.errors import ClaimHeldError, TrainyardError
 
@@ -81,7 +81,7 @@ class Claim:
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
             try:
-                with patience.none():  # the next beat asks again
+                with retry.none():  # the next beat asks again
                     version = conditional.replace_if_match(
                         self.url, self.holder.encode(beat), self._version
                     )
@@ -103,7 +103,7 @@ class Claim:
         self._stop.set()
         self._thread.join()
         try:
-            with patience.none():
+            with retry.none():
                 current = _read(self.url)
                 if current is not None and current[0].run == self.holder.run:
                     store.delete(self.url)

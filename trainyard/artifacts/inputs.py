@@ -16,10 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainyard.artifacts import store
-from trainyard.artifacts.ahead import read_whole
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
 from trainyard.artifacts.manifest import Manifest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
+from trainyard.artifacts.readahead import read_whole
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import (
     basename,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.artifacts.backend import Backend
-from trainyard.artifacts.s3 import S3Backend
+from trainyard.artifacts.backends.base import Backend
+from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.urls import is_local, join, local_path
 from trainyard.errors import ConfigError
 

@@ -12,7 +12,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
-from trainyard.artifacts.strict import check_depth, parse_json
+from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.errors import ArtifactError
 
 DAMAGED = "the file is damaged or was replaced"

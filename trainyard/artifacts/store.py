@@ -14,14 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from trainyard.artifacts import local
-from trainyard.artifacts.backend import Backend, SourceFile, Writer
+from trainyard.artifacts.backends import local
+from trainyard.artifacts.backends.base import Backend, SourceFile, Writer
+from trainyard.artifacts.backends.local import LocalBackend
+from trainyard.artifacts.backends.uncached import Fill, filled
 from trainyard.artifacts.digest import LARGE, digest_bytes, digesting, hasher
-from trainyard.artifacts.faults import store_fault, system_fault
+from trainyard.artifacts.error_text import store_fault, system_fault
 from trainyard.artifacts.links import broken_link, why_absent
-from trainyard.artifacts.local import LocalBackend
-from trainyard.artifacts.strict import check_depth, parse_json
-from trainyard.artifacts.uncached import Fill, filled
+from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import (
     basename,
     has_glob,
@@ -82,14 +82,14 @@ def backend(url: str) -> Backend:
         return LocalBackend()
     protocol = url.partition("://")[0]
     if protocol in ("s3", "s3a"):
-        from trainyard.artifacts.s3 import S3Backend
+        from trainyard.artifacts.backends.s3 import S3Backend
 
         return S3Backend(protocol)
     if is_web(url):
-        from trainyard.artifacts.web import WebBackend
+        from trainyard.artifacts.backends.http import WebBackend
 
         return WebBackend(protocol)
-    from trainyard.artifacts.remote import RemoteBackend
+    from trainyard.artifacts.backends.fsspec import RemoteBackend
 
     return RemoteBackend(protocol)
 
@@ -208,7 +208,7 @@ def fetch(url: str, folder: Path) -> Path:
         return path
     target = folder / f"{digest_bytes(url.encode())[:16]}-{basename(url)}"
     if not target.exists():
-        from trainyard.artifacts.ahead import download
+        from trainyard.artifacts.readahead import download
 
         download(url, target)
     return target
@@ -262,7 +262,7 @@ class OutputFile(io.RawIOBase):
         if done:
             self._size += sum(source.size_bytes for source in sources)
         else:
-            from trainyard.artifacts.ahead import blocks, read_ahead, whole
+            from trainyard.artifacts.readahead import blocks, read_ahead, whole
 
             for block in read_ahead(blocks(whole(sources))):
                 self.write(block)

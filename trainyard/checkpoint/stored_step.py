@@ -16,7 +16,7 @@ from trainyard.artifacts.listed import read_listed
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
-from trainyard.artifacts.strict import check_depth, parse_json, shown
+from trainyard.artifacts.strict_json import check_depth, parse_json, shown
 from trainyard.artifacts.urls import basename, is_hidden, join
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index

@@ -1,12 +1,12 @@
 """Values of a document that may come from anywhere: of the right kind and bounded, or a ValueError.
 
-`trainyard.artifacts.strict` parses the document."""
+`trainyard.artifacts.strict_json` parses the document."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trainyard.artifacts.strict import shown
+from trainyard.artifacts.strict_json import shown
 
 MAX_DIMS = 64
 """As torch has it."""

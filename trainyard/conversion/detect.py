@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from trainyard.artifacts import store
-from trainyard.artifacts.strict import shown
+from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.steps import INDEX, step_of
 from trainyard.errors import ConfigError
 

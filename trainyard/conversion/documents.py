@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.artifacts.strict import check_depth, parse_json, shown
+from trainyard.artifacts.strict_json import check_depth, parse_json, shown
 from trainyard.checkpoint.strict_values import MAX_COUNT
 from trainyard.errors import ArtifactError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from trainyard.artifacts.strict import shown
+from trainyard.artifacts.strict_json import shown
 from trainyard.errors import ArtifactError
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from typing import Any, Protocol, TypeVar
 
-from trainyard.artifacts import patience
+from trainyard.artifacts import retry
 from trainyard.errors import HostMemoryError, InfrastructureError, TrainyardError
 from trainyard.machine import memory_kills
 
@@ -209,7 +209,7 @@ class _Processes:
         # Ctrl-C goes to every process of the terminal; it is ours to end them. What is blocked
         # here they inherit, so that none is caught by it while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        patient = patience.handed_over()
+        patient = retry.handed_over()
         try:
             for _ in range(count):
                 ours, theirs = context.Pipe()
@@ -296,7 +296,7 @@ def _serve(
 ) -> None:
     """The life of a worker process: as long as the pipe to its parent."""
     os.environ.update(environment)
-    patience.take_over(patient)
+    retry.take_over(patient)
     sending = threading.Lock()
 
     def tell(outcome: Outcome) -> None:

@@ -27,11 +27,11 @@ from tests.flows.gc.yards import (
     train,
 )
 from trainyard.artifacts import store
+from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.leftovers import uploads
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.artifacts import code
+from trainyard.artifacts import code_digest
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(code, "ROOT", tmp_path)
-    code.code_digest.cache_clear()
+    monkeypatch.setattr(code_digest, "ROOT", tmp_path)
+    code_digest.code_digest.cache_clear()
     return tmp_path
 
 
 def test_imports_are_followed_through_packages_functions_and_brackets(tree: Path) -> None:
-    assert sorted(code.sources("stages.a.run")) == [
+    assert sorted(code_digest.sources("stages.a.run")) == [
         "stages/a/run.py",
         "trainyard/deep/w.py",
         "trainyard/rooms/__init__.py",
@@ -41,11 +41,11 @@ def test_imports_are_followed_through_packages_functions_and_brackets(tree: Path
 
 
 def test_the_digest_changes_with_what_is_used_only(tree: Path) -> None:
-    before = code.code_digest("stages.a.run")
+    before = code_digest.code_digest("stages.a.run")
     (tree / "trainyard/unused.py").write_text("changed = 1\n")
-    code.code_digest.cache_clear()
-    assert code.code_digest("stages.a.run") == before
+    code_digest.code_digest.cache_clear()
+    assert code_digest.code_digest("stages.a.run") == before
     (tree / "trainyard/deep/w.py").write_text("changed = 1\n")
-    code.code_digest.cache_clear()
-    assert code.code_digest("stages.a.run") != before
+    code_digest.code_digest.cache_clear()
+    assert code_digest.code_digest("stages.a.run") != before
     shutil.rmtree(tree)

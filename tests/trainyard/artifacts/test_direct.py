@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.artifacts import direct, store, uncached
+from trainyard.artifacts import store
+from trainyard.artifacts.backends import direct, uncached
 from trainyard.artifacts.digest import LARGE, digest_bytes, hasher
 from trainyard.artifacts.store import SourceFile
 from trainyard.errors import ArtifactError, InfrastructureError

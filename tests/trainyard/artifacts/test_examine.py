@@ -9,7 +9,7 @@ import pytest
 
 from tests.faulty_s3 import Faults, gateway
 from trainyard.artifacts import store
-from trainyard.artifacts.examine import check_reachable, examine, is_open_to_all, seconds_ahead
+from trainyard.artifacts.store_probe import check_reachable, examine, is_open_to_all, seconds_ahead
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError, InfrastructureError
 

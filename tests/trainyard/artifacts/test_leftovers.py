@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from trainyard.artifacts import store
+from trainyard.artifacts.backends.multipart import MIN_PART, MultipartUpload
+from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.leftovers import abort, entries, uploads
-from trainyard.artifacts.multipart import MIN_PART, MultipartUpload
-from trainyard.artifacts.s3 import S3Backend
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
 

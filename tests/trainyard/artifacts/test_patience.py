@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.yard.wire import Wire
-from trainyard.artifacts import claim, conditional, patience, store
+from trainyard.artifacts import claim, conditional, retry, store
 from trainyard.errors import ClaimHeldError, InfrastructureError
 
 AWAY_SECONDS = 1.0
@@ -42,7 +42,7 @@ def when_waited_for(then: Callable[[], object]) -> None:
     """Do something a while after somebody began to wait for the store."""
 
     def watch() -> None:
-        while not patience._away_since:
+        while not retry._away_since:
             time.sleep(0.02)
         time.sleep(AWAY_SECONDS)
         then()
@@ -54,9 +54,9 @@ def when_waited_for(then: Callable[[], object]) -> None:
 def test_whatever_a_stage_asks_for_is_asked_until_the_store_is_back(
     what: str, wire: Wire, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, patience.__name__)
+    caplog.set_level(logging.INFO, retry.__name__)
     _, version = conditional.read_version(f"{folder}/here") or (b"", "")
-    with patience.waiting(), store.open_input(f"{folder}/here") as opened:
+    with retry.waiting(), store.open_input(f"{folder}/here") as opened:
         wire.cut()
         when_waited_for(wire.mend)
         if what == "read":
@@ -86,7 +86,7 @@ def test_all_threads_wait_for_the_same_store_and_one_says_so(
     wire: Wire, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     read: list[bytes] = []
-    with patience.waiting():
+    with retry.waiting():
         wire.cut()
         threads = [
             threading.Thread(target=lambda: read.append(store.read_bytes(f"{folder}/here")))
@@ -104,9 +104,9 @@ def test_all_threads_wait_for_the_same_store_and_one_says_so(
 def test_patience_ends_and_is_not_had_twice_for_one_outage(
     wire: Wire, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 6.0)
+    monkeypatch.setattr(retry, "PATIENCE_SECONDS", 6.0)
     seconds = []
-    with patience.waiting():
+    with retry.waiting():
         wire.cut()
         for _ in range(2):
             began = time.monotonic()
@@ -120,7 +120,7 @@ def test_a_store_that_never_answered_is_not_waited_for(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire.cut()
-    with patience.waiting(), pytest.raises(InfrastructureError, match="cannot be reached"):
+    with retry.waiting(), pytest.raises(InfrastructureError, match="cannot be reached"):
         store.read_bytes("s3://yard-tests/here")
     assert wire.refused
     assert not caplog.messages
@@ -133,8 +133,8 @@ def test_who_asks_for_a_person_or_again_by_himself_is_answered_at_once(
     with pytest.raises(InfrastructureError, match="cannot be reached"):
         store.read_bytes(f"{folder}/here")
     with (
-        patience.waiting(),
-        patience.none(),
+        retry.waiting(),
+        retry.none(),
         pytest.raises(InfrastructureError, match="cannot be reached"),
     ):
         store.read_bytes(f"{folder}/here")
@@ -142,13 +142,13 @@ def test_who_asks_for_a_person_or_again_by_himself_is_answered_at_once(
 
 
 def test_a_process_that_is_told_to_end_waits_no_longer(wire: Wire, folder: str) -> None:
-    with patience.waiting():
+    with retry.waiting():
         wire.cut()
-        when_waited_for(patience.give_up)
+        when_waited_for(retry.give_up)
         began = time.monotonic()
         with pytest.raises(InfrastructureError):
             store.read_bytes(f"{folder}/here")
-        assert time.monotonic() - began < patience.PATIENCE_SECONDS / 2
+        assert time.monotonic() - began < retry.PATIENCE_SECONDS / 2
 
 
 def test_a_claim_is_not_taken_over_because_its_holder_met_the_same_outage(
@@ -169,6 +169,6 @@ def test_a_claim_is_not_taken_over_because_its_holder_met_the_same_outage(
                 when_waited_for(wire.mend)
 
     monkeypatch.setattr(store, "observers", [cut_at_the_second_look])
-    with patience.waiting(), pytest.raises(ClaimHeldError, match="another run is writing"):
+    with retry.waiting(), pytest.raises(ClaimHeldError, match="another run is writing"):
         claim.acquire(url, AWAY_SECONDS)
     assert len(asked) == 2

@@ -122,7 +122,7 @@ def test_an_honest_store_passes_the_probe_and_is_left_clean(store_url: str) -> N
 def test_a_store_that_ignores_conditions_is_refused(
     s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainyard.artifacts.s3 import S3Backend
+    from trainyard.artifacts.backends.s3 import S3Backend
 
     conditioned = S3Backend.call
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from trainyard.artifacts import s3, store, upload
+from trainyard.artifacts import store
+from trainyard.artifacts.backends import s3, upload
+from trainyard.artifacts.backends.multipart import MAX_PART, MAX_PARTS, MIN_PART
+from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import read_digest
-from trainyard.artifacts.multipart import MAX_PART, MAX_PARTS, MIN_PART
-from trainyard.artifacts.s3 import S3Backend
 from trainyard.errors import InfrastructureError
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.web import web_server
-from trainyard.artifacts import ahead, ranged, store, web
+from trainyard.artifacts import readahead, store
+from trainyard.artifacts.backends import http, ranged
 from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
@@ -16,7 +17,7 @@ DATA = bytes(range(256)) * 40
 
 @pytest.fixture(autouse=True)
 def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(ranged, "BLOCK_BYTES", 1000)
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir/a b.txt").write_bytes(DATA)
@@ -29,7 +30,7 @@ def test_a_file_is_read_whole_in_ranges_and_by_seeking(tmp_path: Path) -> None:
         assert store.read_bytes(url) == DATA
         assert store.info(url).size_bytes == len(DATA)
         assert store.read_range(url, 70, 90) == DATA[70:90]
-        assert b"".join(ahead.read_whole(url)) == DATA
+        assert b"".join(readahead.read_whole(url)) == DATA
         with store.open_input(url) as file:
             file.seek(-10, 2)
             assert (file.read(), file.seek(5), file.read(4000)) == (DATA[-10:], 5, DATA[5:4005])
@@ -57,7 +58,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
 
 def test_servers_that_know_no_head_will_do(tmp_path: Path) -> None:
     with web_server(tmp_path, heads=False) as root:
-        assert b"".join(ahead.read_whole(f"{root}/dir/a b.txt")) == DATA
+        assert b"".join(readahead.read_whole(f"{root}/dir/a b.txt")) == DATA
         assert store.info(f"{root}/dir/none.txt").size_bytes == 0
 
 

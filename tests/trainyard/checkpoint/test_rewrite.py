@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainyard.checkpoint.samples import save
-from trainyard.artifacts import store, uncached
+from trainyard.artifacts import store
+from trainyard.artifacts.backends import uncached
 from trainyard.artifacts.store import OutputFile
 from trainyard.checkpoint import reshard
 from trainyard.checkpoint.layout import Held, ShardedTensor

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.memory_group import little_memory
-from trainyard.artifacts import patience
+from trainyard.artifacts import retry
 from trainyard.corpus.cores import available_cores
 from trainyard.corpus.workers import Crew, check_stop, run_jobs
 from trainyard.errors import DataError, InfrastructureError
@@ -103,15 +103,15 @@ def test_who_stops_early_leaves_nobody() -> None:
 
 
 def patience_of(_: int) -> tuple[bool, frozenset[str]]:
-    return patience.handed_over()
+    return retry.handed_over()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crew", [Crew(1, 2), Crew(2, 1)])
 def test_workers_wait_for_the_stores_that_their_parent_waits_for(crew: Crew) -> None:
-    patience.answered("http://store")
+    retry.answered("http://store")
     assert not any(waits for _, (waits, _) in run_jobs(patience_of, [0, 1], crew, {}))
-    with patience.waiting():
+    with retry.waiting():
         for _, (waits, stores) in run_jobs(patience_of, [0, 1], crew, {}):
             assert waits
             assert "http://store" in stores

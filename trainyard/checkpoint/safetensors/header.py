@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainyard.artifacts.strict import parse_json, shown
+from trainyard.artifacts.strict_json import parse_json, shown
 from trainyard.checkpoint.strict_values import MAX_COUNT, counts
 from trainyard.errors import ArtifactError
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.artifacts.strict import shown
+from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.strict_values import MAX_COUNT
 from trainyard.conversion.write_native import SCHEDULER
 from trainyard.errors import ArtifactError

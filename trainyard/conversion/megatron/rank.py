@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.artifacts.strict import shown
+from trainyard.artifacts.strict_json import shown
 from trainyard.conversion.megatron.names import (
     EMBEDDING,
     TIED_COPY,

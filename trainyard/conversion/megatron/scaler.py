@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainyard.artifacts.strict import shown
+from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.strict_values import MAX_COUNT
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainyard.artifacts.uncached import (
+from trainyard.artifacts.backends.uncached import (
     ALIGNMENT,
     OnBytes,
     Pipeline,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, NoReturn
 
-from trainyard.artifacts.backend import Writer
-from trainyard.artifacts.client import CONFIG, refuse_missing_bucket
-from trainyard.artifacts.upload import FsspecWriter
+from trainyard.artifacts.backends.base import Writer
+from trainyard.artifacts.backends.s3_client import CONFIG, refuse_missing_bucket
+from trainyard.artifacts.backends.upload import FsspecWriter
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, ConfigError
 

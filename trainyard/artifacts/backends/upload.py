@@ -11,12 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trainyard.artifacts.backend import SourceFile
-from trainyard.artifacts.multipart import MIN_PART, MultipartUpload
-from trainyard.artifacts.uncached import Fill
+from trainyard.artifacts.backends.base import SourceFile
+from trainyard.artifacts.backends.multipart import MIN_PART, MultipartUpload
+from trainyard.artifacts.backends.uncached import Fill
 
 if TYPE_CHECKING:
-    from trainyard.artifacts.s3 import S3Backend
+    from trainyard.artifacts.backends.s3 import S3Backend
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from trainyard.artifacts.backend import Writer
-from trainyard.artifacts.ranged import open_ranged
-from trainyard.artifacts.remote import RemoteBackend
+from trainyard.artifacts.backends.base import Writer
+from trainyard.artifacts.backends.fsspec import RemoteBackend
+from trainyard.artifacts.backends.ranged import open_ranged
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 from trainyard.version import VERSION
 

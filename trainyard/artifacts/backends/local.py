@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainyard.artifacts import process
-from trainyard.artifacts.backend import SourceFile
+from trainyard.artifacts.backends.base import SourceFile
+from trainyard.artifacts.backends.direct import append_files
+from trainyard.artifacts.backends.uncached import Fill, append_filled
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.direct import append_files
 from trainyard.artifacts.links import NO_FILE
-from trainyard.artifacts.uncached import Fill, append_filled
 from trainyard.artifacts.urls import is_local, local_path
 from trainyard.errors import ArtifactError
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from trainyard.artifacts import client
-from trainyard.artifacts.backend import Writer
-from trainyard.artifacts.ranged import open_ranged
-from trainyard.artifacts.remote import S3, RemoteBackend
-from trainyard.artifacts.upload import S3Writer
+from trainyard.artifacts.backends import s3_client
+from trainyard.artifacts.backends.base import Writer
+from trainyard.artifacts.backends.fsspec import S3, RemoteBackend
+from trainyard.artifacts.backends.ranged import open_ranged
+from trainyard.artifacts.backends.upload import S3Writer
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
@@ -38,7 +38,7 @@ class S3Backend(RemoteBackend):
 
     def call(self, method: str, **arguments: Any) -> Any:
         """One call of the store: None for a lost race, FileNotFoundError for an absent key."""
-        return client.call(method, **arguments)
+        return s3_client.call(method, **arguments)
 
     def place(self, url: str) -> dict[str, str]:
         """Bucket and key, as calls take them."""

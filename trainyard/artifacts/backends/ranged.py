@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any, BinaryIO
 
-from trainyard.artifacts.backend import Backend
+from trainyard.artifacts.backends.base import Backend
 from trainyard.artifacts.urls import basename
 from trainyard.errors import ArtifactError
 

@@ -12,11 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainyard.artifacts.ahead import ByteRange, blocks, read_ahead
+from trainyard.artifacts.readahead import ByteRange, blocks, read_ahead
 from trainyard.errors import InfrastructureError
 
 if TYPE_CHECKING:
-    from trainyard.artifacts.s3 import S3Backend
+    from trainyard.artifacts.backends.s3 import S3Backend
     from trainyard.artifacts.store import SourceFile
 
 log = logging.getLogger(__name__)

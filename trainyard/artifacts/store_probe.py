@@ -22,9 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainyard.artifacts import client, conditional, store
-from trainyard.artifacts.multipart import MIN_PART, MultipartUpload
-from trainyard.artifacts.s3 import S3Backend
+from trainyard.artifacts import conditional, store
+from trainyard.artifacts.backends import s3_client
+from trainyard.artifacts.backends.multipart import MIN_PART, MultipartUpload
+from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.urls import is_local, join, local_path
 from trainyard.errors import ArtifactError, InfrastructureError, TrainyardError
 
@@ -158,7 +159,7 @@ def check_reachable(url: str, timeout_seconds: float) -> str:
     path = local_path(url)
     if path is not None:
         return f"file system of {_nearest(path)}"
-    endpoint = client.endpoint()
+    endpoint = s3_client.endpoint()
     parts = urllib.parse.urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     if urllib.request.getproxies().get(parts.scheme) and not urllib.request.proxy_bypass(host):
@@ -180,10 +181,10 @@ def seconds_ahead(url: str, timeout_seconds: float) -> float:
     if path is not None:
         return _file_seconds_ahead(_nearest(path))
     before = time.time()
-    date = _headers(client.endpoint(), timeout_seconds).get("Date")
+    date = _headers(s3_client.endpoint(), timeout_seconds).get("Date")
     after = time.time()
     if date is None:
-        raise InfrastructureError(f"{client.endpoint()}: its answers bear no date")
+        raise InfrastructureError(f"{s3_client.endpoint()}: its answers bear no date")
     told = parsedate_to_datetime(date).timestamp()
     # A date has whole seconds, and was written while we waited.
     return 0.0 if before - 1 <= told <= after else told - (before if told < before else after)
@@ -192,7 +193,7 @@ def seconds_ahead(url: str, timeout_seconds: float) -> float:
 def is_open_to_all(url: str, timeout_seconds: float) -> bool:
     """Whether a store lists a bucket for somebody who shows no credentials; S3 only."""
     bucket = S3Backend("s3").place(url)["Bucket"]
-    listing = f"{client.endpoint().rstrip('/')}/{bucket}?list-type=2&max-keys=1"
+    listing = f"{s3_client.endpoint().rstrip('/')}/{bucket}?list-type=2&max-keys=1"
     try:
         with _open(listing, timeout_seconds) as reply:
             return bool(reply.status == 200)

@@ -10,7 +10,7 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from trainyard.artifacts import patience
+from trainyard.artifacts import retry
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 CONFIG = {
@@ -59,20 +59,20 @@ def call(method: str, **arguments: Any) -> Any:
     )
 
     address = str(client.meta.endpoint_url)
-    tries = patience.Tries(address)
+    tries = retry.Tries(address)
     while True:
         try:
             reply = getattr(client, method)(**arguments)
             if "Body" in reply:
                 with reply["Body"] as body:
                     reply["Data"] = body.read()
-            patience.answered(address)
+            retry.answered(address)
             return reply
         except ClientError as error:
             status = int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
             is_away = status >= 500 and status != NEVER
             if not is_away:
-                patience.answered(address)
+                retry.answered(address)
             if not ((is_away or status == 409) and tries.again(error, is_away)):
                 return _refusal(method, arguments, status, error)
         except (ConnectionError, HTTPClientError, IncompleteReadError) as error:

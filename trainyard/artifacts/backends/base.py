@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from trainyard.artifacts.uncached import Fill
+from trainyard.artifacts.backends.uncached import Fill
 
 
 @dataclass(frozen=True, slots=True)
