@@ -18,7 +18,7 @@ from flows.recipes.recipe import parse_recipe
 from flows.recipes.stage_job import CONFIGS
 from stages.runtime.cli import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
-from trainyard.megatron.spellings import vocabulary
+from trainyard.megatron_cli.spellings import vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")

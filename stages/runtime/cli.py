@@ -204,7 +204,7 @@ def _in_our_spelling(arguments: list[str], config_class: type) -> tuple[list[str
     """A command line of Megatron-LM, and what is to be said about it."""
     if {"--help", "-h"} & set(arguments):
         return ["--help"], []
-    from trainyard.megatron.command import understand
+    from trainyard.megatron_cli.command import understand
 
     options = (*dataclasses.fields(CommonOptions), *dataclasses.fields(MegatronOptions))
     more = [field.name.replace("_", "-") for field in options]
@@ -300,8 +300,8 @@ def _document(config_class: type, url: str | None) -> dict[str, Any]:
 def _yaml_document(
     config_class: type, url: str, where: str, arguments: list[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    from trainyard.megatron.options import split_options
-    from trainyard.megatron.yaml_cfg import read_yaml_cfg
+    from trainyard.megatron_cli.options import split_options
+    from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg
 
     given = {option.name: " ".join(option.values) for option in split_options(arguments)[1]}
     document, remarks = read_yaml_cfg(

@@ -12,9 +12,9 @@ from stages.pretrain.config import PretrainConfig
 from stages.runtime.cli import MegatronOptions
 from tests.trainyard.megatron.flags import TRAINING
 from trainyard.errors import ConfigError
-from trainyard.megatron.absent import HARMLESS
-from trainyard.megatron.command import understand
-from trainyard.megatron.spellings import RENAMED, RULES, named_in_tables, vocabulary
+from trainyard.megatron_cli.absent import HARMLESS
+from trainyard.megatron_cli.command import understand
+from trainyard.megatron_cli.spellings import RENAMED, RULES, named_in_tables, vocabulary
 
 MORE = ("yaml-cfg", "config", "log-level", "help", "world-size", "init-method")
 VOCABULARY = vocabulary(PretrainConfig, MORE)

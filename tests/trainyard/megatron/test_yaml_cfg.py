@@ -10,7 +10,7 @@ from stages.pretrain.config import PretrainConfig
 from tests.trainyard.megatron.shipped import SHIPPED
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError
-from trainyard.megatron.yaml_cfg import read_yaml_cfg
+from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg
 
 
 def read(text: str, environ: dict[str, str] | None = None, **given: str) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from typing import Any
 
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
-from trainyard.megatron.accepted import CLASS_FIELDS
-from trainyard.megatron.command import (
+from trainyard.megatron_cli.accepted import CLASS_FIELDS
+from trainyard.megatron_cli.command import (
     NO_EFFECT,
     WEIGHTS_ALONE,
     epochs_answer,
     exit_signal_problem,
 )
-from trainyard.megatron.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
-from trainyard.megatron.yaml_text import Entry, read_entries
+from trainyard.megatron_cli.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
+from trainyard.megatron_cli.yaml_text import Entry, read_entries
 
 TURNED_AROUND = {"add_bias_linear": "disable_bias_linear"}
 """Keys that say the opposite of an option of ours."""

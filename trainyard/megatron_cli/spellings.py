@@ -9,8 +9,8 @@ from functools import cache
 from typing import Literal
 
 from trainyard.config import leaves, other_names
-from trainyard.megatron.absent import ABSENT, HARMLESS
-from trainyard.megatron.accepted import ACCEPTED
+from trainyard.megatron_cli.absent import ABSENT, HARMLESS
+from trainyard.megatron_cli.accepted import ACCEPTED
 
 RENAMED: dict[str, str] = {
     "train-steps": "train-iters",

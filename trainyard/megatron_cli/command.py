@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from trainyard.errors import ConfigError
-from trainyard.megatron.options import Option, split_options
-from trainyard.megatron.spellings import VALUES, Vocabulary, is_harmless, vocabulary
+from trainyard.megatron_cli.options import Option, split_options
+from trainyard.megatron_cli.spellings import VALUES, Vocabulary, is_harmless, vocabulary
 
 LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
 """Python's numbers of the levels that --log-level knows."""
