@@ -188,7 +188,7 @@ def save_in_ranks(root: Path, state: Mapping[str, torch.Tensor], tp: int, pp: in
         dim = number // 3 % 2
         for rank, part in enumerate(tensor.chunk(tp, dim)):
             offset = tuple(rank * part.shape[dim] if d == dim else 0 for d in range(2))
-            item = Slice.of(ShardedTensor(name, part, tuple(tensor.shape), offset))
+            item = ShardedTensor(name, part, tuple(tensor.shape), offset).slice
             held[number * pp // len(state), rank][item] = part
     planned = plan_step([list(parts) for parts in held.values()], SHARD_SIZE_BYTES)
     own = {item: part for parts in held.values() for item, part in parts.items()}

@@ -13,7 +13,7 @@ from flows.gc.policy import STANDARD, Policy
 from flows.gc.sweep import Swept, sweep
 from flows.gc.told import lines, rows, size
 from flows.runner.flow_errors import in_words
-from flows.yard.profile import DEFAULT
+from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION

@@ -23,14 +23,14 @@ from prefect.events import Event
 from prefect.events.related import related_resources_from_run_context
 from prefect.settings import PREFECT_API_URL
 
-from flows.cli.run_flow import is_alone
 from flows.logs.console import headline
 from flows.recipes.form_schema import NOTHING, Merge, Tokenize, given
 from flows.recipes.recipe import Recipe, read_recipe
 from flows.recipes.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
 from flows.runner.flow_errors import in_words
 from flows.runner.stage_runner import Line
-from flows.yard.profile import DEFAULT
+from flows.server.ephemeral import is_alone
+from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 

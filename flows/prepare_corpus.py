@@ -21,7 +21,7 @@ from flows.recipes.form_schema import NOTHING, Collect, Merge, Tokenize, TrainTo
 from flows.recipes.recipe import read_recipe
 from flows.runner.flow_errors import in_words
 from flows.runner.stage_runner import Line
-from flows.yard.profile import DEFAULT
+from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 

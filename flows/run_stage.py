@@ -17,7 +17,7 @@ from flows.recipes.stage_job import read_job, stage_job
 from flows.runner.flow_errors import in_words
 from flows.runner.memory_check import UNKNOWN, is_unknown, plan_before, unmeasured_alone
 from flows.runner.stage_runner import Line
-from flows.yard.profile import DEFAULT
+from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION

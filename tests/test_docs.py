@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flows.recipes.recipe import parse_recipe
-from flows.recipes.stage_job import CONFIGS
+from flows.stage_configs import CONFIGS
 from stages.runtime.cli import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
 from trainyard.megatron_cli.spellings import vocabulary

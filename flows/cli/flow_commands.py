@@ -18,9 +18,20 @@ from flows.recipes.stage_job import read_job
 from flows.runner.memory_check import plan_before
 from flows.runner.run_lock import TURN
 from flows.server.home import home_under
-from flows.yard.profile import Profile, read_profile
+from flows.yard.profile import Profile
+from flows.yard.read_profile import read_profile
 from trainyard.artifacts import store
 from trainyard.errors import TrainyardError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m flows FLOW ...`; returns the exit status of the flow."""
+    names = {name.replace("_", "-"): run for name, run in FLOWS.items()}
+    parser = argparse.ArgumentParser(prog="python -m flows", description="Run a flow.")
+    parser.add_argument("flow", choices=names, help="which one")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own: FLOW --help")
+    given = parser.parse_args(argv)
+    return names[given.flow](given.arguments)
 
 
 def pretrain_gpt_main(argv: Sequence[str] | None = None) -> int:
@@ -184,3 +195,13 @@ def _load_run_stage() -> Flow:
     from flows.run_stage import run_stage
 
     return run_stage
+
+
+FLOWS: dict[str, Callable[[Sequence[str] | None], int]] = {
+    "prepare_corpus": prepare_corpus_main,
+    "pretrain_gpt": pretrain_gpt_main,
+    "corpus_refresh": corpus_refresh_main,
+    "release": release_main,
+    "run_stage": run_stage_main,
+}
+"""The program of each flow."""

@@ -10,7 +10,7 @@ import argparse
 import re
 from pathlib import Path
 
-from flows.yard.profile import DEFAULT, YARDS
+from flows.yard.read_profile import DEFAULT, YARDS
 from trainyard.errors import ConfigError
 
 NAME = re.compile(r"[\w.-]+")

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from http import HTTPStatus
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.backends.outcome import StageError
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import LocalApi, alone
 from flows.server.home import PASSWORD
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
 
@@ -37,13 +36,6 @@ REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 Flow = Callable[..., Coroutine[Any, Any, Any]]
 
-_alone = threading.Event()
-
-
-def is_alone() -> bool:
-    """True when the flow's server is our own, which starts nothing and ends with the flow."""
-    return _alone.is_set()
-
 
 def run_program(
     load: Callable[[], Flow], home: Path, verbose: bool, **parameters: Any
@@ -58,7 +50,7 @@ def run_program(
     try:
         if not os.environ.get("PREFECT_API_URL"):
             own = LocalApi(home.absolute())
-            _alone.set()
+            alone.set()
             os.environ.update({**own.environment, "PREFECT_HOME": str(home.absolute())})
         flow = load()  # two seconds of imports, while the server starts
         if own is not None:

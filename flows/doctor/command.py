@@ -19,7 +19,7 @@ from flows.doctor import machine, places, ranks, schedules, server, slots, store
 from flows.doctor.check import Check, Finding, examine_yard, worst
 from flows.doctor.table import print_finding, print_sum
 from flows.doctor.yard import Yard
-from flows.yard.profile import read_profile
+from flows.yard.read_profile import read_profile
 from trainyard.errors import TrainyardError
 
 CHECKS: tuple[Check[Yard], ...] = (

@@ -17,7 +17,7 @@ from flows.backends.container.client import SOCKET
 from flows.backends.container.options import ContainerOptions
 from flows.doctor.check import Answer, fail, ok, warn
 from flows.doctor.yard import Yard
-from flows.recipes.stage_job import CONFIGS
+from flows.stage_configs import CONFIGS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.version import VERSION
 

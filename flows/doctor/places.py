@@ -12,7 +12,7 @@ from flows.doctor.cluster import cluster_image, cluster_jobs
 from flows.doctor.engine import IMAGES_SECONDS, engine_image, engine_jobs
 from flows.doctor.programs import SECONDS, SMOKE_SECONDS, run
 from flows.doctor.yard import Yard
-from flows.recipes.stage_job import CONFIGS
+from flows.stage_configs import CONFIGS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.version import VERSION
 

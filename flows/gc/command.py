@@ -21,7 +21,8 @@ from flows.gc.machine import run_homes
 from flows.gc.policy import Policy
 from flows.gc.sweep import sweep
 from flows.gc.told import lines
-from flows.yard.profile import Profile, read_profile
+from flows.yard.profile import Profile
+from flows.yard.read_profile import read_profile
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError
 

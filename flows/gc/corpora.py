@@ -1,6 +1,6 @@
 """Versions of a corpus that corpus-refresh left behind, and tokens that no version needs.
 
-The layout is told in `flows.recipes.refresh`: NAME/current.json leads to NAME/versions/VERSION, made of
+`flows.recipes.refresh` has the layout: NAME/current.json leads to NAME/versions/VERSION, made of
 NAME/parts/OPTIONS/DIGEST. A version that anything in use was made of stays, with its parts."""
 
 from __future__ import annotations

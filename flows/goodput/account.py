@@ -1,10 +1,11 @@
 """Where the time of a run went, over all attempts at it: pure arithmetic of two accounts.
 
 Of each submission its block noted when it waited and when it held what it had asked for
-(flows/backends/events.py). Of each attempt at training, of which one submission may make several, the
-training itself kept what it spent between one save and the next (trainyard/training/logging/attempts.py).
-Laid over each other they leave no moment out and count none twice: times are whole milliseconds,
-and whatever two clocks that disagree say of a span, its parts sum to it.
+(flows/backends/events.py). Of each attempt at training, of which one submission may make several,
+the training itself kept what it spent between one save and the next
+(trainyard/training/logging/attempts.py). Laid over each other they leave no moment out and count
+none twice: times are whole milliseconds, and whatever two clocks that disagree say of a span, its
+parts sum to it.
 
     queue       it waited for what it had asked for
     start       it held that, and training did not run yet: images, imports, data, building

@@ -1,6 +1,6 @@
 """The account of a run's time, gathered from run folders and artifacts, and kept beside them.
 
-    python -m flows.goodput.report YARD/.runs/pretrain YARD/checkpoint
+    python -m flows.goodput YARD/.runs/pretrain YARD/checkpoint
 
 prints it; flows write it to goodput/JOB.json under their root after each attempt, with the times of
 submissions whose run folders are gone by now."""
@@ -228,7 +228,7 @@ def _time(milliseconds: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the account of a run; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.goodput.report", description="Where the time of a run went."
+        prog="python -m flows.goodput", description="Where the time of a run went."
     )
     parser.add_argument("attempts", type=Path, help="folder of the run folders of its job")
     parser.add_argument("checkpoint", help="folder or URL of the run: --save of pretrain")
@@ -257,7 +257,3 @@ def account_of(attempts: Path, checkpoint: str) -> Account:
             f"or URL that was its --save, such as yard/NAME/checkpoint"
         )
     return account(of_this_run(read_submissions(attempts)), told)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -28,7 +28,7 @@ from trainyard.artifacts.urls import is_web, join, parent
 
 if TYPE_CHECKING:
     from flows.recipes.stage_job import StageJob
-    from flows.runner.stage_task import Summary
+    from flows.recipes.summary import Summary
 
 SHOWN_METRICS = 4
 

@@ -28,7 +28,7 @@ from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
 from trainyard.errors import TrainyardError
 
 if TYPE_CHECKING:
-    from flows.runner.stage_task import Summary
+    from flows.recipes.summary import Summary
 
 log = logging.getLogger(__name__)
 

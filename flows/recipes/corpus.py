@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.recipes.recipe import Recipe
-from flows.recipes.stage_job import CONFIGS, SHARES, StageJob, build_config
+from flows.recipes.stage_job import SHARES, StageJob, build_config
+from flows.stage_configs import CONFIGS
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.urls import basename

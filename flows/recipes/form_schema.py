@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from flows.recipes.stage_job import CONFIGS
+from flows.stage_configs import CONFIGS
 from trainyard.config import leaves
 
 DECIDED: dict[str, tuple[str, ...]] = {

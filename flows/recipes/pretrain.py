@@ -11,24 +11,11 @@ from flows.goodput.report import goodput_url
 from flows.recipes.corpus import corpus_jobs
 from flows.recipes.recipe import Recipe
 from flows.recipes.release import release_jobs
-from flows.recipes.stage_job import CONFIGS, StageJob, build_config, stage_job
+from flows.recipes.stage_job import StageJob, build_config, stage_job
+from flows.stage_configs import CONFIGS
+from flows.yard.place import TrainingResources
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What the yard gives a training."""
-
-    world_size: int = 1
-    gpu_memory_gib: float | None = None
-    """Of each GPU; None: there are none, or nobody said."""
-
-    def to_plan(self) -> dict[str, Any]:
-        """Options of the plan; a single process leaves the number to the recipe."""
-        size = {"world_size": self.world_size} if self.world_size > 1 else {}
-        memory = self.gpu_memory_gib
-        return {**size, **({} if memory is None else {"gpu_memory_gib": memory})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +43,7 @@ class PretrainJobs:
         return jobs
 
 
-def pretrain_jobs(recipe: Recipe, means: Means | None = None) -> PretrainJobs:
+def pretrain_jobs(recipe: Recipe, means: TrainingResources | None = None) -> PretrainJobs:
     """The jobs of a recipe, each with validated options; `means` is what training gets there.
 
     Raises ConfigError for what was written, ArtifactError for a corpus that is not there."""
@@ -79,7 +66,7 @@ def pretrain_jobs(recipe: Recipe, means: Means | None = None) -> PretrainJobs:
     )
 
 
-def _plan(recipe: Recipe, tokenizer: dict[str, Any], means: Means | None) -> StageJob:
+def _plan(recipe: Recipe, tokenizer: dict[str, Any], means: TrainingResources | None) -> StageJob:
     """The plan of the very model and batch that [pretrain] describes, on what the yard has."""
     where = f"{recipe.where} [plan]"
     vocab_size = recipe.table("plan").get("vocab_size", tokenizer.get("vocab_size"))
@@ -91,12 +78,12 @@ def _plan(recipe: Recipe, tokenizer: dict[str, Any], means: Means | None) -> Sta
         ).vocab_size
     if vocab_size is None:
         raise ConfigError(f"{where}: vocab_size is needed, the number of the tokenizer's tokens")
-    planned = to_be_planned(recipe.table("pretrain"), means or Means())
+    planned = to_be_planned(recipe.table("pretrain"), means or TrainingResources())
     document = {**planned, **recipe.table("plan"), "vocab_size": vocab_size}
     return stage_job("plan", {**document, "output_dir": recipe.at("plan")}, where)
 
 
-def to_be_planned(pretrain: Mapping[str, Any], means: Means) -> dict[str, Any]:
+def to_be_planned(pretrain: Mapping[str, Any], means: TrainingResources) -> dict[str, Any]:
     """Options of the plan of a training: those of its own that a plan depends on, on what it
     gets."""
     keys = {name for name, _, _ in leaves(CONFIGS["plan"])}

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.recipes.stage_job import CONFIGS, StageJob, stage_job, unreadable
+from flows.recipes.stage_job import StageJob, stage_job, unreadable
+from flows.stage_configs import CONFIGS
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename, join, parent
 from trainyard.config import leaves, other_names, parse_document

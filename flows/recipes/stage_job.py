@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stages.benchmark.config import BenchmarkConfig
-from stages.blame.config import BlameConfig
-from stages.certify.config import CertifyConfig
-from stages.collect.config import CollectConfig
-from stages.evaluate.config import EvaluateConfig
-from stages.index.config import IndexConfig
-from stages.inspect.config import InspectConfig
-from stages.merge.config import MergeConfig
-from stages.plan.config import PlanConfig
-from stages.pretrain.config import PretrainConfig
-from stages.report.config import ReportConfig
-from stages.reshard.config import ReshardConfig
-from stages.tokenize.config import TokenizeConfig
-from stages.train_tokenizer.config import TrainTokenizerConfig
-from stages.verify.config import VerifyConfig
+from flows.stage_configs import CONFIGS
 from trainyard.artifacts import store
-from trainyard.artifacts.output import Output
+from trainyard.artifacts.output import MANIFEST, Output
 from trainyard.config import from_dict, parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
-CONFIGS: dict[str, type[Any]] = {
-    "benchmark": BenchmarkConfig,
-    "blame": BlameConfig,
-    "certify": CertifyConfig,
-    "collect": CollectConfig,
-    "evaluate": EvaluateConfig,
-    "index": IndexConfig,
-    "inspect": InspectConfig,
-    "merge": MergeConfig,
-    "plan": PlanConfig,
-    "pretrain": PretrainConfig,
-    "report": ReportConfig,
-    "reshard": ReshardConfig,
-    "tokenize": TokenizeConfig,
-    "train_tokenizer": TrainTokenizerConfig,
-    "verify": VerifyConfig,
-}
-"""Every stage that a flow can start, with the class of its options."""
+STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
+"""In a run folder, what says that a step was published (docs/formats.md)."""
 
 SHARES = "-shares"
 """How the name of the job ends that makes the shares of an output."""

@@ -19,7 +19,7 @@ from flows.cli.run_flow import ENVIRONMENT, fail, of_server
 from flows.register.report import Report
 from flows.register.wanted import Wanted, wanted
 from flows.runner.memory_check import unmeasured
-from flows.yard.profile import naming_file, parse_profile, profile_name, read_document
+from flows.yard.read_profile import naming_file, parse_profile, profile_name, read_document
 from trainyard.errors import ConfigError, TrainyardError
 
 if TYPE_CHECKING:

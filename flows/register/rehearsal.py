@@ -15,8 +15,9 @@ from flows.backends.key import job_key
 from flows.backends.kubernetes.manifests import render_kubernetes
 from flows.backends.slurm.script import render_slurm
 from flows.backends.spec import LaunchSpec, Shares
-from flows.recipes.stage_job import CONFIGS, StageJob
+from flows.recipes.stage_job import StageJob
 from flows.runner.stage_spec import stage_spec
+from flows.stage_configs import CONFIGS
 from flows.yard.place import CONTAINED, Place
 from flows.yard.profile import Profile
 from trainyard.artifacts.urls import join

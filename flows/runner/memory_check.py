@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flows.recipes.pretrain import Means, to_be_planned
+from flows.recipes.pretrain import to_be_planned
 from flows.recipes.stage_job import StageJob, stage_job
+from flows.yard.place import TrainingResources
 from flows.yard.profile import Profile
 
 UNKNOWN = (
@@ -13,7 +14,7 @@ UNKNOWN = (
 """What a person is told of a training that cannot be planned."""
 
 
-def plan_before(job: StageJob, means: Means, where: str) -> StageJob | None:
+def plan_before(job: StageJob, means: TrainingResources, where: str) -> StageJob | None:
     """The plan of a training on what the yard gives it, which refuses in words what does not fit.
 
     None for other stages, where the yard does not say what memory a GPU has, and where the plan
@@ -25,7 +26,7 @@ def plan_before(job: StageJob, means: Means, where: str) -> StageJob | None:
     return None if means.gpu_memory_gib is None else plan
 
 
-def is_unknown(job: StageJob, means: Means) -> bool:
+def is_unknown(job: StageJob, means: TrainingResources) -> bool:
     """True for a training that would be planned, if it said how many tokens there are."""
     asked = _trains(job) and means.gpu_memory_gib is not None
     return asked and job.document.get("vocab_size") is None

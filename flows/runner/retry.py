@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 from dataclasses import dataclass
 
 from flows.backends.outcome import Outcome
-from flows.recipes.stage_job import StageJob
+from flows.recipes.stage_job import STEP_MANIFEST, StageJob
 from trainyard.artifacts import store
-from trainyard.artifacts.output import MANIFEST
 from trainyard.errors import TrainyardError
-
-FRUITLESS_ATTEMPTS = 3
-"""Attempts in a row without progress after which a stage is given up, unless a yard says more."""
 
 PAUSES_SECONDS = (5.0, 30.0, 120.0, 300.0)
 """After the first attempt that failed, the second, ...; the last also after all that follow. An
@@ -32,9 +27,6 @@ JITTER = 0.2
 MOST_RETRIES = 100_000
 """Prefect wants a number; it is never what ends the trying. Who waits for another run's claim, at a
 pause each time, waits for a year."""
-
-STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
-"""In a run folder, what says that a step was published (docs/formats.md)."""
 
 HELD = "ClaimHeldError"
 """Of a stage whose output another run is writing, and is alive: waiting for it is no attempt."""

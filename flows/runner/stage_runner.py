@@ -14,13 +14,15 @@ from prefect.exceptions import TerminationSignal
 
 from flows.pages.run_pages import Board
 from flows.recipes.stage_job import StageJob, in_shares, joined
+from flows.recipes.summary import Summary
 from flows.runner.interrupt import heed_interrupt
 from flows.runner.run_lock import note_jobs, turn
 from flows.runner.slots import Gate
-from flows.runner.stage_task import Summary, run_stage_task
+from flows.runner.stage_task import run_stage_task
 from flows.runner.tags import limit_tag
 from flows.yard.links import browsed
-from flows.yard.profile import Profile, read_profile
+from flows.yard.profile import Profile
+from flows.yard.read_profile import read_profile
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import MANIFEST

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.backends.spec import LaunchSpec, Shares
-from flows.recipes.stage_job import CONFIGS, StageJob
+from flows.recipes.stage_job import StageJob
+from flows.stage_configs import CONFIGS
 from flows.yard.place import Place
 from trainyard.config import leaves
 from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision

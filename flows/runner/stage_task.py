@@ -13,7 +13,6 @@ import json
 import logging
 import time
 import uuid
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from flows.backends.spec import LaunchSpec, Shares
 from flows.logs.console import Log, headline
 from flows.pages.stage_pages import show_failed, show_stage
 from flows.recipes.stage_job import StageJob
+from flows.recipes.summary import Summary
 from flows.runner.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.runner.slots import note_begin
 from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
@@ -36,27 +36,6 @@ from flows.runner.submission import SETTLED, follow
 from flows.yard.place import SCHEDULED, Place
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What a flow keeps of a stage that ended well."""
-
-    job: str
-    stage: str
-    reused: bool
-    reason: str
-    """Why it ran; empty when it did not."""
-    seconds: float
-    output_digest: str = ""
-    manifest_url: str = ""
-    metrics: dict[str, Any] = field(default_factory=dict)
-    log: str = ""
-
-    def to_document(self) -> dict[str, Any]:
-        """JSON-able."""
-        return asdict(self)
-
 
 _tryings: dict[str, Trying] = {}
 """By task run. Only as long as this program: whoever starts a flow again wants it tried again."""

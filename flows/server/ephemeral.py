@@ -48,6 +48,15 @@ SETTINGS = {
 """What one run needs of a server; its database keeps everything for a later look."""
 
 
+alone = threading.Event()
+"""Set while the server of this program is its own."""
+
+
+def is_alone() -> bool:
+    """True when the flow's server is our own, which starts nothing and ends with the flow."""
+    return alone.is_set()
+
+
 class LocalApi:
     """A server on a port of localhost, a free one unless it is named, with its database under
     PREFECT_HOME."""

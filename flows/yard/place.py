@@ -11,7 +11,6 @@ from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.options import KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import GRACE_SECONDS, Mount, Resources
-from flows.runner.retry import FRUITLESS_ATTEMPTS
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
@@ -34,6 +33,24 @@ CONTAINED = ("container", "kubernetes")
 
 POLLING = ("container", "slurm")
 """Blocks that ask how a job is; Kubernetes tells by itself."""
+
+FRUITLESS_ATTEMPTS = 3
+"""Attempts in a row without progress after which a stage is given up, unless a yard says more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResources:
+    """What the yard gives a training."""
+
+    world_size: int = 1
+    gpu_memory_gib: float | None = None
+    """Of each GPU; None: there are none, or nobody said."""
+
+    def to_plan(self) -> dict[str, Any]:
+        """Options of the plan; a single process leaves the number to the recipe."""
+        size = {"world_size": self.world_size} if self.world_size > 1 else {}
+        memory = self.gpu_memory_gib
+        return {**size, **({} if memory is None else {"gpu_memory_gib": memory})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

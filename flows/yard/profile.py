@@ -1,41 +1,37 @@
 """Yard profiles: where stages run, with what means, and where all that is made lies.
 
-A profile is one TOML file, deploy/yards/NAME.toml or another by its path; docs/deployments.md
-explains every table. The same recipe runs under each of them. No Prefect here."""
+docs/deployments.md explains every table. No Prefect here; `read_profile` reads one from a file."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import difflib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from flows.backends.spec import Mount, Resources
-from flows.recipes.pretrain import Means
-from flows.recipes.stage_job import CONFIGS
-from flows.runner.retry import FRUITLESS_ATTEMPTS
-from flows.yard.place import BLOCK_OPTIONS, Place, Watch
-from flows.yard.profile_checks import check_tables
-from flows.yard.tables import build, convert, filled_in, refuse_unknown
-from trainyard.artifacts import store
+from flows.stage_configs import CONFIGS
+from flows.yard.links import check_browse
+from flows.yard.place import (
+    FRUITLESS_ATTEMPTS,
+    POLLING,
+    SCHEDULED,
+    SHARING,
+    Place,
+    TrainingResources,
+    Watch,
+)
+from flows.yard.tables import refuse_unknown
 from trainyard.artifacts.urls import basename, is_local, join, local_path
-from trainyard.config import parse_document
-from trainyard.errors import ConfigError, TrainyardError
-
-YARDS = Path(__file__).resolve().parents[2] / "deploy" / "yards"
-"""The profiles that come with trainyard."""
-
-DEFAULT = "local"
+from trainyard.errors import ConfigError
 
 MOST_RESUMED = 100
 """Of resume_crashed: what is lost more often than that has another fault."""
 
-C = TypeVar("C")
+CAN_BE_SHARED = ("tokenize",)
+"""Stages whose output several jobs can make together, and one joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +139,15 @@ class Profile:
     automations: Automations = field(default_factory=Automations)
 
     def __post_init__(self) -> None:
-        check_tables(self)
+        _check_tables(self)
 
     def yard_root(self, yard: str | None = None) -> str:
         """Folder or URL of all runs: given, else variable YARD, else the profile's, else `yard`."""
         return (yard or os.environ.get("YARD") or self.store or "yard").rstrip("/")
 
-    def means(self) -> Means:
+    def means(self) -> TrainingResources:
         """What a training gets here, as the plan takes it."""
-        return Means(
+        return TrainingResources(
             world_size=self.resources_of("pretrain").num_processes,
             gpu_memory_gib=self.gpu_memory_gib,
         )
@@ -192,133 +188,83 @@ class Profile:
         return str(path.absolute() / ".runs")
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-PLAIN = (
-    *("store", "run_folder", "image", "python", "gpu_memory_gib", "shares_at_once"),
-    *("fruitless_attempts", "browse"),
-)
-TABLES = ("environment", "images", "mounts", "shares", "limits", "schedules", "automations")
+# --- what the tables cannot say together: each is refused by its key --------------------------
 
 
-def read_profile(name: str = DEFAULT) -> Profile:
-    """Read a profile by its name or path; ConfigError for what is none."""
-    document = read_document(name)
-    with naming_file(name):
-        return parse_profile(document, profile_name(name))
-
-
-@contextlib.contextmanager
-def naming_file(name: str) -> Iterator[None]:
-    """ConfigError of what is done meanwhile says in which file the profile was written."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{_url(name)}: {error}") from error
-
-
-def profile_name(name: str) -> str:
-    """What a yard is called, given its name or the path of its profile."""
-    return basename(name).removesuffix(".toml")
-
-
-def read_document(name: str) -> dict[str, Any]:
-    """The tables of a profile as they are written."""
-    url = _url(name)
-    try:
-        text = store.read_bytes(url).decode()
-    except (TrainyardError, UnicodeDecodeError) as error:
-        raise ConfigError(f"yard profile {name} cannot be read: {error}") from error
-    return parse_document(text, ".toml", url)
-
-
-def _url(name: str) -> str:
-    if name.endswith(".toml"):
-        return name
-    path = YARDS / f"{name}.toml"
-    if not path.is_file():
-        known = sorted(file.stem for file in YARDS.glob("*.toml"))
-        if not known:
-            raise ConfigError(
-                f"there is no yard profile {name!r}: names are looked for in {YARDS}, which "
-                f"{'holds none' if YARDS.is_dir() else 'is not there'}. They come with the sources "
-                f"of trainyard, so start this in a checkout or in the image of the flows; or give "
-                f"the path of a .toml, such as --profile /etc/trainyard/mysite.toml"
-            )
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+def _check_tables(profile: Profile) -> None:
+    """ConfigError for tables that do not go together, or name a stage that is none."""
+    _check_stages(profile)
+    _check_watch(profile)
+    _check_shares(profile)
+    _check_memory(profile)
+    check_browse(profile.browse)
+    if profile.block == "process":
+        _check_process(profile)
+    if profile.fruitless_attempts < 1:
         raise ConfigError(
-            f"there is no yard profile {name!r} in {YARDS}; {hint}, or give the path of a .toml"
+            f"fruitless_attempts must be at least 1, got {profile.fruitless_attempts}"
         )
-    return str(path)
 
 
-def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
-    """The profile in a document, with `${VARIABLE}` of this environment filled in.
+def _check_stages(profile: Profile) -> None:
+    refuse_unknown(profile.images, CONFIGS, "[images]")
+    refuse_unknown(profile.resources_by_stage, CONFIGS, "[resources]")
+    refuse_unknown(profile.watch_by_stage, CONFIGS, "[watch]")
+    refuse_unknown(profile.limits, CONFIGS, "[limits]")
+    refuse_unknown(profile.shares, CAN_BE_SHARED, "[shares]")
+    for name, table in (("limits", profile.limits), ("shares", profile.shares)):
+        for stage, count in table.items():
+            if count < 1:
+                raise ConfigError(f"[{name}] {stage} must be at least 1, got {count}")
 
-    Raises ConfigError naming the table and the key that cannot be."""
-    where = f"yard {name}"
-    document = filled_in(document, os.environ, where)
-    block = document.get("block", "process")
-    if block not in BLOCK_OPTIONS:
-        raise ConfigError(f"{where}: block {block!r} is none of {', '.join(BLOCK_OPTIONS)}")
-    own = () if BLOCK_OPTIONS[block] is None else (block,)
-    known = ("block", *PLAIN, *TABLES, "resources", "watch", "deployments", "pool", *own)
-    refuse_unknown(document, known, where)
-    table = {key: value for key, value in document.items() if key in (*PLAIN, *TABLES)}
-    table["deployments"] = document.get("deployments", [])
-    resources, resources_by_stage = _by_stage(Resources, document, "resources", where)
-    watch, watch_by_stage = _by_stage(Watch, document, "watch", where)
-    options, options_by_stage = _options(document, block, where)
-    hints = {
-        **dict.fromkeys(("store", "browse", "run_folder", "image", "python"), str),
-        **{"gpu_memory_gib": float, "deployments": tuple[str, ...]},
-        **dict.fromkeys(("shares_at_once", "fruitless_attempts"), int),
-        **dict.fromkeys(("environment", "images"), Mapping[str, str]),
-        **dict.fromkeys(("shares", "limits"), Mapping[str, int]),
-        **{"mounts": tuple[Mount, ...], "automations": Automations},
-        "schedules": Mapping[str, Schedule],
-    }
-    values = {key: convert(value, hints[key], f"{where}: {key}") for key, value in table.items()}
-    try:
-        return Profile(
-            name=name,
-            block=block,
-            resources=resources,
-            resources_by_stage=resources_by_stage,
-            watch=watch,
-            watch_by_stage=watch_by_stage,
-            options=options,
-            options_by_stage=options_by_stage,
-            pool=build(Pool, {"name": name, **document.get("pool", {})}, f"{where} [pool]"),
-            **values,
+
+def _check_shares(profile: Profile) -> None:
+    if profile.shares and profile.block not in SHARING:
+        raise ConfigError(
+            f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
+            f"{profile.block!r} has none, and `workers` of the stage use the cores of one machine"
         )
-    except ConfigError as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
+    if profile.shares_at_once is not None and profile.shares_at_once < 1:
+        raise ConfigError(
+            f"shares_at_once must be at least 1, or left out, got {profile.shares_at_once}"
+        )
 
 
-def _options(document: Mapping[str, Any], block: str, where: str) -> tuple[Any, dict[str, Any]]:
-    kind = BLOCK_OPTIONS[block]
-    return (None, {}) if kind is None else _by_stage(kind, document, block, where)
+def _check_process(profile: Profile) -> None:
+    """What a process of this machine has not, and nobody would heed."""
+    wanted = (profile.resources, *profile.resources_by_stage.values())
+    if any(one.num_processes > 1 for one in wanted):
+        raise ConfigError(
+            "[resources]: block 'process' starts one process; a training starts its ranks on "
+            "this machine itself, with nproc_per_node in the recipe's [pretrain]"
+        )
+    for key in ("image", "images", "mounts"):
+        if getattr(profile, key):
+            raise ConfigError(
+                f"{key}: block 'process' runs what is installed here and starts no container; "
+                f'leave it out, or choose block = "container"'
+            )
 
 
-def _by_stage(
-    cls: type[C], document: Mapping[str, Any], key: str, where: str
-) -> tuple[C, dict[str, C]]:
-    """What holds for every stage, and for some: what the table of a stage says goes key by key
-    over the common one. A table that is a key of `cls` itself is no stage's."""
-    table, where = document.get(key, {}), f"{where} [{key}]"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table, got {table!r}")
-    own = [field.name for field in dataclasses.fields(cast(Any, cls))]
-    stages = {
-        key: value for key, value in table.items() if key not in own and isinstance(value, dict)
-    }
-    refuse_unknown(stages, (*CONFIGS, *own), where)
-    common = {key: value for key, value in table.items() if key not in stages}
-    by_stage = {
-        stage: build(cls, {**common, **over}, f"{where[:-1]}.{stage}]")
-        for stage, over in stages.items()
-    }
-    return build(cls, common, where), by_stage
+def _check_memory(profile: Profile) -> None:
+    memory = profile.gpu_memory_gib
+    if memory is None:
+        return
+    if memory <= 0:
+        raise ConfigError(f"gpu_memory_gib must be positive, got {memory}")
+    # A process takes the GPUs of its machine, and nobody has to ask for them.
+    if profile.block != "process" and not profile.resources_of("pretrain").gpus_per_node:
+        raise ConfigError(
+            f"gpu_memory_gib ({memory:g}) is what a GPU of a training has, and here a training "
+            f"gets none: say gpus_per_node in [resources.pretrain], or leave gpu_memory_gib out"
+        )
+
+
+def _check_watch(profile: Profile) -> None:
+    for name, blocks in (("hang_seconds", SCHEDULED), ("poll_seconds", POLLING)):
+        wanted = (profile.watch, *profile.watch_by_stage.values())
+        if profile.block not in blocks and any(getattr(one, name) is not None for one in wanted):
+            raise ConfigError(
+                f"[watch] {name} is for block {', '.join(blocks)}; block {profile.block!r} does "
+                f"not look that way: leave it out"
+            )

@@ -9,7 +9,8 @@ from prefect import get_client, get_run_logger, runtime
 from prefect.blocks.core import Block
 from prefect.exceptions import ObjectNotFound
 
-from flows.yard.profile import Profile, parse_profile, profile_name, read_profile
+from flows.yard.profile import Profile
+from flows.yard.read_profile import parse_profile, profile_name, read_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION, build_revision
 

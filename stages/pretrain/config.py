@@ -94,6 +94,14 @@ class PretrainConfig(LibraryConfig):
         be, and the fewest that the degrees allow are looked at."""
         if self.ckpt_convert_format is not None:
             return
-        from stages.pretrain.checks import check_ranks  # not for --help
+        # Not for --help.
+        from trainyard.optim.schedule import build_schedule
+        from trainyard.parallel.dims import dims_of
+        from trainyard.training.loop.length import length_of
 
-        check_ranks(self, world_size)
+        dims = dims_of(self.parallel, world_size or self.parallel.model_ranks)
+        length = length_of(self.training, dims.dp, self.model.seq_length)
+        training = self.training
+        build_schedule(
+            self.optimizer, training.train_iters, length.global_batch_size, training.train_samples
+        )

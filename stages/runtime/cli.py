@@ -100,8 +100,9 @@ def stage_main(
 
 def _end_at_sigterm() -> None:
     """Until a run has its own handler, SIGTERM ends the process, also where whoever started it
-    ignores SIGTERM and so handed that on: torchrun as a job of Slurm (flows/backends/slurm/script.py). What
-    comes before the handler takes a while: torch is imported, and ranks wait for each other."""
+    ignores SIGTERM and so handed that on: torchrun as a job of Slurm
+    (flows/backends/slurm/script.py). What comes before the handler takes a while: torch is
+    imported, and ranks wait for each other."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

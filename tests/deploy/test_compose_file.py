@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deploy import env
-from flows.yard.profile import read_profile
+from flows.yard.read_profile import read_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import struct
 import atheris
 from common import fuzz, only, scratch
 
-with atheris.instrument_imports(include=["trainyard.checkpoint"]):
+with atheris.instrument_imports(include=["trainyard.conversion"]):
     from trainyard.conversion.huggingface import read as hf_read
     from trainyard.conversion.meta import read as meta
 

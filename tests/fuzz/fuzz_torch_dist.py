@@ -11,7 +11,7 @@ from contextlib import closing
 import atheris
 from common import fuzz, only, scratch
 
-with atheris.instrument_imports(include=["trainyard.checkpoint"]):
+with atheris.instrument_imports(include=["trainyard.conversion"]):
     from trainyard.conversion.torch_dist import index as torch_dist_index
     from trainyard.conversion.torch_dist import tensors as torch_dist_tensors
     from trainyard.conversion.torch_save import pickles

@@ -9,7 +9,7 @@ import io
 import atheris
 from common import fuzz, only, scratch
 
-with atheris.instrument_imports(include=["trainyard.checkpoint"]):
+with atheris.instrument_imports(include=["trainyard.conversion"]):
     from trainyard.conversion.torch_save import file as torch_file
 
 import torch

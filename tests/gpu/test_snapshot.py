@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainyard.checkpoint.layout import ShardedTensor, Slice
+from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.snapshot import HostMemory
 
 pytestmark = [
@@ -36,7 +36,7 @@ def test_an_update_waits_for_the_copy() -> None:
     turned = torch.arange(12.0, device="cuda").view(3, 4).t()
     host = torch.arange(5)
     parts = {
-        Slice.of(ShardedTensor.whole(f"model.{name}", tensor)): tensor
+        ShardedTensor.whole(f"model.{name}", tensor).slice: tensor
         for name, tensor in [("large", large), ("turned", turned), ("host", host)]
     }
     expected = {part.name: tensor.clone() for part, tensor in parts.items()}
@@ -64,7 +64,7 @@ def test_an_update_waits_for_the_copy() -> None:
 def test_memory_that_goes_can_be_locked_again() -> None:
     tensor = torch.arange(100_000.0, device="cuda")
     memory = HostMemory()
-    kept = memory.reserve({Slice.of(ShardedTensor.whole("model.a", tensor)): tensor})
+    kept = memory.reserve({ShardedTensor.whole("model.a", tensor).slice: tensor})
     del memory  # a run that ended; the next one of the process may be given the same place
     cudart = torch.cuda.cudart()
     assert int(cudart.cudaHostRegister(kept.data_ptr(), kept.numel(), 0)) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.container import run
+from flows.backends.container import job as container_job
 from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.job import KubernetesJob
@@ -95,7 +95,7 @@ def test_an_engine_that_is_away_for_longer_than_all_attempts_last(
     looks: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "AWAY_SECONDS", 0.2)
+    monkeypatch.setattr(container_job, "AWAY_SECONDS", 0.2)
     wire = Wire(os.environ["DOCKER_HOST"], tmp_path)
     options = ContainerOptions(pull="never", engine=wire.address)
     block = engines.job(tmp_path, key, image, counting(40), options=options, poll_seconds=0.2)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flows.recipes.stage_job import CONFIGS
+from flows.stage_configs import CONFIGS
 from tests.yard.composed import REGISTER
 from tests.yard.deployed import comes
 from tests.yard.engine import Compose, compose, docker, engine

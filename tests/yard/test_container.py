@@ -19,14 +19,15 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
+from flows.backends.container.job import ContainerJobRun
 from flows.backends.container.options import ContainerOptions
 from flows.backends.container.render import SCRIPT
-from flows.backends.container.run import ContainerJobRun
 from flows.backends.events import read_events
 from flows.backends.outcome import Kind
 from flows.backends.spec import Mount, Resources
 from flows.recipes.stage_job import stage_job
-from flows.runner.stage_task import Place, Summary, run_stage_task
+from flows.recipes.summary import Summary
+from flows.runner.stage_task import Place, run_stage_task
 from tests.yard.containers import (
     THIS_PYTHON,
     containers,

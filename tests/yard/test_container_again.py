@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.container import run as container_run
-from flows.backends.container.job import ContainerJob
+from flows.backends.container import job as container_job
+from flows.backends.container.job import ContainerJob, ContainerJobRun
 from flows.backends.container.options import ContainerOptions
-from flows.backends.container.run import ContainerJobRun
 from flows.backends.outcome import Kind, Outcome
 from tests.yard.containers import (
     SECONDS,
@@ -180,7 +179,7 @@ def test_an_engine_that_is_away_for_a_while_costs_nothing(
 def test_an_engine_that_stays_away_ends_the_waiting_and_not_the_container(
     tmp_path: Path, key: str, image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_run, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(container_job, "AWAY_SECONDS", 0.5)
     wire = Wire(os.environ["DOCKER_HOST"], tmp_path)
     options = ContainerOptions(pull="never", engine=wire.address)
     block = job(tmp_path, key, image, counting(80), options=options, poll_seconds=0.2)

@@ -14,7 +14,7 @@ import yaml
 from kubernetes import client, config, utils
 
 from flows.backends.kubernetes.manifests import MANIFESTS
-from flows.runner.stage_task import Summary
+from flows.recipes.summary import Summary
 from flows.yard.place import Place
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, wait_until, write_tokens

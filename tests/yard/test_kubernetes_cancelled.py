@@ -15,7 +15,8 @@ from flows.backends.key import job_key
 from flows.backends.outcome import Kind
 from flows.backends.spec import LaunchSpec
 from flows.recipes.stage_job import StageJob, stage_job
-from flows.runner.stage_task import Summary, run_stage_task
+from flows.recipes.summary import Summary
+from flows.runner.stage_task import run_stage_task
 from flows.runner.submission import SETTLED
 from flows.yard.place import Place
 from tests.yard import faults as trainings

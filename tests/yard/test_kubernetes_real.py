@@ -24,7 +24,7 @@ from flows.backends.kubernetes.run import KubernetesJobRun
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec, Resources, Shares
 from flows.yard.place import Place
-from flows.yard.profile import read_profile
+from flows.yard.read_profile import read_profile
 
 ASKED = "TRAINYARD_KUBERNETES"
 

@@ -19,7 +19,8 @@ from flows.backends.key import job_key
 from flows.backends.outcome import Kind, StageError
 from flows.backends.spec import Resources
 from flows.recipes.stage_job import stage_job
-from flows.runner.stage_task import Summary, run_stage_task
+from flows.recipes.summary import Summary
+from flows.runner.stage_task import run_stage_task
 from flows.yard.place import Place
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, write_tokens

@@ -20,7 +20,8 @@ from flows.backends.run_folder import LOG
 from flows.backends.slurm.script import SCRIPT
 from flows.backends.spec import Resources
 from flows.recipes.stage_job import stage_job
-from flows.runner.stage_task import Place, Summary, run_stage_task
+from flows.recipes.summary import Summary
+from flows.runner.stage_task import Place, run_stage_task
 from tests.yard.cluster import ask
 from tests.yard.jobs import MODEL, TRAINING, wait_until, write_tokens
 from tests.yard.yard import ROOT

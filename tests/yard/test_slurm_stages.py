@@ -25,7 +25,8 @@ from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name
 from flows.backends.spec import LaunchSpec
 from flows.recipes.stage_job import stage_job
-from flows.runner.stage_task import Place, Summary, run_stage_task
+from flows.recipes.summary import Summary
+from flows.runner.stage_task import Place, run_stage_task
 from flows.runner.submission import SETTLED
 from tests.yard.cluster import Cluster, ask
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, killed, wait_until, write_tokens

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import NamedTuple
 
 from trainyard.artifacts import store
-
-BLOCK_BYTES = 4 << 20
-NUM_THREADS = 6
-
-
-class ByteRange(NamedTuple):
-    """Some bytes of a file in a known version."""
-
-    url: str
-    start: int
-    end: int
-    version: str | None = None
+from trainyard.artifacts.backends.ranges import NUM_THREADS, ByteRange, blocks, read_in_order
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.links import why_absent
+from trainyard.artifacts.urls import basename, local_path
+from trainyard.errors import ArtifactError
 
 
-def blocks(ranges: Iterable[ByteRange], block_bytes: int = BLOCK_BYTES) -> Iterator[ByteRange]:
-    """The same bytes, in ranges of at most a block."""
-    for part in ranges:
-        for start in range(part.start, part.end, block_bytes):
-            yield part._replace(start=start, end=min(start + block_bytes, part.end))
+def read_ahead(ranges: Iterable[ByteRange], num_threads: int = NUM_THREADS) -> Iterator[bytes]:
+    """The bytes of each range, in order; as many ranges as threads are in memory.
 
-
-def whole(sources: Sequence[store.SourceFile]) -> list[ByteRange]:
-    """All bytes of files."""
-    return [ByteRange(s.url, 0, s.size_bytes, s.version) for s in sources]
+    Raises ArtifactError for a file that is no longer in its version, or ends too soon."""
+    return read_in_order(ranges, store.read_range, num_threads)
 
 
 def read_whole(url: str) -> Iterator[bytes]:
@@ -57,18 +42,14 @@ def download(url: str, target: Path) -> None:
     Path(copy.name).replace(target)
 
 
-def read_ahead(ranges: Iterable[ByteRange], num_threads: int = NUM_THREADS) -> Iterator[bytes]:
-    """The bytes of each range, in order; as many ranges as threads are in memory.
-
-    Raises ArtifactError for a file that is no longer in its version, or ends too soon."""
-    pending: deque[Future[bytes]] = deque()
-    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="read-ahead")
-    try:
-        for part in ranges:
-            pending.append(executor.submit(store.read_range, *part))
-            if len(pending) == num_threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+def fetch(url: str, folder: Path) -> Path:
+    """A local path with the contents of a URL: the file itself, or a copy under `folder`."""
+    path = local_path(url)
+    if path is not None:
+        if not store.exists(url):
+            raise ArtifactError(f"{url}: {why_absent(url)}")
+        return path
+    target = folder / f"{digest_bytes(url.encode())[:16]}-{basename(url)}"
+    if not target.exists():
+        download(url, target)
+    return target

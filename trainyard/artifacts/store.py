@@ -10,15 +10,15 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 from trainyard.artifacts.backends import local
 from trainyard.artifacts.backends.base import Backend, SourceFile, Writer
 from trainyard.artifacts.backends.local import LocalBackend
+from trainyard.artifacts.backends.ranges import blocks, read_in_order, whole
 from trainyard.artifacts.backends.uncached import Fill, filled
-from trainyard.artifacts.digest import LARGE, digest_bytes, digesting, hasher
+from trainyard.artifacts.digest import LARGE, digesting, hasher
 from trainyard.artifacts.error_text import store_fault, system_fault
 from trainyard.artifacts.links import broken_link, why_absent
 from trainyard.artifacts.strict_json import check_depth, parse_json
@@ -199,21 +199,6 @@ def expand(url: str) -> list[str]:
     return found
 
 
-def fetch(url: str, folder: Path) -> Path:
-    """A local path with the contents of a URL: the file itself, or a copy under `folder`."""
-    path = local_path(url)
-    if path is not None:
-        if not exists(url):
-            raise ArtifactError(f"{url}: {why_absent(url)}")
-        return path
-    target = folder / f"{digest_bytes(url.encode())[:16]}-{basename(url)}"
-    if not target.exists():
-        from trainyard.artifacts.readahead import download
-
-        download(url, target)
-    return target
-
-
 # --- writing ----------------------------------------------------------------------------------
 
 
@@ -258,13 +243,11 @@ class OutputFile(io.RawIOBase):
         was looked at."""
         with operation("write", self.url):
             assert self._writer is not None
-            done = self._writer.append_files(sources, self._digest, on_bytes)
+            done = self._writer.append_files(sources, self._digest, on_bytes, read_range)
         if done:
             self._size += sum(source.size_bytes for source in sources)
         else:
-            from trainyard.artifacts.readahead import blocks, read_ahead, whole
-
-            for block in read_ahead(blocks(whole(sources))):
+            for block in read_in_order(blocks(whole(sources)), read_range):
                 self.write(block)
                 on_bytes(len(block))
         for source in sources:

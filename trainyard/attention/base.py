@@ -1,4 +1,4 @@
-"""The signature that all backends have, and the table that builds them.
+"""The signature that all backends have.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels, d_v channels of a
 value."""
@@ -10,7 +10,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trainyard.attention.choice import Choice
 from trainyard.attention.masks import AttentionMask
 
 
@@ -40,19 +39,3 @@ class Numerics:
     softmax_in_fp32: bool = False
     layer_scaling: int = 1
     """Divide scores by this before they leave the matrix product, and undo it in the softmax."""
-
-
-def build_backend(choice: Choice, numerics: Numerics, deterministic: bool) -> AttentionBackend:
-    """The backend that was chosen."""
-    from trainyard.attention.flash import FlashBackend
-    from trainyard.attention.local import LocalBackend
-    from trainyard.attention.sdpa import SdpaBackend
-    from trainyard.attention.te import TransformerEngineBackend
-
-    if choice.backend == "local":
-        return LocalBackend(numerics)
-    if choice.backend == "flash":
-        return FlashBackend(int(choice.kernel.removeprefix("flash")), deterministic)
-    if choice.backend == "te":
-        return TransformerEngineBackend()
-    return SdpaBackend(choice.kernel, choice.strict)

@@ -18,6 +18,7 @@ from trainyard.checkpoint.plan import (
     plan_files,
     split_large,
 )
+from trainyard.checkpoint.safetensors.header import TensorSpec
 
 __all__ = [
     "KINDS",
@@ -48,6 +49,13 @@ class ShardedTensor:
     def whole(name: str, tensor: torch.Tensor) -> ShardedTensor:
         """A tensor of which this rank has all."""
         return ShardedTensor(name, tensor, tuple(tensor.shape), (0,) * tensor.dim())
+
+    @property
+    def slice(self) -> Slice:
+        """What is written of it."""
+        spec = TensorSpec.of(self.tensor)
+        whole, offset = tuple(self.global_shape), tuple(self.offset)
+        return Slice(self.name, spec.dtype, whole, offset, spec.shape)
 
 
 Held = torch.Tensor | ShardedTensor | Sequence[ShardedTensor]

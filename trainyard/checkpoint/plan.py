@@ -12,13 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from trainyard.checkpoint.index import Entry, Piece
 from trainyard.checkpoint.safetensors.header import TensorSpec
-
-if TYPE_CHECKING:
-    from trainyard.checkpoint.layout import ShardedTensor
 
 KINDS = ("model", "optimizer", "rng")
 """First part of a tensor's global name, and of the names of the files that hold it."""
@@ -60,13 +56,6 @@ class Slice:
         if self.shape == self.global_shape:
             return self.name
         return f"{self.name}@{','.join(map(str, self.offset))}"
-
-    @staticmethod
-    def of(shard: ShardedTensor) -> Slice:
-        """Describe a rank's part of a tensor."""
-        spec = TensorSpec.of(shard.tensor)
-        whole, offset = tuple(shard.global_shape), tuple(shard.offset)
-        return Slice(shard.name, spec.dtype, whole, offset, spec.shape)
 
 
 def split_large(item: Slice, limit_bytes: int = SHARD_SIZE_BYTES) -> list[Slice]:

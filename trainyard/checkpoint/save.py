@@ -253,7 +253,7 @@ def _cut(tensors: Mapping[str, Held], limit_bytes: int) -> dict[Slice, torch.Ten
     parts: dict[Slice, torch.Tensor] = {}
     for name, held in tensors.items():
         for shard in slices_held(name, held):
-            for part in split_large(Slice.of(shard), limit_bytes):
+            for part in split_large(shard.slice, limit_bytes):
                 if part.shape == tuple(shard.tensor.shape):
                     parts[part] = shard.tensor
                 else:

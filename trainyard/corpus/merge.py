@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from trainyard.artifacts import store
-from trainyard.artifacts.readahead import blocks, read_ahead, whole
+from trainyard.artifacts.backends.ranges import blocks, whole
+from trainyard.artifacts.readahead import read_ahead
 from trainyard.artifacts.store import OutputFile, SourceFile
 from trainyard.corpus.layout import (
     HEADER,

@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trainyard.artifacts import store
+from trainyard.artifacts.backends.ranges import blocks, whole
 from trainyard.artifacts.digest import SHORT, digest_bytes
 from trainyard.artifacts.inputs import cache_folder
-from trainyard.artifacts.readahead import blocks, read_ahead, whole
+from trainyard.artifacts.readahead import read_ahead
 from trainyard.corpus.blocks import BlockFolder
 from trainyard.corpus.layout import Tokens
 from trainyard.errors import ConfigError

@@ -14,7 +14,6 @@ import numpy as np
 
 from trainyard.datasets.blend import normalise
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.data_args_file import expand
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset, TokenSource
 from trainyard.datasets.index_cache import IN_MEMORY, Indexer
 from trainyard.datasets.mock import MockTokens
@@ -85,7 +84,7 @@ def build_datasets(
     indexer: where their indices come from, `cache.IndexCache` for --data-cache-path.
 
     Raises ConfigError when another split that is wanted has no documents or too few tokens."""
-    builder = _Builder(expand(data), form, indexer)
+    builder = _Builder(data.expanded(), form, indexer)
     train = builder.split("train", sizes[0]) if sizes[0] else None
     if train is not None and data.dataloader_type == "single" and len(train) < taken:
         train = builder.split("train", taken)

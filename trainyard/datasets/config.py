@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from trainyard.config import execution, location
 from trainyard.datasets.paths import SPLIT_NAMES, Source, has_weights, parse_blend, parse_split
@@ -161,7 +161,7 @@ class DataConfig:
 
     def sources(self, split: str) -> list[Source]:
         """What the samples of a split come from; empty when nothing was given for it, or the data
-        is made up. Of options that name a file, `listing.expand` knows what they list."""
+        is made up. Of options that name a file, `expanded` knows what they list."""
         if self.data_path:
             return parse_blend(self.data_path, "--data-path")
         paths = {"train": self.train_data_path, "valid": self.valid_data_path}
@@ -175,13 +175,30 @@ class DataConfig:
             return (0.0, 1.0)
         return parse_split(self.split)[SPLIT_NAMES.index(split)]
 
+    def expanded(self) -> DataConfig:
+        """The same options with what --data-args-path and --per-split-data-args-path list."""
+        # Reads files: not for --help.
+        from trainyard.datasets.data_args_file import PER_SPLIT, read_list, read_lists
+
+        if (url := self.data_args_path) is not None:
+            where = f"--data-args-path {url}"
+            paths: dict[str, Any] = {"data_path": read_list(url, where)}
+        elif (url := self.per_split_data_args_path) is not None:
+            where = f"{PER_SPLIT} {url}"
+            lists = read_lists(url, where)
+            paths = {f"{split}_data_path": listed for split, listed in lists.items()}
+        else:
+            return self
+        try:
+            return replace(self, data_args_path=None, per_split_data_args_path=None, **paths)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Every prefix as an input of its own, those that a file lists too; its weight is part of
         the name, so that it counts."""
         if self._reads_a_list():
-            from trainyard.datasets.data_args_file import expand  # reads it: not for --help
-
-            return expand(self).inputs()
+            return self.expanded().inputs()
         named: dict[str, tuple[str, ...]] = {}
         for kind, paths in zip(
             ("data", "train", "valid", "test"), self._paths().items(), strict=True

@@ -7,30 +7,13 @@ a list in a file and the same list as options are the same run."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.datasets.paths import SPLIT_NAMES
 from trainyard.errors import ConfigError
 
-if TYPE_CHECKING:
-    from trainyard.datasets.config import DataConfig
-
 PER_SPLIT = "--per-split-data-args-path"
-
-
-def expand(data: DataConfig) -> DataConfig:
-    """The same options with what the files list in place of their names."""
-    if data.data_args_path is not None:
-        where = f"--data-args-path {data.data_args_path}"
-        return _replaced(data, where, data_path=read_list(data.data_args_path, where))
-    if data.per_split_data_args_path is not None:
-        where = f"{PER_SPLIT} {data.per_split_data_args_path}"
-        lists = read_lists(data.per_split_data_args_path, where)
-        named = {f"{split}_data_path": paths for split, paths in lists.items()}
-        return _replaced(data, where, **named)
-    return data
 
 
 def read_list(url: str, where: str) -> tuple[str, ...]:
@@ -73,10 +56,3 @@ def _text(url: str, where: str) -> str:
         return store.read_bytes(url).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 text: {error}") from error
-
-
-def _replaced(data: DataConfig, where: str, **paths: Any) -> DataConfig:
-    try:
-        return replace(data, data_args_path=None, per_split_data_args_path=None, **paths)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error

@@ -14,7 +14,8 @@ from functools import lru_cache
 
 import torch
 
-from trainyard.attention.base import AttentionBackend, Numerics, build_backend
+from trainyard.attention.base import AttentionBackend, Numerics
+from trainyard.attention.build import build_backend
 from trainyard.attention.choice import Choice, Device, Needs, Request, choose_backend
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig

@@ -5,16 +5,11 @@ Standard library only: a stage reads it before torch, and `plan` never needs tor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trainyard.errors import ConfigError
 from trainyard.models.config_layer import AttentionOptions, MLPOptions
 from trainyard.models.config_memory import RecomputeOptions
 from trainyard.models.config_sizes import MAX_PARAMS, ModelSizes, check_above_zero
-
-if TYPE_CHECKING:
-    from trainyard.models.cost.memory import Layout
-    from trainyard.models.cost.memory_detail import DetailedMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +87,3 @@ class GPTConfig(RecomputeOptions, InitOptions, MLPOptions, AttentionOptions):
         heads = 2 * self.norm_tensors * self.head_dim if self.qk_layernorm else 0
         sinks = self.num_attention_heads if self.softmax_type == "learnable" else 0
         return weights + biases + 2 * self.norm_params() + heads + sinks
-
-    def flops_per_token(self, padded_vocab_size: int) -> float:
-        """Operations of a token of a full sample, forward and backward, by the convention that
-        `trainyard.models.cost.flops` names: matrix products times 3, causal attention at half, output
-        layer in, recomputation not."""
-        from trainyard.models.cost.flops import flops_per_token
-
-        return flops_per_token(self, padded_vocab_size)
-
-    def memory(self, padded_vocab_size: int, layout: Layout) -> DetailedMemory:
-        """Bytes on the most loaded device, kind by kind."""
-        from trainyard.models.cost.memory_detail import detailed_memory
-
-        return detailed_memory(self, padded_vocab_size, layout)

@@ -13,7 +13,7 @@ from itertools import product
 
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import AXES, DEFAULT_ORDER, ParallelConfig
-from trainyard.parallel.layout_checks import check_world_size
+from trainyard.parallel.divisible import check_world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

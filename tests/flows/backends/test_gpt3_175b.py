@@ -20,7 +20,8 @@ from flows.recipes.pretrain import PretrainJobs, pretrain_jobs
 from flows.recipes.recipe import parse_recipe
 from flows.recipes.stage_job import build_config
 from flows.runner import stage_spec
-from flows.yard.profile import Profile, parse_profile, read_document
+from flows.yard.profile import Profile
+from flows.yard.read_profile import parse_profile, read_document
 from stages.plan.fit import check_fit
 from tests.flows.backends.goldens import FOLDER, check_golden
 from tests.flows.processes import ROOT

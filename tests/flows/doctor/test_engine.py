@@ -15,8 +15,8 @@ from flows.doctor import engine
 from flows.doctor.check import Answer, State
 from flows.doctor.places import CHECKS
 from flows.doctor.yard import Yard
-from flows.recipes.stage_job import CONFIGS
-from flows.yard.profile import parse_profile
+from flows.stage_configs import CONFIGS
+from flows.yard.read_profile import parse_profile
 from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION
 

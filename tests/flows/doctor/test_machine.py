@@ -11,7 +11,7 @@ import pytest
 from flows.doctor import machine
 from flows.doctor.check import State
 from flows.doctor.yard import Yard
-from flows.yard.profile import parse_profile
+from flows.yard.read_profile import parse_profile
 from trainyard.machine import Gpu, Machine, look_around
 
 GIB = 2**30

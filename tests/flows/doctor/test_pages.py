@@ -10,7 +10,7 @@ import pytest
 from flows.doctor.check import PAGE
 from flows.doctor.command import CHECKS
 from flows.gc.command import _parser as gc_parser
-from flows.recipes.stage_job import CONFIGS
+from flows.stage_configs import CONFIGS
 from stages.runtime.cli import CommonOptions
 from trainyard.config import leaves, other_names
 

@@ -10,7 +10,7 @@ import pytest
 from flows.doctor.check import Answer, State
 from flows.doctor.places import jobs
 from flows.doctor.yard import Yard
-from flows.yard.profile import parse_profile
+from flows.yard.read_profile import parse_profile
 
 NODES = {"cpu": "cpu*|idle|2|(null)", "h100": "h100|idle|4|gpu:8", "old": "old|down|1|(null)"}
 

@@ -10,7 +10,7 @@ import pytest
 from flows.backends.spec import Resources
 from flows.doctor.ranks import SAID, described, probe_job, without_gpus
 from flows.doctor.yard import Yard
-from flows.yard.profile import parse_profile
+from flows.yard.read_profile import parse_profile
 
 
 def visited(folder: Path, **tables: Any) -> Yard:

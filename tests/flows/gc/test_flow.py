@@ -11,7 +11,8 @@ import pytest
 from flows import collect_garbage as module
 from flows.collect_garbage import collect_garbage
 from flows.gc.policy import STANDARD, Policy
-from flows.yard.profile import Profile, parse_profile
+from flows.yard.profile import Profile
+from flows.yard.read_profile import parse_profile
 
 OTHERS = {"profile", "yard", "dry_run"}
 

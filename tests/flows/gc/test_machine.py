@@ -14,7 +14,7 @@ from flows.gc.policy import DAY, Policy
 from flows.recipes.stage_job import stage_job
 from flows.runner.stage_task import _prepare, next_key
 from flows.yard.place import Place
-from flows.yard.profile import parse_profile
+from flows.yard.read_profile import parse_profile
 from tests.flows.gc.yards import make_older
 
 KEY = "0123456789abcdef"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.pages.run_pages import metrics_text, stage_table
-from flows.runner.stage_task import Summary
+from flows.recipes.summary import Summary
 
 
 def test_the_table_has_a_row_for_each_stage() -> None:

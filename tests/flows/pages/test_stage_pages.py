@@ -31,7 +31,7 @@ from flows.pages.stage_pages import (
     submitted,
     why_not,
 )
-from flows.runner.stage_task import Summary
+from flows.recipes.summary import Summary
 from flows.server.disk_full import full
 from trainyard.artifacts.manifest import InputRecord, Manifest
 from trainyard.artifacts.store import FileRecord

@@ -11,8 +11,8 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.form_schema import DECIDED, given, options_schema
-from flows.recipes.stage_job import CONFIGS
 from flows.register.wanted import ROOT, read_deployments
+from flows.stage_configs import CONFIGS
 from trainyard.config import leaves
 
 ENTRYPOINTS = [entry["entrypoint"] for entry in read_deployments(ROOT / "prefect.yaml")]

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from flows.recipes.corpus import part_names
-from flows.recipes.pretrain import Means, PretrainJobs, pretrain_jobs
+from flows.recipes.pretrain import PretrainJobs, pretrain_jobs
 from flows.recipes.recipe import parse_recipe, read_recipe, yard_root
 from flows.recipes.refresh import plan_refresh
 from flows.recipes.release import release_jobs
-from flows.recipes.stage_job import CONFIGS, StageJob, in_shares, read_job
+from flows.recipes.stage_job import StageJob, in_shares, read_job
+from flows.stage_configs import CONFIGS
+from flows.yard.place import TrainingResources
 from tests.flows.processes import ROOT
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -345,13 +347,13 @@ def test_a_job_from_a_document(tmp_path: Path) -> None:
 
 def test_the_plan_is_of_the_gpus_that_the_yard_gives() -> None:
     recipe = parse_recipe(TINY, "recipes/tiny.toml", "/y")
-    means = Means(world_size=2, gpu_memory_gib=80.0)
+    means = TrainingResources(world_size=2, gpu_memory_gib=80.0)
     planned = pretrain_jobs(recipe, means).plan.document
     assert (planned["world_size"], planned["gpu_memory_gib"]) == (2, 80.0)
-    assert "world_size" not in pretrain_jobs(recipe, Means()).plan.document
+    assert "world_size" not in pretrain_jobs(recipe, TrainingResources()).plan.document
     cut = recipe.with_options({"pretrain": {"tensor_model_parallel_size": 2}})
     with pytest.raises(ConfigError, match="--world-size"):
-        pretrain_jobs(cut, Means(world_size=3))
+        pretrain_jobs(cut, TrainingResources(world_size=3))
 
 
 def test_the_plan_counts_ranks_that_the_training_starts_itself() -> None:

@@ -14,7 +14,7 @@ from flows.register.offered import load_flows
 from flows.register.rehearsal import RENDERERS
 from flows.register.wanted import wanted
 from flows.yard.place import BLOCK_OPTIONS
-from flows.yard.profile import YARDS, parse_profile, read_document, read_profile
+from flows.yard.read_profile import YARDS, parse_profile, read_document, read_profile
 
 NOBODY = "http://127.0.0.1:9/api"
 """No server is there: what is said with exit status 2 was found without one."""

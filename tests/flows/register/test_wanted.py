@@ -10,7 +10,7 @@ import yaml
 
 from flows.register.report import Report, differing
 from flows.register.wanted import ROOT, Wanted, read_deployments, wanted
-from flows.yard.profile import parse_profile
+from flows.yard.read_profile import parse_profile
 from trainyard.errors import ConfigError
 
 FLOWS = [

@@ -18,9 +18,9 @@ from flows.pages.run_pages import Board
 from flows.prepare_corpus import prepare_corpus
 from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.stage_job import StageJob
+from flows.recipes.summary import Summary
 from flows.runner import stage_runner
 from flows.runner.run_lock import JOBS, TURN
-from flows.runner.stage_task import Summary
 from flows.yard.place import Place
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.flows.recipes.test_recipe import TINY, own, without

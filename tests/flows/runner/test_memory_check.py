@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows.recipes.pretrain import Means
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.runner.memory_check import is_unknown, plan_before, unmeasured, unmeasured_alone
-from flows.yard.profile import YARDS, Profile, parse_profile
+from flows.yard.place import TrainingResources
+from flows.yard.profile import Profile
+from flows.yard.read_profile import YARDS, parse_profile
 from trainyard.errors import ConfigError
 
 TRAINING: dict[str, Any] = {
@@ -30,7 +31,7 @@ TRAINING: dict[str, Any] = {
     "vocab_size": 255,
 }
 LEARNT = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "t", "vocab_size": None}
-GPUS = Means(world_size=8, gpu_memory_gib=80.0)
+GPUS = TrainingResources(world_size=8, gpu_memory_gib=80.0)
 
 
 def training(**changes: Any) -> StageJob:
@@ -48,7 +49,7 @@ def test_the_plan_is_of_the_same_model_on_what_the_yard_has() -> None:
 
 
 def test_ranks_of_one_machine_are_those_that_the_training_starts() -> None:
-    plan = plan_before(training(nproc_per_node=2), Means(gpu_memory_gib=80.0), "a.toml")
+    plan = plan_before(training(nproc_per_node=2), TrainingResources(gpu_memory_gib=80.0), "a.toml")
     assert plan is not None
     assert plan.document["world_size"] == 2
 
@@ -56,25 +57,27 @@ def test_ranks_of_one_machine_are_those_that_the_training_starts() -> None:
 @pytest.mark.parametrize(
     ("job", "means"),
     [
-        (training(), Means()),
-        (training(), Means(world_size=8)),
+        (training(), TrainingResources()),
+        (training(), TrainingResources(world_size=8)),
         (training(**LEARNT), GPUS),
         (training(ckpt_convert_format="torch", ckpt_convert_save="c", load="x"), GPUS),
         (StageJob(stage="merge", document={}, output=None), GPUS),
     ],
 )
-def test_nothing_is_run_where_there_is_nothing_to_compare(job: StageJob, means: Means) -> None:
+def test_nothing_is_run_where_there_is_nothing_to_compare(
+    job: StageJob, means: TrainingResources
+) -> None:
     assert plan_before(job, means, "a.toml") is None
 
 
 def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
     assert is_unknown(training(**LEARNT), GPUS)
-    assert not is_unknown(training(**LEARNT), Means(world_size=8))
+    assert not is_unknown(training(**LEARNT), TrainingResources(world_size=8))
     assert not is_unknown(training(), GPUS)
 
 
-@pytest.mark.parametrize("means", [GPUS, Means(world_size=8)])
-def test_degrees_that_the_ranks_cannot_have_are_refused_at_once(means: Means) -> None:
+@pytest.mark.parametrize("means", [GPUS, TrainingResources(world_size=8)])
+def test_degrees_that_the_ranks_cannot_have_are_refused_at_once(means: TrainingResources) -> None:
     wrong = training(num_layers=3, pipeline_model_parallel_size=3)
     with pytest.raises(ConfigError, match=r"a.toml, on what the yard gives.*--world-size \(8\)"):
         plan_before(wrong, means, "a.toml")

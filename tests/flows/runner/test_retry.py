@@ -17,6 +17,7 @@ from prefect.states import Failed
 
 from flows.backends.outcome import RETRIED, Kind, Outcome, StageError
 from flows.recipes.stage_job import StageJob
+from flows.recipes.summary import Summary
 from flows.runner import retry, stage_task
 from flows.runner.retry import (
     PAUSES_SECONDS,
@@ -26,7 +27,7 @@ from flows.runner.retry import (
     reached_step,
     with_jitter,
 )
-from flows.runner.stage_task import Place, Summary, run_stage_task, worth_retrying
+from flows.runner.stage_task import Place, run_stage_task, worth_retrying
 from trainyard.artifacts.output import Output
 from trainyard.errors import ConfigError, InfrastructureError
 

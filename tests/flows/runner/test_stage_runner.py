@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.runner.stage_runner import remove_other_parts
-from flows.yard.profile import read_profile
+from flows.yard.read_profile import read_profile
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output

@@ -18,8 +18,9 @@ from prefect.states import Completed, Failed
 
 from flows.backends.outcome import Kind, StageError, classify
 from flows.recipes.stage_job import StageJob, stage_job
+from flows.recipes.summary import Summary
 from flows.runner import stage_task
-from flows.runner.stage_task import Place, Summary, run_stage_task, worth_retrying
+from flows.runner.stage_task import Place, run_stage_task, worth_retrying
 from flows.runner.submission import SETTLED, settle
 from tests.flows.disks import fill_with_files, give_room, nothing_written, small_disk
 from tests.flows.processes import ROOT

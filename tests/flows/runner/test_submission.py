@@ -24,9 +24,10 @@ from flows.backends.slurm.job import SlurmJob
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
 from flows.recipes.stage_job import StageJob
+from flows.recipes.summary import Summary
 from flows.runner import retry, stage_task
 from flows.runner import submission as following
-from flows.runner.stage_task import Summary, run_stage_task, worth_retrying
+from flows.runner.stage_task import run_stage_task, worth_retrying
 from flows.runner.submission import SETTLED
 from flows.yard.place import Place
 

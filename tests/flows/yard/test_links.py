@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.yard.links import BROWSE, browsed, how_to_open, link_to
-from flows.yard.profile import parse_profile, read_profile
+from flows.yard.read_profile import parse_profile, read_profile
 from trainyard.errors import ConfigError
 
 SERVER = "http://127.0.0.1:4201"

@@ -14,11 +14,12 @@ from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import LaunchSpec, Mount, Resources
-from flows.recipes.stage_job import CONFIGS
 from flows.runner.blocks import BLOCKS
-from flows.yard import profile
+from flows.stage_configs import CONFIGS
+from flows.yard import read_profile as read_profile_module
 from flows.yard.place import BLOCK_OPTIONS, Watch
-from flows.yard.profile import YARDS, Profile, parse_profile, read_profile
+from flows.yard.profile import Profile
+from flows.yard.read_profile import YARDS, parse_profile, read_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
@@ -81,7 +82,7 @@ def test_outside_a_checkout_it_says_where_profiles_are_looked_for(
     nowhere = tmp_path / "yards"
     if made:
         nowhere.mkdir()
-    monkeypatch.setattr(profile, "YARDS", nowhere)
+    monkeypatch.setattr(read_profile_module, "YARDS", nowhere)
     with pytest.raises(ConfigError) as refused:
         read_profile("compose")
     said = str(refused.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.artifacts import store
+from trainyard.artifacts import readahead, store
 from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -18,7 +18,7 @@ ASK: list[Callable[[str], object]] = [
     store.info,
     store.expand,
     lambda url: store.read_range(url, 0, 1),
-    lambda url: store.fetch(url, Path()),
+    lambda url: readahead.fetch(url, Path()),
     lambda url: resolve("input", [url]),
 ]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from trainyard.artifacts import store
 from trainyard.artifacts.backends import multipart
 from trainyard.artifacts.backends.multipart import MAX_PART, MIN_PART, plan_pieces
+from trainyard.artifacts.backends.ranges import ByteRange
 from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.readahead import ByteRange
 from trainyard.artifacts.store import SourceFile
 from trainyard.errors import ArtifactError, InfrastructureError
 

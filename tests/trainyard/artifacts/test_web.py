@@ -34,7 +34,7 @@ def test_a_file_is_read_whole_in_ranges_and_by_seeking(tmp_path: Path) -> None:
         with store.open_input(url) as file:
             file.seek(-10, 2)
             assert (file.read(), file.seek(5), file.read(4000)) == (DATA[-10:], 5, DATA[5:4005])
-        assert store.fetch(url, tmp_path / "copies").read_bytes() == DATA
+        assert readahead.fetch(url, tmp_path / "copies").read_bytes() == DATA
         assert store.read_bytes(f"{root}/dir/none.txt") == b""
         assert store.info(f"{root}/dir/none.txt").size_bytes == 0
         assert not store.exists(f"{root}/dir/b.txt")

@@ -15,7 +15,7 @@ from tests.trainyard.checkpoint.samples import contents, save, some_tensors
 from trainyard.artifacts import store
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
-from trainyard.checkpoint.layout import ShardedTensor, Slice
+from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.load import find_steps, open_checkpoint
 from trainyard.checkpoint.save import ALONE, Ranks, prepare_step
 from trainyard.checkpoint.snapshot import HostMemory
@@ -75,7 +75,7 @@ def test_what_changes_afterwards_is_not_what_was_saved(
 
 def test_memory_is_used_again_and_grows_with_what_is_held() -> None:
     memory = HostMemory()
-    small = {Slice.of(ShardedTensor.whole("model.a", t)): t for t in [torch.arange(5.0)]}
+    small = {ShardedTensor.whole("model.a", t).slice: t for t in [torch.arange(5.0)]}
     (first,) = memory.copy(small).parts().values()
     place = first.data_ptr()
     (again,) = memory.copy(small).parts().values()
@@ -83,10 +83,10 @@ def test_memory_is_used_again_and_grows_with_what_is_held() -> None:
     large = torch.arange(1000, dtype=torch.float64).view(10, 100)
     strange = large.t()[3:7]
     parts = {
-        Slice.of(ShardedTensor.whole("model.a", large)): large,
-        Slice.of(ShardedTensor.whole("model.b", strange)): strange,
-        Slice.of(ShardedTensor.whole("model.c", torch.tensor(3.0))): torch.tensor(3.0),
-        Slice.of(ShardedTensor.whole("model.d", torch.empty(0, 4))): torch.empty(0, 4),
+        ShardedTensor.whole("model.a", large).slice: large,
+        ShardedTensor.whole("model.b", strange).slice: strange,
+        ShardedTensor.whole("model.c", torch.tensor(3.0)).slice: torch.tensor(3.0),
+        ShardedTensor.whole("model.d", torch.empty(0, 4)).slice: torch.empty(0, 4),
     }
     for part, copy in memory.copy(parts).parts().items():
         assert torch.equal(copy, parts[part]), part.name

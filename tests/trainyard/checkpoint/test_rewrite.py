@@ -143,7 +143,8 @@ def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
 
 
 def test_neither_torch_nor_numpy_is_imported_to_move_bytes() -> None:
-    program = "import sys, stages.runtime.cli, stages.runtime.execute, stages.reshard.run; print(*sys.modules)"
+    modules = "stages.runtime.cli, stages.runtime.execute, stages.reshard.run"
+    program = f"import sys, {modules}; print(*sys.modules)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "trainyard.checkpoint.reshard" in done.stdout.split()

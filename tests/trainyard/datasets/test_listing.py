@@ -11,7 +11,6 @@ import pytest
 from tests.trainyard.datasets.test_gpt import FORM, write_pair
 from trainyard.datasets.build import build_gpt_datasets
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.data_args_file import expand
 from trainyard.errors import ConfigError
 
 
@@ -20,9 +19,9 @@ def test_a_list_in_a_file_is_the_same_as_options(tmp_path: Path) -> None:
     listed.write_text("0.3 a\n\t0.7   b\r\n")
     data = DataConfig(data_args_path=str(listed), split="9,1")
     options = DataConfig(data_path=("0.3", "a", "0.7", "b"), split="9,1")
-    assert expand(data) == options
+    assert data.expanded() == options
     assert data.inputs() == options.inputs()
-    assert expand(options) is options
+    assert options.expanded() is options
 
 
 def test_lists_by_split_are_the_same_as_options(tmp_path: Path) -> None:
@@ -30,7 +29,7 @@ def test_lists_by_split_are_the_same_as_options(tmp_path: Path) -> None:
     listed.write_text(json.dumps({"train": [1, "a", 0.5, "b"], "valid": ["c", "d"], "test": None}))
     data = DataConfig(per_split_data_args_path=str(listed))
     options = DataConfig(train_data_path=("1", "a", "0.5", "b"), valid_data_path=("c", "d"))
-    assert expand(data) == options
+    assert data.expanded() == options
     assert data.inputs() == options.inputs()
 
 
@@ -82,7 +81,7 @@ def test_lists_by_split_that_cannot_be_read_are_told_by_their_option(
     listed = tmp_path / "list.json"
     listed.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(ConfigError, match=f"--per-split-data-args-path {listed}.*{told}"):
-        expand(DataConfig(per_split_data_args_path=str(listed)))
+        DataConfig(per_split_data_args_path=str(listed)).expanded()
 
 
 def test_weights_in_a_list_meet_the_same_rules(tmp_path: Path) -> None:
@@ -90,4 +89,4 @@ def test_weights_in_a_list_meet_the_same_rules(tmp_path: Path) -> None:
     listed.write_text(json.dumps({"train": ["a"], "valid": [1, "b", 2, "c"]}))
     data = DataConfig(per_split_data_args_path=str(listed), full_validation=True)
     with pytest.raises(ConfigError, match="--full-validation takes validation data as they are"):
-        expand(data)
+        data.expanded()

@@ -21,7 +21,7 @@ from trainyard.models.cost.memory import (
     full_recompute_bytes,
     weight_and_optimizer_bytes,
 )
-from trainyard.models.cost.memory_detail import layer_activation_bytes
+from trainyard.models.cost.memory_detail import detailed_memory, layer_activation_bytes
 from trainyard.models.gpt import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.moe_config import MoEConfig
@@ -214,7 +214,7 @@ def test_activations_of_a_layer_are_those_that_autograd_keeps(
 def test_every_way_to_save_memory_saves_some() -> None:
     def activations(layout: Layout | None = None, **changes: Any) -> float:
         config = GPTConfig(**(LLAMA_8B | changes))
-        return config.memory(128256, layout or Layout()).activations
+        return detailed_memory(config, 128256, layout or Layout()).activations
 
     plain = activations()
     norms = {"recompute_granularity": "selective", "recompute_modules": ("layernorm",)}
@@ -236,18 +236,18 @@ def test_every_way_to_save_memory_saves_some() -> None:
 def test_parameters_of_all_ranks_are_those_of_the_model() -> None:
     config = GPTConfig(**LLAMA_8B)
     whole = config.num_params(128256)
-    assert config.memory(128256, Layout()).parameters == 2 * whole
+    assert detailed_memory(config, 128256, Layout()).parameters == 2 * whole
     norms = 65 * 4096  # whole on every rank
     for tp in (2, 4):
-        share = config.memory(128256, Layout(tp=tp)).parameters / 2
+        share = detailed_memory(config, 128256, Layout(tp=tp)).parameters / 2
         assert tp * (share - norms) + norms == whole
-    zero = config.memory(128256, Layout(dp=8, distributed_optimizer=True))
+    zero = detailed_memory(config, 128256, Layout(dp=8, distributed_optimizer=True))
     assert zero.optimizer == 12 * whole / 8
     assert zero.gradients == 4 * whole
 
 
 def test_the_last_stage_carries_the_logits() -> None:
     config = GPTConfig(**(LLAMA_8B | {"seq_length": 1024}))
-    memory = config.memory(128256, Layout(pp=4, micro_batch_size=16, num_microbatches=1))
+    memory = detailed_memory(config, 128256, Layout(pp=4, micro_batch_size=16, num_microbatches=1))
     assert memory.stage == "last"
     assert memory.logits > 2 * 16 * 1024 * 128256

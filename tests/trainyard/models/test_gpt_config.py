@@ -8,7 +8,9 @@ import pytest
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import GPTConfig
+from trainyard.models.cost.flops import flops_per_token
 from trainyard.models.cost.memory import Layout
+from trainyard.models.cost.memory_detail import detailed_memory
 from trainyard.models.moe_config import MoEConfig
 
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32}
@@ -191,7 +193,7 @@ def test_options_that_contradict_each_other_are_refused(
 
 def test_questions_are_answered_before_anything_is_built() -> None:
     config = small()
-    assert config.flops_per_token(128) == 6 * (
+    assert flops_per_token(config, 128) == 6 * (
         2 * (4 * 64 * 64 + 2 * 64 * 256) + 2 * 32 * 64 + 64 * 128
     )
-    assert config.memory(128, Layout()).parameters == 2 * config.num_params(128)
+    assert detailed_memory(config, 128, Layout()).parameters == 2 * config.num_params(128)

@@ -19,6 +19,10 @@ class SourceFile:
     version: str
 
 
+Read = Callable[[str, int, int, str | None], bytes]
+"""Bytes of a file in a known version, as `store.read_range` gives them."""
+
+
 class Writer(Protocol):
     """A file on its way in: invisible until it is published."""
 
@@ -26,10 +30,14 @@ class Writer(Protocol):
         """Append."""
 
     def append_files(
-        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+        self,
+        sources: Sequence[SourceFile],
+        digest: Any,
+        on_bytes: Callable[[int], object],
+        read: Read,
     ) -> bool:
         """Append whole files, telling `digest` of every byte; False, and nothing done, where this
-        kind of store knows no better way than to read and write them."""
+        kind of store knows no better way than to read and write them. `read`: of any store."""
 
     def append_filled(
         self, size: int, fill: Fill, digest: Any, on_bytes: Callable[[int], object]
@@ -96,3 +104,19 @@ class Backend(Protocol):
 
     def honours_conditions(self, folder_url: str) -> bool:
         """Whether the two above can be relied on."""
+
+
+class Multipart(Protocol):
+    """What an upload in parts asks of an object store."""
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """One call of the store by its own name."""
+
+    def place(self, url: str) -> dict[str, str]:
+        """Bucket and key."""
+
+    def holds(self, url: str) -> bool:
+        """True for an object that this store could copy by itself."""
+
+    def size_and_version(self, url: str) -> tuple[int, str]:
+        """Of an object as it is now."""

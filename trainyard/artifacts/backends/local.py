@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainyard.artifacts import process
-from trainyard.artifacts.backends.base import SourceFile
+from trainyard.artifacts.backends.base import Read, SourceFile
 from trainyard.artifacts.backends.direct import append_files
 from trainyard.artifacts.backends.uncached import Fill, append_filled
 from trainyard.artifacts.digest import digest_bytes
@@ -194,7 +194,11 @@ class LocalWriter:
         return self.file.write(data)
 
     def append_files(
-        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+        self,
+        sources: Sequence[SourceFile],
+        digest: Any,
+        on_bytes: Callable[[int], object],
+        read: Read,
     ) -> bool:
         if not all(is_local(source.url) for source in sources):
             return False

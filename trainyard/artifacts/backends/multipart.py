@@ -10,14 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainyard.artifacts.readahead import ByteRange, blocks, read_ahead
+from trainyard.artifacts.backends.base import Multipart, Read, SourceFile
+from trainyard.artifacts.backends.ranges import ByteRange, blocks, read_in_order
 from trainyard.errors import InfrastructureError
-
-if TYPE_CHECKING:
-    from trainyard.artifacts.backends.s3 import S3Backend
-    from trainyard.artifacts.store import SourceFile
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +88,7 @@ def _split_evenly(part: ByteRange, longest: int) -> list[ByteRange]:
 class MultipartUpload:
     """An object in the making: invisible until `complete`, gone after `abort`."""
 
-    def __init__(self, backend: S3Backend, url: str) -> None:
+    def __init__(self, backend: Multipart, url: str) -> None:
         self._backend = backend
         self._url = url
         self._target = backend.place(url)
@@ -101,7 +98,11 @@ class MultipartUpload:
         self._size = 0
 
     def fill(
-        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+        self,
+        sources: Sequence[SourceFile],
+        digest: Any,
+        on_bytes: Callable[[int], object],
+        read: Read,
     ) -> None:
         """Make the parts of all files, end to end; `digest.update` is told all bytes in order."""
         self._size = sum(source.size_bytes for source in sources)
@@ -112,7 +113,7 @@ class MultipartUpload:
         first = next((n for n, piece in enumerate(pieces, 1) if piece.is_copied), None)
         if first is not None and not self._can_copy(first, pieces[first - 1]):
             pieces = self._plan(sources, may_copy=False)
-        self._make(pieces, digest, on_bytes)
+        self._make(pieces, digest, on_bytes, read)
 
     def _plan(self, sources: Sequence[SourceFile], may_copy: bool = True) -> list[Piece]:
         ranges = [
@@ -134,9 +135,9 @@ class MultipartUpload:
         return True
 
     def _make(
-        self, pieces: Sequence[Piece], digest: Any, on_bytes: Callable[[int], object]
+        self, pieces: Sequence[Piece], digest: Any, on_bytes: Callable[[int], object], read: Read
     ) -> None:
-        data = read_ahead(part for piece in pieces for part in blocks(piece.ranges))
+        data = read_in_order((part for piece in pieces for part in blocks(piece.ranges)), read)
         pending: deque[Future[None]] = deque()
         executor = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="upload")
         try:

@@ -9,14 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainyard.artifacts.backends.base import SourceFile
+from trainyard.artifacts.backends.base import Multipart, Read, SourceFile
 from trainyard.artifacts.backends.multipart import MIN_PART, MultipartUpload
 from trainyard.artifacts.backends.uncached import Fill
-
-if TYPE_CHECKING:
-    from trainyard.artifacts.backends.s3 import S3Backend
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +34,7 @@ def part_bytes(number: int) -> int:
 class S3Writer:
     """One put for what is shorter than a part; parts else, sent by threads of the writer's own."""
 
-    def __init__(self, backend: S3Backend, url: str) -> None:
+    def __init__(self, backend: Multipart, url: str) -> None:
         self._backend = backend
         self._url = url
         self._held = bytearray()
@@ -70,7 +67,11 @@ class S3Writer:
         self._pending.append(self._threads.submit(self._upload.upload, self._number, part))
 
     def append_files(
-        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+        self,
+        sources: Sequence[SourceFile],
+        digest: Any,
+        on_bytes: Callable[[int], object],
+        read: Read,
     ) -> bool:
         small = sum(source.size_bytes for source in sources) < MIN_PART
         if small or self._held or self._upload is not None:
@@ -78,7 +79,7 @@ class S3Writer:
         self._upload = MultipartUpload(self._backend, self._url)
         self._is_whole = True
         self._size = sum(source.size_bytes for source in sources)
-        self._upload.fill(sources, digest, on_bytes)
+        self._upload.fill(sources, digest, on_bytes, read)
         return True
 
     def append_filled(
@@ -121,7 +122,11 @@ class FsspecWriter:
         return int(self._file.write(data))
 
     def append_files(
-        self, sources: Sequence[SourceFile], digest: Any, on_bytes: Callable[[int], object]
+        self,
+        sources: Sequence[SourceFile],
+        digest: Any,
+        on_bytes: Callable[[int], object],
+        read: Read,
     ) -> bool:
         return False
 

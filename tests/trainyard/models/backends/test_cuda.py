@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.models.backends.cases import KINDS, attend, expected, inputs, masks, to
-from trainyard.attention.base import Numerics, build_backend
+from trainyard.attention.base import Numerics
 from trainyard.attention.blockwise import block_attention, causal_blocks
+from trainyard.attention.build import build_backend
 from trainyard.attention.choice import Needs, choose_backend
 from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
 from trainyard.attention.masks import CAUSAL

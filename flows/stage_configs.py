@@ -1,0 +1,40 @@
+"""Every stage that a flow can start, and the class of its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stages.benchmark.config import BenchmarkConfig
+from stages.blame.config import BlameConfig
+from stages.certify.config import CertifyConfig
+from stages.collect.config import CollectConfig
+from stages.evaluate.config import EvaluateConfig
+from stages.index.config import IndexConfig
+from stages.inspect.config import InspectConfig
+from stages.merge.config import MergeConfig
+from stages.plan.config import PlanConfig
+from stages.pretrain.config import PretrainConfig
+from stages.report.config import ReportConfig
+from stages.reshard.config import ReshardConfig
+from stages.tokenize.config import TokenizeConfig
+from stages.train_tokenizer.config import TrainTokenizerConfig
+from stages.verify.config import VerifyConfig
+
+CONFIGS: dict[str, type[Any]] = {
+    "benchmark": BenchmarkConfig,
+    "blame": BlameConfig,
+    "certify": CertifyConfig,
+    "collect": CollectConfig,
+    "evaluate": EvaluateConfig,
+    "index": IndexConfig,
+    "inspect": InspectConfig,
+    "merge": MergeConfig,
+    "plan": PlanConfig,
+    "pretrain": PretrainConfig,
+    "report": ReportConfig,
+    "reshard": ReshardConfig,
+    "tokenize": TokenizeConfig,
+    "train_tokenizer": TrainTokenizerConfig,
+    "verify": VerifyConfig,
+}
+"""Every stage that a flow can start, with the class of its options."""

@@ -1,0 +1,157 @@
+"""Reads a yard profile: one TOML file, deploy/yards/NAME.toml or another by its path."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from flows.backends.spec import Mount, Resources
+from flows.stage_configs import CONFIGS
+from flows.yard.place import BLOCK_OPTIONS, Watch
+from flows.yard.profile import Automations, Pool, Profile, Schedule
+from flows.yard.tables import build, convert, filled_in, refuse_unknown
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import basename
+from trainyard.config import parse_document
+from trainyard.errors import ConfigError, TrainyardError
+
+YARDS = Path(__file__).resolve().parents[2] / "deploy" / "yards"
+"""The profiles that come with trainyard."""
+
+DEFAULT = "local"
+
+C = TypeVar("C")
+
+PLAIN = (
+    *("store", "run_folder", "image", "python", "gpu_memory_gib", "shares_at_once"),
+    *("fruitless_attempts", "browse"),
+)
+TABLES = ("environment", "images", "mounts", "shares", "limits", "schedules", "automations")
+
+
+def read_profile(name: str = DEFAULT) -> Profile:
+    """Read a profile by its name or path; ConfigError for what is none."""
+    document = read_document(name)
+    with naming_file(name):
+        return parse_profile(document, profile_name(name))
+
+
+@contextlib.contextmanager
+def naming_file(name: str) -> Iterator[None]:
+    """ConfigError of what is done meanwhile says in which file the profile was written."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{_url(name)}: {error}") from error
+
+
+def profile_name(name: str) -> str:
+    """What a yard is called, given its name or the path of its profile."""
+    return basename(name).removesuffix(".toml")
+
+
+def read_document(name: str) -> dict[str, Any]:
+    """The tables of a profile as they are written."""
+    url = _url(name)
+    try:
+        text = store.read_bytes(url).decode()
+    except (TrainyardError, UnicodeDecodeError) as error:
+        raise ConfigError(f"yard profile {name} cannot be read: {error}") from error
+    return parse_document(text, ".toml", url)
+
+
+def _url(name: str) -> str:
+    if name.endswith(".toml"):
+        return name
+    path = YARDS / f"{name}.toml"
+    if not path.is_file():
+        known = sorted(file.stem for file in YARDS.glob("*.toml"))
+        if not known:
+            raise ConfigError(
+                f"there is no yard profile {name!r}: names are looked for in {YARDS}, which "
+                f"{'holds none' if YARDS.is_dir() else 'is not there'}. They come with the sources "
+                f"of trainyard, so start this in a checkout or in the image of the flows; or give "
+                f"the path of a .toml, such as --profile /etc/trainyard/mysite.toml"
+            )
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(
+            f"there is no yard profile {name!r} in {YARDS}; {hint}, or give the path of a .toml"
+        )
+    return str(path)
+
+
+def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
+    """The profile in a document, with `${VARIABLE}` of this environment filled in.
+
+    Raises ConfigError naming the table and the key that cannot be."""
+    where = f"yard {name}"
+    document = filled_in(document, os.environ, where)
+    block = document.get("block", "process")
+    if block not in BLOCK_OPTIONS:
+        raise ConfigError(f"{where}: block {block!r} is none of {', '.join(BLOCK_OPTIONS)}")
+    own = () if BLOCK_OPTIONS[block] is None else (block,)
+    known = ("block", *PLAIN, *TABLES, "resources", "watch", "deployments", "pool", *own)
+    refuse_unknown(document, known, where)
+    table = {key: value for key, value in document.items() if key in (*PLAIN, *TABLES)}
+    table["deployments"] = document.get("deployments", [])
+    resources, resources_by_stage = _by_stage(Resources, document, "resources", where)
+    watch, watch_by_stage = _by_stage(Watch, document, "watch", where)
+    options, options_by_stage = _options(document, block, where)
+    hints = {
+        **dict.fromkeys(("store", "browse", "run_folder", "image", "python"), str),
+        **{"gpu_memory_gib": float, "deployments": tuple[str, ...]},
+        **dict.fromkeys(("shares_at_once", "fruitless_attempts"), int),
+        **dict.fromkeys(("environment", "images"), Mapping[str, str]),
+        **dict.fromkeys(("shares", "limits"), Mapping[str, int]),
+        **{"mounts": tuple[Mount, ...], "automations": Automations},
+        "schedules": Mapping[str, Schedule],
+    }
+    values = {key: convert(value, hints[key], f"{where}: {key}") for key, value in table.items()}
+    try:
+        return Profile(
+            name=name,
+            block=block,
+            resources=resources,
+            resources_by_stage=resources_by_stage,
+            watch=watch,
+            watch_by_stage=watch_by_stage,
+            options=options,
+            options_by_stage=options_by_stage,
+            pool=build(Pool, {"name": name, **document.get("pool", {})}, f"{where} [pool]"),
+            **values,
+        )
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
+def _options(document: Mapping[str, Any], block: str, where: str) -> tuple[Any, dict[str, Any]]:
+    kind = BLOCK_OPTIONS[block]
+    return (None, {}) if kind is None else _by_stage(kind, document, block, where)
+
+
+def _by_stage(
+    cls: type[C], document: Mapping[str, Any], key: str, where: str
+) -> tuple[C, dict[str, C]]:
+    """What holds for every stage, and for some: what the table of a stage says goes key by key
+    over the common one. A table that is a key of `cls` itself is no stage's."""
+    table, where = document.get(key, {}), f"{where} [{key}]"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table, got {table!r}")
+    own = [field.name for field in dataclasses.fields(cast(Any, cls))]
+    stages = {
+        key: value for key, value in table.items() if key not in own and isinstance(value, dict)
+    }
+    refuse_unknown(stages, (*CONFIGS, *own), where)
+    common = {key: value for key, value in table.items() if key not in stages}
+    by_stage = {
+        stage: build(cls, {**common, **over}, f"{where[:-1]}.{stage}]")
+        for stage, over in stages.items()
+    }
+    return build(cls, common, where), by_stage
