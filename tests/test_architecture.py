@@ -19,6 +19,7 @@ import grimp
 import pytest
 from importlinter.application.use_cases import read_user_options
 from importlinter.configuration import configure
+from importlinter.contracts.acyclic_siblings import AcyclicSiblingsContract
 from importlinter.contracts.forbidden import ForbiddenContract
 from importlinter.contracts.independence import IndependenceContract
 from importlinter.contracts.layers import LayersContract
@@ -104,13 +105,21 @@ PLANTED = {
         ("trainyard.optim.config", "trainyard.models.config"),
         ("trainyard.errors", "trainyard.logging"),
     ],
+    "the floors of the flows": [
+        ("flows.recipes.recipe", "flows.pages.run_pages"),
+        ("flows.yard.place", "flows.recipes.stage_job"),
+        ("flows.backends.slurm.job", "flows.runner.retry"),
+    ],
+    "no circles": [
+        ("trainyard.training.loop.loop", "trainyard.training.trainer"),
+        ("trainyard.parallel.dims", "trainyard.parallel.groups"),
+        ("flows.backends.outcome", "flows.backends.slurm.job"),
+    ],
     "no stage imports another": [
         ("stages.tokenize.run", "stages.merge.run"),
         ("stages.tokenize.run", "stages.merge"),
     ],
-    "the shared modules of the stages know no stage": [
-        ("stages.runtime.cli", "stages.tokenize.run")
-    ],
+    "what all stages run on knows no stage": [("stages.runtime.cli", "stages.tokenize.run")],
     "only flows imports the orchestrator": [
         ("trainyard.training.loop.loop", "prefect"),
         ("stages.tokenize.run", "prefect"),
@@ -165,6 +174,7 @@ def test_a_wrong_import_breaks_its_contract(contract: str, importer: str, import
 
 
 KINDS = {
+    "acyclic_siblings": AcyclicSiblingsContract,
     "forbidden": ForbiddenContract,
     "independence": IndependenceContract,
     "layers": LayersContract,

@@ -13,9 +13,6 @@ from uuid import UUID
 from prefect.client.orchestration import PrefectClient
 from prefect.exceptions import ObjectNotFound
 
-LEASE_SECONDS = 60
-"""Of a lease of a task run, by Prefect: when one was killed its slot is free again after that."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:

@@ -19,7 +19,8 @@ from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.context import ConcurrencyContext
 
 from flows.logs.console import Log, headline
-from flows.runner.limits import LEASE_SECONDS, slots_of
+from flows.runner.limits import slots_of
+from flows.server.ephemeral import LEASE_SECONDS
 
 RENEW_SECONDS = 10.0
 """Between two renewals: after it was away, the server leaves a lease for `LEASE_SECONDS`."""

@@ -17,8 +17,9 @@ from contextvars import ContextVar
 from prefect.client.orchestration import PrefectClient, get_client
 
 from flows.logs.console import Log, headline
-from flows.runner.limits import LEASE_SECONDS, Slots, slots_of, told
+from flows.runner.limits import Slots, slots_of, told
 from flows.runner.slot_kept import Held, Keeper, held
+from flows.server.ephemeral import LEASE_SECONDS
 
 LOOK_SECONDS = 3.0
 """Between two looks at a limit."""

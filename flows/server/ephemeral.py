@@ -35,6 +35,9 @@ LEASES = {
 """The slots of a limit are counted in the database; the leases by which they are given back must
 outlive the server as well. Under PREFECT_HOME, where all servers of one database find them."""
 
+LEASE_SECONDS = 60
+"""Of a lease of a task run, by Prefect: when one was killed its slot is free again after that."""
+
 SETTINGS = {
     **LEASES,
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

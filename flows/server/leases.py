@@ -11,7 +11,7 @@ from uuid import UUID
 
 from prefect.server.concurrency.lease_storage import filesystem
 
-from flows.runner.limits import LEASE_SECONDS
+from flows.server.ephemeral import LEASE_SECONDS
 
 _began = time.monotonic()
 """The server imports this when it starts."""

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.limits import LEASE_SECONDS
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import LEASE_SECONDS, LocalApi
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
 from tests.yard.deployed import Api
 from tests.yard.faults import (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.limits import LEASE_SECONDS
 from flows.server import ephemeral, leases
+from flows.server.ephemeral import LEASE_SECONDS
 from tests.yard.deployed import Api, comes
 from tests.yard.faults import Server, in_training
 from tests.yard.limited import LIMIT, limit_training, taken

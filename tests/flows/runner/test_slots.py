@@ -14,10 +14,10 @@ import pytest
 
 from flows import ui
 from flows.runner import slots
-from flows.runner.limits import LEASE_SECONDS, Slots
+from flows.runner.limits import Slots
 from flows.runner.slots import Gate, note_begin
 from flows.server import leases
-from flows.server.ephemeral import LEASES
+from flows.server.ephemeral import LEASE_SECONDS, LEASES
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = UUID(int=1)
