@@ -30,7 +30,7 @@ from flows.backends.outcome import Kind
 from flows.backends.process import ProcessJob
 from flows.backends.spec import LaunchSpec
 from flows.cli.run_flow import ENVIRONMENT
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import EphemeralServer
 from trainyard.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ LINE = """
 import asyncio, sys
 from prefect import flow
 from flows.recipes.stage_job import stage_job
-from flows.runner.stage_runner import Line
+from flows.runner.stage_runner import StageRunner
 
 folder, count = sys.argv[1], int(sys.argv[2])
 model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 8}
@@ -55,7 +55,7 @@ jobs = [
 
 @flow(name="ten-stages", persist_result=False)
 async def ten_stages():
-    async with Line("ten-stages", folder) as line:
+    async with StageRunner("ten-stages", folder) as line:
         await line.expect(jobs)
         for job in jobs:
             await line.run(job)
@@ -91,7 +91,7 @@ def line(folder: Path, runs: int) -> None:
     """Ten stages that do nothing, one after another, against a server that runs; the stages alone.
 
     All have been made once before, so each finds its manifest and leaves."""
-    api = LocalApi(folder / "prefect")
+    api = EphemeralServer(folder / "prefect")
     try:
         api.wait()
         here = {**api.environment, "TRAINYARD_CACHE": str(folder / "cache")}
@@ -163,7 +163,7 @@ import numpy as np
 from prefect import flow
 from flows.recipes.stage_job import stage_job
 from flows.backends.spec import Resources
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 from trainyard.corpus.indexed import IndexedWriter
 
 folder = sys.argv[1]
@@ -184,7 +184,7 @@ job = stage_job("pretrain", {
 async def train():
     here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": sys.argv[2]}
     two = Resources(nodes=2)
-    await run_stage_task(job, Place(
+    await run_stage_task(job, StageEnvironment(
         run_folder=folder + "/runs", block="slurm", environment=here, resources=two))
 
 asyncio.run(train())
@@ -198,7 +198,7 @@ def resume(folder: Path, runs: int) -> None:
         up = [ROOT / "deploy/dev/slurm-up.sh", folder / "slurm"]
         subprocess.run(up, check=True, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     environment["SLURM_CONF"] = str(folder / "slurm" / "slurm.conf")
-    api = LocalApi(folder / "prefect")
+    api = EphemeralServer(folder / "prefect")
     try:
         api.wait()
         environment.update(api.environment)

@@ -12,7 +12,7 @@ from flows.gc.command import engines_of, homes_of
 from flows.gc.policy import STANDARD, Policy
 from flows.gc.sweep import Swept, sweep
 from flows.gc.told import lines, rows, size
-from flows.runner.flow_errors import in_words
+from flows.runner.flow_errors import report_errors
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.errors import InfrastructureError
@@ -22,7 +22,7 @@ KEY = "garbage"
 
 
 @flow(name="collect-garbage", flow_run_name="{profile}", persist_result=False, version=VERSION)
-@in_words
+@report_errors
 async def collect_garbage(
     profile: str = DEFAULT,
     yard: str | None = None,

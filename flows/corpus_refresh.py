@@ -24,11 +24,11 @@ from prefect.events.related import related_resources_from_run_context
 from prefect.settings import PREFECT_API_URL
 
 from flows.logs.console import headline
-from flows.recipes.form_schema import NOTHING, Merge, Tokenize, given
+from flows.recipes.form_schema import EMPTY, Merge, Tokenize, non_empty
 from flows.recipes.recipe import Recipe, read_recipe
 from flows.recipes.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
-from flows.runner.flow_errors import in_words
-from flows.runner.stage_runner import Line
+from flows.runner.flow_errors import report_errors
+from flows.runner.stage_runner import StageRunner
 from flows.server.ephemeral import is_alone
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
@@ -42,13 +42,13 @@ YARD = "trainyard.yard"
 
 
 @flow(name="corpus-refresh", flow_run_name="{recipe}", persist_result=False, version=VERSION)
-@in_words
+@report_errors
 async def corpus_refresh(
     recipe: str,
     yard: str | None = None,
     profile: str = DEFAULT,
-    tokenize: Tokenize = NOTHING,
-    merge: Merge = NOTHING,
+    tokenize: Tokenize = EMPTY,
+    merge: Merge = EMPTY,
 ) -> dict[str, Any]:
     """Tokenize what is new in a corpus, and publish a new version of it beside the old.
 
@@ -61,8 +61,8 @@ async def corpus_refresh(
         merge: Options that go over the recipe's [merge]."""
     place = await yard_profile(profile)
     tables = {"tokenize": tokenize, "merge": merge}
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
-    async with Line("corpus-refresh", written.root, profile=place) as line:
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
+    async with StageRunner("corpus-refresh", written.root, profile=place) as line:
         work = await asyncio.to_thread(plan_refresh, written)
         await line.expect(work.all())
         version, read = work.version, work.read

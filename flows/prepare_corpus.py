@@ -17,25 +17,25 @@ from typing import Any
 from prefect import flow
 
 from flows.recipes.corpus import CorpusJobs, corpus_jobs
-from flows.recipes.form_schema import NOTHING, Collect, Merge, Tokenize, TrainTokenizer, given
+from flows.recipes.form_schema import EMPTY, Collect, Merge, Tokenize, TrainTokenizer, non_empty
 from flows.recipes.recipe import read_recipe
-from flows.runner.flow_errors import in_words
-from flows.runner.stage_runner import Line
+from flows.runner.flow_errors import report_errors
+from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 
 @flow(name="prepare-corpus", flow_run_name="{recipe}", persist_result=False, version=VERSION)
-@in_words
+@report_errors
 async def prepare_corpus(
     recipe: str = "recipes/quickstart.toml",
     yard: str | None = None,
     profile: str = DEFAULT,
-    collect: Collect = NOTHING,
-    train_tokenizer: TrainTokenizer = NOTHING,
-    tokenize: Tokenize = NOTHING,
-    merge: Merge = NOTHING,
+    collect: Collect = EMPTY,
+    train_tokenizer: TrainTokenizer = EMPTY,
+    tokenize: Tokenize = EMPTY,
+    merge: Merge = EMPTY,
 ) -> dict[str, Any]:
     """Collect, train a tokenizer, tokenize, merge; as far as the recipe has them.
 
@@ -55,9 +55,9 @@ async def prepare_corpus(
         "tokenize": tokenize,
         "merge": merge,
     }
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
     await asyncio.to_thread(corpus_jobs, written)  # what is wrong is said before any waiting
-    async with Line("prepare-corpus", written.root, profile=place) as line:
+    async with StageRunner("prepare-corpus", written.root, profile=place) as line:
         # Anew: files may have come while another run had the turn.
         jobs = await asyncio.to_thread(corpus_jobs, written)
         await line.expect(jobs.all())
@@ -65,7 +65,7 @@ async def prepare_corpus(
     return {"tokens": jobs.tokens, "stages": line.documents()}
 
 
-async def make_tokens(line: Line, jobs: CorpusJobs) -> None:
+async def make_tokens(line: StageRunner, jobs: CorpusJobs) -> None:
     """Everything from documents to one pair of token files."""
     await line.run(jobs.collect)
     await line.run(jobs.train_tokenizer)

@@ -17,7 +17,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from flows.recipes.form_schema import (
-    NOTHING,
+    EMPTY,
     Benchmark,
     Collect,
     Evaluate,
@@ -27,33 +27,33 @@ from flows.recipes.form_schema import (
     Reshard,
     Tokenize,
     TrainTokenizer,
-    given,
+    non_empty,
 )
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import read_recipe
-from flows.runner.flow_errors import in_words
-from flows.runner.memory_check import unmeasured
-from flows.runner.stage_runner import Line
+from flows.runner.flow_errors import report_errors
+from flows.runner.memory_check import unknown_gpu_memory
+from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 
 @flow(name="pretrain-gpt", flow_run_name="{recipe}", persist_result=False, version=VERSION)
-@in_words
+@report_errors
 async def pretrain_gpt(
     recipe: str = "recipes/quickstart.toml",
     yard: str | None = None,
     profile: str = DEFAULT,
-    collect: Collect = NOTHING,
-    train_tokenizer: TrainTokenizer = NOTHING,
-    tokenize: Tokenize = NOTHING,
-    merge: Merge = NOTHING,
-    plan: Plan = NOTHING,
-    pretrain: Pretrain = NOTHING,
-    reshard: Reshard = NOTHING,
-    evaluate: Evaluate = NOTHING,
-    benchmark: Benchmark = NOTHING,
+    collect: Collect = EMPTY,
+    train_tokenizer: TrainTokenizer = EMPTY,
+    tokenize: Tokenize = EMPTY,
+    merge: Merge = EMPTY,
+    plan: Plan = EMPTY,
+    pretrain: Pretrain = EMPTY,
+    reshard: Reshard = EMPTY,
+    evaluate: Evaluate = EMPTY,
+    benchmark: Benchmark = EMPTY,
 ) -> dict[str, Any]:
     """Collect, tokenize, pretrain, reshard, evaluate, benchmark, report.
 
@@ -83,13 +83,13 @@ async def pretrain_gpt(
         "evaluate": evaluate,
         "benchmark": benchmark,
     }
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
     # What is wrong in the recipe is said before any waiting.
     checked = await asyncio.to_thread(pretrain_jobs, written, place.means())
-    if remark := unmeasured(place, checked.plan):
+    if remark := unknown_gpu_memory(place, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")
-    async with Line("pretrain-gpt", written.root, card, profile=place) as line:
+    async with StageRunner("pretrain-gpt", written.root, card, profile=place) as line:
         # Anew: while another run had the turn files may have come, or a version of the corpus.
         jobs = await asyncio.to_thread(pretrain_jobs, written, place.means())
         await line.expect(jobs.all())

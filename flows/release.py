@@ -17,26 +17,26 @@ from typing import Any
 
 from prefect import flow
 
-from flows.recipes.form_schema import NOTHING, Benchmark, Evaluate, Reshard, given
+from flows.recipes.form_schema import EMPTY, Benchmark, Evaluate, Reshard, non_empty
 from flows.recipes.recipe import read_recipe
 from flows.recipes.release import check_checkpoint, release_jobs
-from flows.runner.flow_errors import in_words
-from flows.runner.stage_runner import Line
+from flows.runner.flow_errors import report_errors
+from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 
 @flow(name="release", flow_run_name="{recipe}", persist_result=False, version=VERSION)
-@in_words
+@report_errors
 async def release(
     recipe: str = "recipes/quickstart.toml",
     checkpoint: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
-    reshard: Reshard = NOTHING,
-    evaluate: Evaluate = NOTHING,
-    benchmark: Benchmark = NOTHING,
+    reshard: Reshard = EMPTY,
+    evaluate: Evaluate = EMPTY,
+    benchmark: Benchmark = EMPTY,
 ) -> dict[str, Any]:
     """Reshard, export, evaluate and benchmark a checkpoint.
 
@@ -51,9 +51,9 @@ async def release(
         benchmark: Options that go over the recipe's [benchmark]."""
     place = await yard_profile(profile)
     tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(given(tables))
+    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
     jobs = release_jobs(written, checkpoint)
-    async with Line("release", written.root, profile=place) as line:
+    async with StageRunner("release", written.root, profile=place) as line:
         await line.expect(jobs.all())
         # Only now: a training of this recipe that had the turn may have left it.
         await asyncio.to_thread(check_checkpoint, written, checkpoint, place.block)

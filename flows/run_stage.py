@@ -14,9 +14,9 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from flows.recipes.stage_job import read_job, stage_job
-from flows.runner.flow_errors import in_words
-from flows.runner.memory_check import UNKNOWN, is_unknown, plan_before, unmeasured_alone
-from flows.runner.stage_runner import Line
+from flows.runner.flow_errors import report_errors
+from flows.runner.memory_check import UNKNOWN, is_unknown, plan_before, unknown_gpu_memory_of_stage
+from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.errors import ConfigError
@@ -24,7 +24,7 @@ from trainyard.version import VERSION
 
 
 @flow(name="run-stage", flow_run_name="{stage}", persist_result=False, version=VERSION)
-@in_words
+@report_errors
 async def run_stage(
     stage: str,
     config: str | None = None,
@@ -53,10 +53,10 @@ async def run_stage(
     plan = plan_before(job, place.means(), where)
     if is_unknown(job, place.means()):
         get_run_logger().warning("%s: %s", where, UNKNOWN)
-    if remark := unmeasured_alone(job, place):
+    if remark := unknown_gpu_memory_of_stage(job, place):
         get_run_logger().warning("%s", remark)
     jobs, root = [one for one in (plan, job) if one is not None], place.yard_root(yard)
-    async with Line("run-stage", root, profile=place, alone=False) as line:
+    async with StageRunner("run-stage", root, profile=place, alone=False) as line:
         await line.expect(jobs)
         await line.run(plan)
         await line.run(job)

@@ -20,7 +20,7 @@ class NoRoomError(InfrastructureError):
     """What was to be submitted is refused until something of others has gone; nothing was made."""
 
 
-class Room:
+class SubmitBackoff:
     """The waiting of one submission."""
 
     def __init__(self, name: str, room_seconds: float | None, log: Log) -> None:

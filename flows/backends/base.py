@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from prefect.blocks.abstract import JobRun
 
-from flows.backends.errors import PlaceAwayError
+from flows.backends.errors import BackendUnavailableError
 from flows.backends.events import note
-from flows.backends.live_jobs import see_through
-from flows.backends.notes import Ending, reached, read_ending, write_ending
+from flows.backends.live_jobs import wait_uncancelled
+from flows.backends.notes import Ending, read_ending, run_folder_io, write_ending
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec
 from flows.logs.console import JOB, Log
@@ -23,7 +23,7 @@ from flows.logs.lines import parse_line
 from trainyard.errors import TrainyardError
 
 
-class BlockRun(JobRun[Outcome]):
+class StageJobRun(JobRun[Outcome]):
     """A job that was found or started, until its end is known.
 
     Who makes one adds it to `live` when all of it is there."""
@@ -74,7 +74,7 @@ class BlockRun(JobRun[Outcome]):
         """Until the job has ended. Being cancelled stops it; any other end of the waiting, such as
         a scheduler or a file system that stays away (InfrastructureError), leaves it to be followed
         again. One that a program before this one was ending is ended."""
-        with reached(self._folder):
+        with run_folder_io(self._folder):
             if self._begun_ending is not None:
                 self.begin_stopping()
             try:
@@ -113,7 +113,7 @@ class BlockRun(JobRun[Outcome]):
 
     async def stop(self) -> None:
         """Tell it to stop, and wait until it has, however often this is cancelled meanwhile."""
-        await see_through(self.begin_stopping())
+        await wait_uncancelled(self.begin_stopping())
 
     def _end(self, kind: Kind) -> None:
         """Tell it to stop for a reason of ours, which is then how it ended."""
@@ -154,7 +154,7 @@ class BlockRun(JobRun[Outcome]):
             raise ValueError(
                 f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
             )
-        with reached(self._folder):
+        with run_folder_io(self._folder):
             outcome = self._outcome()
             self._note_end(outcome.kind)
         return outcome
@@ -166,7 +166,7 @@ class BlockRun(JobRun[Outcome]):
             self._log.warning("%s: its end could not be noted: %s", self.spec.name, error)
 
 
-AnyRun = TypeVar("AnyRun", bound=BlockRun)
+AnyRun = TypeVar("AnyRun", bound=StageJobRun)
 
 
 async def when_found(spec: LaunchSpec, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
@@ -176,19 +176,19 @@ async def when_found(spec: LaunchSpec, finding: Coroutine[Any, Any, AnyRun]) -> 
     try:
         return await asyncio.shield(found)
     except asyncio.CancelledError:
-        await see_through(asyncio.create_task(_stop_found(found)))
+        await wait_uncancelled(asyncio.create_task(_stop_found(found)))
         raise
 
 
 async def _found(folder: Path, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
-    with reached(folder):
+    with run_folder_io(folder):
         return await finding
 
 
 async def _stop_found(finding: asyncio.Task[AnyRun]) -> None:
     try:
         run = await finding
-    except PlaceAwayError:  # then there may be
+    except BackendUnavailableError:  # then there may be
         raise
     except TrainyardError:  # then there is nothing to stop
         return

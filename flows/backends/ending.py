@@ -88,7 +88,7 @@ class Evidence:
     log_tail: str = ""
 
 
-def judge(name: str, seen: Evidence) -> Outcome:
+def classify_exit(name: str, seen: Evidence) -> Outcome:
     """The outcome that the evidence means."""
     # A step that is cancelled may end with 0: srun gave up waiting for it.
     if seen.verdict is Kind.DONE or (seen.verdict is None and seen.exit_code == 0):

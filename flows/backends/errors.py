@@ -6,6 +6,6 @@ from __future__ import annotations
 from trainyard.errors import InfrastructureError
 
 
-class PlaceAwayError(InfrastructureError):
+class BackendUnavailableError(InfrastructureError):
     """Nobody answered for as long as a block asks again. A job that is there may go on meanwhile,
     so this says nothing of it."""

@@ -34,7 +34,7 @@ def stop_untold() -> None:
             job.begin_stopping()
 
 
-async def see_through(stopping: asyncio.Task[None]) -> None:
+async def wait_uncancelled(stopping: asyncio.Task[None]) -> None:
     """Until the stopping is over, however often this is cancelled meanwhile.
 
     A task of a flow that stops is cancelled several times over."""

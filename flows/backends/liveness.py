@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from flows.backends.notes import reached
+from flows.backends.notes import run_folder_io
 
 
-class Signs:
+class Liveness:
     """When a running job was last heard. Only whether the times of files change counts, since the
     clocks of nodes and of file servers differ from ours."""
 
@@ -37,7 +37,7 @@ class Signs:
 
 
 def _time(path: Path) -> float:
-    with reached(path.parent):
+    with run_folder_io(path.parent):
         try:
             return path.stat().st_mtime
         except FileNotFoundError:

@@ -72,7 +72,7 @@ def read_ending(folder: Path) -> Ending | None:
 
 def is_being_cancelled(spec: LaunchSpec) -> bool:
     """True when a program that was killed meanwhile had begun to cancel the job of a run folder."""
-    with reached(Path(spec.run_directory)):
+    with run_folder_io(Path(spec.run_directory)):
         ending = read_ending(Path(spec.run_directory))
     return ending is not None and ending.kind is Kind.STOPPED
 
@@ -87,7 +87,7 @@ NOT_BEGUN = "no job was begun"
 
 
 @contextmanager
-def reached(folder: Path, job: str = FOLLOWED) -> Iterator[None]:
+def run_folder_io(folder: Path, job: str = FOLLOWED) -> Iterator[None]:
     """Tell what the file system of a run folder refuses, such as a full disk or a stale handle of
     NFS, as what it is: InfrastructureError. Nothing was done to the job; `job` says what of it.
 

@@ -19,10 +19,10 @@ from typing import IO, TextIO
 
 from prefect.blocks.abstract import JobBlock
 
-from flows.backends.base import BlockRun
+from flows.backends.base import StageJobRun
 from flows.backends.events import note
 from flows.backends.live_jobs import live
-from flows.backends.notes import NOT_BEGUN, reached
+from flows.backends.notes import NOT_BEGUN, run_folder_io
 from flows.backends.outcome import Outcome, classify, read_failure
 from flows.backends.run_folder import LOG
 from flows.backends.spec import OF_PREFECT, LaunchSpec
@@ -49,7 +49,7 @@ class ProcessJob(JobBlock[Outcome]):
     async def trigger(self) -> ProcessJobRun:
         """Start the command."""
         folder = Path(self.spec.run_directory)
-        with reached(folder, NOT_BEGUN):
+        with run_folder_io(folder, NOT_BEGUN):
             folder.mkdir(parents=True, exist_ok=True)
             output = (folder / LOG).open("a", encoding="utf-8", buffering=1)
         read_end, write_end = os.pipe()
@@ -74,7 +74,7 @@ class ProcessJob(JobBlock[Outcome]):
         return ProcessJobRun(self.spec, process, write_end, output)
 
 
-class ProcessJobRun(BlockRun):
+class ProcessJobRun(StageJobRun):
     """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
 
     def __init__(

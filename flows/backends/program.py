@@ -26,7 +26,7 @@ OTHER_CLUSTERS = ("SLURM_CLUSTERS", "SBATCH_CLUSTERS")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommandResult:
     """What a program printed, and its exit status."""
 
     status: int
@@ -40,7 +40,7 @@ class Said:
         return lines[-1].strip() if lines else ""
 
 
-def run_program(command: Sequence[str], seconds: float) -> Said:
+def run_program(command: Sequence[str], seconds: float) -> CommandResult:
     """Run a program to its end, or for so long."""
     try:
         done = subprocess.run(
@@ -53,12 +53,12 @@ def run_program(command: Sequence[str], seconds: float) -> Said:
             timeout=seconds,
         )
     except FileNotFoundError:
-        return Said(MISSING, "", f"{command[0]} is not installed here")
+        return CommandResult(MISSING, "", f"{command[0]} is not installed here")
     except PermissionError:
-        return Said(FORBIDDEN, "", f"{command[0]} may not be run")
+        return CommandResult(FORBIDDEN, "", f"{command[0]} may not be run")
     except subprocess.TimeoutExpired:
-        return Said(OVERDUE, "", f"{command[0]} did not answer within {seconds:g} s")
-    return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(OVERDUE, "", f"{command[0]} did not answer within {seconds:g} s")
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def client_environment(variables: Iterable[tuple[str, str]]) -> dict[str, str]:

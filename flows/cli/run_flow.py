@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.backends.outcome import StageError
-from flows.server.ephemeral import LocalApi, alone
+from flows.server.ephemeral import EphemeralServer, alone
 from flows.server.home import PASSWORD
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
 
@@ -49,7 +49,7 @@ def run_program(
     own = None
     try:
         if not os.environ.get("PREFECT_API_URL"):
-            own = LocalApi(home.absolute())
+            own = EphemeralServer(home.absolute())
             alone.set()
             os.environ.update({**own.environment, "PREFECT_HOME": str(home.absolute())})
         flow = load()  # two seconds of imports, while the server starts

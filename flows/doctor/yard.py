@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from flows.yard.profile import Profile
 from trainyard.artifacts.urls import is_local, join
 from trainyard.machine import Machine, look_around
@@ -27,7 +27,7 @@ class Yard:
     """The machine of the stages as ranks found it; None before they ran, or when they did not."""
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> StageEnvironment:
         """Where stages run."""
         return self.profile.place(join(self.root, FOLDER))
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from flows.backends.container.client import NOT_STARTED, ContainerClient, Look, Ours
+from flows.backends.container.client import NOT_STARTED, ContainerClient, ContainerState, Ours
 from flows.backends.container.log import ContainerLog
 from flows.backends.container.note import NOTE, end_noted, note_container
 from flows.backends.notes import read_note
@@ -44,11 +44,11 @@ def left_containers(engine: str | None, policy: Policy) -> Iterator[Garbage]:
             )
 
 
-def _is_left(look: Look) -> bool:
+def _is_left(look: ContainerState) -> bool:
     return look.has_ended or look.state == NOT_STARTED
 
 
-def _kept_seconds(look: Look, policy: Policy) -> float:
+def _kept_seconds(look: ContainerState, policy: Policy) -> float:
     """One that is made is about to be started, whatever the policy says."""
     return max(policy.attempt_days * DAY, 0.0 if look.has_ended else HOUR)
 
@@ -65,7 +65,7 @@ def _remove(engine: str | None, one: Ours) -> None:
         client.remove(look.id)
 
 
-def _keep_end(client: ContainerClient, folder: Path, name: str, look: Look) -> None:
+def _keep_end(client: ContainerClient, folder: Path, name: str, look: ContainerState) -> None:
     if end_noted(read_note(folder / NOTE, name)) is not None:
         return
     listener = ContainerLog(client, name, folder / LOG, _unheard)

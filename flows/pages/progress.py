@@ -44,7 +44,7 @@ def _count(digits: str) -> int:
     return int(digits.replace(",", ""))
 
 
-class Heard:
+class LogProgress:
     """The logs in a run folder, read on from where they were read to; shares count alike."""
 
     def __init__(self, folder: Path, num_shares: int = 1) -> None:
@@ -80,7 +80,7 @@ async def progress_shown(spec: LaunchSpec) -> AsyncIterator[None]:
         yield
         return
     num_shares = 1 if spec.shares is None else len(spec.shares.indices)
-    bar = _Bar(spec.name, Heard(Path(spec.run_directory), num_shares))
+    bar = _Bar(spec.name, LogProgress(Path(spec.run_directory), num_shares))
     following = asyncio.create_task(bar.follow())
     try:
         yield
@@ -92,7 +92,7 @@ async def progress_shown(spec: LaunchSpec) -> AsyncIterator[None]:
 
 
 class _Bar:
-    def __init__(self, job: str, heard: Heard) -> None:
+    def __init__(self, job: str, heard: LogProgress) -> None:
         self._job, self._heard = job, heard
         self._artifact: UUID | None = None
         self._percent = -1

@@ -37,7 +37,7 @@ TRAINED = "pretrain"
 LEDGER = "ledger.jsonl"
 
 
-class Board:
+class RunPages:
     """Grows as stages end; what is about the whole run is made at its end."""
 
     def __init__(

@@ -63,7 +63,7 @@ Evaluate = typing.Annotated[dict[str, Any], OptionsOf("evaluate")]
 Benchmark = typing.Annotated[dict[str, Any], OptionsOf("benchmark")]
 
 
-NOTHING: dict[str, Any] = {}
+EMPTY: dict[str, Any] = {}
 """A form that was left empty; read only. Not None, which the pages would send as a wrong type."""
 
 
@@ -85,7 +85,7 @@ def options_schema(stage: str) -> dict[str, Any]:
     }
 
 
-def given(overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def non_empty(overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The tables of a form without what was left empty in it."""
     tables = {
         stage: {key: value for key, value in table.items() if value is not None}

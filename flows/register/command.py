@@ -18,7 +18,7 @@ from flows.cli.options import add_yard_to_look_after, check_profile
 from flows.cli.run_flow import ENVIRONMENT, fail, of_server
 from flows.register.report import Report
 from flows.register.wanted import Wanted, wanted
-from flows.runner.memory_check import unmeasured
+from flows.runner.memory_check import unknown_gpu_memory
 from flows.yard.read_profile import naming_file, parse_profile, profile_name, read_document
 from trainyard.errors import ConfigError, TrainyardError
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"no notification of failures: {profile.automations.notify_variable} is not set",
             file=sys.stderr,
         )
-    if remark := unmeasured(profile):
+    if remark := unknown_gpu_memory(profile):
         print(f"warning: {remark}", file=sys.stderr)
     said = "would be written" if report.is_dry else "written"
     print(f"yard {profile.name}: {report.num_changes} {said}", file=sys.stderr)

@@ -18,7 +18,7 @@ from flows.backends.spec import LaunchSpec, Shares
 from flows.recipes.stage_job import StageJob
 from flows.runner.stage_spec import stage_spec
 from flows.stage_configs import CONFIGS
-from flows.yard.place import CONTAINED, Place
+from flows.yard.place import CONTAINED, StageEnvironment
 from flows.yard.profile import Profile
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
@@ -67,13 +67,13 @@ def rehearse(profile: Profile, sources: Path) -> None:
         ) from fault
 
 
-def _jobs(stage: str, place: Place) -> Iterator[StageJob]:
+def _jobs(stage: str, place: StageEnvironment) -> Iterator[StageJob]:
     yield StageJob(stage=stage, document={}, output=None)
     if (count := place.shares_of(stage)) > 1:
         yield StageJob(stage=stage, document={}, output=None, num_shares=count)
 
 
-def _render(job: StageJob, place: Place, sources: Path) -> None:
+def _render(job: StageJob, place: StageEnvironment, sources: Path) -> None:
     shares = None
     if job.num_shares:
         shares = Shares(count=job.num_shares, at_once=place.shares_at_once)

@@ -12,25 +12,25 @@ from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.process import ProcessJob
 from flows.backends.slurm.job import SlurmJob
 from flows.backends.spec import LaunchSpec
-from flows.yard.place import Place, Watch
+from flows.yard.place import StageEnvironment, Watch
 
 StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
 
 
-def _process(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
+def _process(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
     return ProcessJob(spec=spec)
 
 
-def _container(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
+def _container(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
     watch = _given(place.watch_of(stage))
     return ContainerJob(spec=spec, options=place.options_of(stage), **watch)
 
 
-def _slurm(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
+def _slurm(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
     return SlurmJob(spec=spec, options=place.options_of(stage), **_given(place.watch_of(stage)))
 
 
-def _kubernetes(place: Place, spec: LaunchSpec, stage: str) -> StageBlock:
+def _kubernetes(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
     hang_seconds = place.watch_of(stage).hang_seconds
     return KubernetesJob(spec=spec, options=place.options_of(stage), hang_seconds=hang_seconds)
 
@@ -41,7 +41,7 @@ def _given(watch: Watch) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-BLOCKS: dict[str, Callable[[Place, LaunchSpec, str], StageBlock]] = {
+BLOCKS: dict[str, Callable[[StageEnvironment, LaunchSpec, str], StageBlock]] = {
     "process": _process,
     "container": _container,
     "slurm": _slurm,

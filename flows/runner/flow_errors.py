@@ -28,7 +28,7 @@ LOGGERS = ("prefect.task_runs", "prefect.engine")
 flow and ended with it."""
 
 
-def in_words(
+def report_errors(
     run: Callable[P, Coroutine[Any, Any, R]],
 ) -> Callable[P, Coroutine[Any, Any, R]]:
     """A flow's function that ends its run as Failed, with the words of an error of ours, and as

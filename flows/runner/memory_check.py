@@ -32,7 +32,7 @@ def is_unknown(job: StageJob, means: TrainingResources) -> bool:
     return asked and job.document.get("vocab_size") is None
 
 
-def unmeasured(profile: Profile, plan: StageJob | None = None) -> str | None:
+def unknown_gpu_memory(profile: Profile, plan: StageJob | None = None) -> str | None:
     """What a person is told of a yard that gives trainings GPUs and does not say how large these
     are: there no layout is refused before it is trained. None where nothing is amiss.
 
@@ -48,9 +48,9 @@ def unmeasured(profile: Profile, plan: StageJob | None = None) -> str | None:
     )
 
 
-def unmeasured_alone(job: StageJob, profile: Profile) -> str | None:
+def unknown_gpu_memory_of_stage(job: StageJob, profile: Profile) -> str | None:
     """The same, of a stage that somebody runs alone: None for all but a training."""
-    return unmeasured(profile) if _trains(job) else None
+    return unknown_gpu_memory(profile) if _trains(job) else None
 
 
 def _trains(job: StageJob) -> bool:

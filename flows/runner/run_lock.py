@@ -32,7 +32,7 @@ FOREVER = 10.0 * 365 * 86400
 
 
 @contextlib.asynccontextmanager
-async def turn(root: str, log: Log) -> AsyncIterator[None]:
+async def run_lock(root: str, log: Log) -> AsyncIterator[None]:
     """Hold the turn of a root; waits as long as another run has it, and says so."""
     waiting = _Waiting(join(root, TURN))
     try:
@@ -45,7 +45,7 @@ async def turn(root: str, log: Log) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(TrainyardError), retry.none():
+        with contextlib.suppress(TrainyardError), retry.no_retry():
             store.delete(join(root, JOBS))
         claim.release()
 

@@ -48,7 +48,7 @@ def note_begin() -> None:
         begun.set()
 
 
-class Gate:
+class StageLimit:
     """The way to the slots of one limit, for the stages of one flow run."""
 
     def __init__(self, tag: str) -> None:

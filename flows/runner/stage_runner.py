@@ -12,12 +12,12 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.exceptions import TerminationSignal
 
-from flows.pages.run_pages import Board
+from flows.pages.run_pages import RunPages
 from flows.recipes.stage_job import StageJob, in_shares, joined
 from flows.recipes.summary import Summary
 from flows.runner.interrupt import heed_interrupt
-from flows.runner.run_lock import note_jobs, turn
-from flows.runner.slots import Gate
+from flows.runner.run_lock import note_jobs, run_lock
+from flows.runner.slots import StageLimit
 from flows.runner.stage_task import run_stage_task
 from flows.runner.tags import limit_tag
 from flows.yard.links import browsed
@@ -36,7 +36,7 @@ AT_ONCE_SCHEDULED = 32
 log = logging.getLogger(__name__)
 
 
-class Line:
+class StageRunner:
     """Runs jobs, and keeps the board that Prefect's pages show, also of a run that fails."""
 
     def __init__(
@@ -53,17 +53,17 @@ class Line:
         profile = profile or read_profile()
         self._place = profile.place(root)
         shown = browsed(profile.yard_root(), profile.browse)
-        self._board = Board(flow, card, root, self._place.run_folder, shown)
+        self._board = RunPages(flow, card, root, self._place.run_folder, shown)
         self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, StageLimit] = {}
         self._alone = alone
         self._held = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> Line:
+    async def __aenter__(self) -> StageRunner:
         _heed_termination()
         heed_interrupt()
         if self._alone:
-            await self._held.enter_async_context(turn(self._root, get_run_logger()))
+            await self._held.enter_async_context(run_lock(self._root, get_run_logger()))
         await self._board.open()
         return self
 
@@ -114,7 +114,7 @@ class Line:
         if job.stage not in self._place.limited:
             return await run_stage_task(job, self._place)
         tag = limit_tag(self._place.yard, job.stage)
-        gate = self._gates.setdefault(tag, Gate(tag))
+        gate = self._gates.setdefault(tag, StageLimit(tag))
         async with gate.passed(job.name, get_run_logger()):
             return await run_stage_task.with_options(tags=[tag])(job, self._place)
 

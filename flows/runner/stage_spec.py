@@ -10,7 +10,7 @@ from typing import Any
 from flows.backends.spec import LaunchSpec, Shares
 from flows.recipes.stage_job import StageJob
 from flows.stage_configs import CONFIGS
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from trainyard.config import leaves
 from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
 
@@ -19,7 +19,11 @@ DOCUMENT = "config.toml"
 
 
 def stage_spec(
-    job: StageJob, place: Place, folder: Path, key: str = "", shares: Shares | None = None
+    job: StageJob,
+    place: StageEnvironment,
+    folder: Path,
+    key: str = "",
+    shares: Shares | None = None,
 ) -> LaunchSpec:
     """One attempt at a job, with `folder` for its run folder; ConfigError for what cannot be."""
     return LaunchSpec(
@@ -37,7 +41,7 @@ def stage_spec(
     )
 
 
-def stage_document(job: StageJob, place: Place) -> dict[str, Any]:
+def stage_document(job: StageJob, place: StageEnvironment) -> dict[str, Any]:
     """The options as the job finds them in its document.
 
     A stage that is given GPUs is told to compute on them, unless its device was written: where an

@@ -21,7 +21,7 @@ from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 
 from flows.backends.key import job_key, submission_of
-from flows.backends.notes import NOT_BEGUN, is_being_cancelled, reached
+from flows.backends.notes import NOT_BEGUN, is_being_cancelled, run_folder_io
 from flows.backends.outcome import KINDS, Kind, Outcome, StageError, read_outcome
 from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec, Shares
@@ -33,7 +33,7 @@ from flows.runner.retry import HELD, MOST_RETRIES, Trying, given_up, reached_ste
 from flows.runner.slots import note_begin
 from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
 from flows.runner.submission import SETTLED, follow
-from flows.yard.place import SCHEDULED, Place
+from flows.yard.place import SCHEDULED, StageEnvironment
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
 
@@ -56,7 +56,7 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
     retry_condition_fn=worth_retrying,
     persist_result=False,
 )
-async def run_stage_task(job: StageJob, place: Place) -> Summary:
+async def run_stage_task(job: StageJob, place: StageEnvironment) -> Summary:
     """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
     note_begin()
     task_run = str(runtime.task_run.id or "")
@@ -86,7 +86,7 @@ async def _pause(job: StageJob, trying: Trying) -> None:
         await asyncio.sleep(seconds)
 
 
-async def _attempt(job: StageJob, place: Place) -> Summary:
+async def _attempt(job: StageJob, place: StageEnvironment) -> Summary:
     log = get_run_logger()
     headline(log, job.name, "runs")
     began = time.monotonic()
@@ -136,11 +136,11 @@ def _told(job: StageJob, error: TrainyardError) -> Outcome:
     return Outcome(name=job.name, kind=KINDS[status], exit_status=status, message=str(error))
 
 
-def _prepare(job: StageJob, place: Place) -> LaunchSpec:
+def _prepare(job: StageJob, place: StageEnvironment) -> LaunchSpec:
     """Make the run folder of a new attempt, with the config document in it; or find that of one
     that is not settled. Raises InfrastructureError where its disk is full or away."""
     attempts = Path(place.run_folder, job.name).absolute()
-    with reached(attempts, NOT_BEGUN):
+    with run_folder_io(attempts, NOT_BEGUN):
         _make(attempts)
         key = ""
         if place.block in SCHEDULED:
@@ -165,7 +165,7 @@ def _make(folder: Path) -> None:
         ) from error
 
 
-def _shares(job: StageJob, place: Place, attempts: Path, key: str) -> Shares | None:
+def _shares(job: StageJob, place: StageEnvironment, attempts: Path, key: str) -> Shares | None:
     """All shares of a job that is made in some; of one tried again, those that failed."""
     if job.num_shares == 0:
         return None

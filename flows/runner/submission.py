@@ -18,15 +18,15 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from flows.backends.base import BlockRun
+from flows.backends.base import StageJobRun
 from flows.backends.container.note import NOTE
-from flows.backends.errors import PlaceAwayError
+from flows.backends.errors import BackendUnavailableError
 from flows.backends.notes import (
     SUBMITTED,
     Ending,
     noted,
-    reached,
     read_ending,
+    run_folder_io,
     write_ending,
     write_note,
 )
@@ -37,7 +37,7 @@ from flows.pages.progress import progress_shown
 from flows.pages.stage_pages import show_submitted, show_waiting
 from flows.runner.blocks import BLOCKS
 from flows.runner.retry import pause_seconds, with_jitter
-from flows.yard.place import SCHEDULED, Place
+from flows.yard.place import SCHEDULED, StageEnvironment
 from trainyard.errors import TrainyardError
 
 SETTLED = "settled.json"
@@ -56,9 +56,9 @@ LOOK_SECONDS = 1.0
 """Between two looks whether a place answers again."""
 
 
-async def follow(stage: str, place: Place, spec: LaunchSpec) -> Outcome:
+async def follow(stage: str, place: StageEnvironment, spec: LaunchSpec) -> Outcome:
     """Start the job of a run folder, or find it, and wait for its end. Being cancelled ends it."""
-    following = _Following(stage, place, spec)
+    following = Submission(stage, place, spec)
     try:
         async with progress_shown(spec):
             run = await following.until_ended()
@@ -71,13 +71,17 @@ async def follow(stage: str, place: Place, spec: LaunchSpec) -> Outcome:
                 get_run_logger().warning("%s: its end could not be noted: %s", spec.name, error)
         raise
     outcome = await run.fetch_result()
-    with reached(Path(spec.run_directory)):
+    with run_folder_io(Path(spec.run_directory)):
         settle(place, spec, outcome.kind, outcome.message, outcome.failed_shares)
     return outcome
 
 
 def settle(
-    place: Place, spec: LaunchSpec, kind: Kind, message: str = "", shares: tuple[int, ...] = ()
+    place: StageEnvironment,
+    spec: LaunchSpec,
+    kind: Kind,
+    message: str = "",
+    shares: tuple[int, ...] = (),
 ) -> None:
     """Note how the job of a scheduler ended: it is not followed any more."""
     if place.block in SCHEDULED:
@@ -85,10 +89,10 @@ def settle(
         write_note(Path(spec.run_directory, SETTLED), told)
 
 
-class _Following:
+class Submission:
     """A job that is followed, and what was said of its place being away."""
 
-    def __init__(self, stage: str, place: Place, spec: LaunchSpec) -> None:
+    def __init__(self, stage: str, place: StageEnvironment, spec: LaunchSpec) -> None:
         self._stage, self._place, self._spec = stage, place, spec
         self._log = get_run_logger()
         self._looks = 0
@@ -98,12 +102,12 @@ class _Following:
         self.is_left = False
         """It was cancelled, and its place could not be told: the job may go on."""
 
-    async def until_ended(self) -> BlockRun:
+    async def until_ended(self) -> StageJobRun:
         """The run of the job, which has ended."""
         while True:
             try:
                 return await self._once()
-            except PlaceAwayError as error:
+            except BackendUnavailableError as error:
                 if _is_cancelled():
                     self._leave(error)
                     raise asyncio.CancelledError from error
@@ -112,7 +116,7 @@ class _Following:
                 words = str(error)
             await self._wait(words)
 
-    async def _once(self) -> BlockRun:
+    async def _once(self) -> StageJobRun:
         run = await self._found()
         try:
             if not self._looks:
@@ -124,7 +128,7 @@ class _Following:
             raise
         return run
 
-    async def _found(self) -> BlockRun:
+    async def _found(self) -> StageJobRun:
         return await BLOCKS[self._place.block](self._place, self._spec, self._stage).trigger()
 
     # --- its place is away --------------------------------------------------------------------
@@ -152,7 +156,7 @@ class _Following:
         await show_waiting(self._stage, self._spec, f"waits: {state}", words)
 
     @contextlib.asynccontextmanager
-    async def _return_told(self, run: BlockRun) -> AsyncIterator[None]:
+    async def _return_told(self, run: StageJobRun) -> AsyncIterator[None]:
         """Say it as soon as the place of a job that could not be seen answers again."""
         if not self._looks:
             yield
@@ -164,7 +168,7 @@ class _Following:
             telling.cancel()
             await asyncio.wait([telling])
 
-    async def _tell_return(self, run: BlockRun) -> None:
+    async def _tell_return(self, run: StageJobRun) -> None:
         while not run.was_answered:
             await asyncio.sleep(LOOK_SECONDS)
         self._looks = 0
@@ -222,7 +226,7 @@ class _Following:
             return None
         file, _ = ENDED_BY_HAND[self._place.block]
         folder = Path(self._spec.run_directory)
-        with reached(folder):
+        with run_folder_io(folder):
             return noted(folder / file)
 
     def _by_hand(self) -> str:

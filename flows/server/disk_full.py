@@ -27,7 +27,7 @@ LITTLE_BYTES = 65_536
 """With less than this free, whatever SQLite could not do failed for want of room."""
 
 
-class ToldFull:
+class DiskFullMiddleware:
     """An application that tells a full disk of another one: for a while as something to be asked
     again (503), then as what it is (507), which a flow ends with."""
 

@@ -60,7 +60,7 @@ def is_alone() -> bool:
     return alone.is_set()
 
 
-class LocalApi:
+class EphemeralServer:
     """A server on a port of localhost, a free one unless it is named, with its database under
     PREFECT_HOME."""
 

@@ -75,7 +75,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StageEnvironment:
     """Where the stages of a flow run, and where their run folders lie."""
 
     run_folder: str

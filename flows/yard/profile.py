@@ -19,7 +19,7 @@ from flows.yard.place import (
     POLLING,
     SCHEDULED,
     SHARING,
-    Place,
+    StageEnvironment,
     TrainingResources,
     Watch,
 )
@@ -156,10 +156,10 @@ class Profile:
         """What a stage asks for."""
         return self.resources_by_stage.get(stage, self.resources)
 
-    def place(self, root: str) -> Place:
+    def place(self, root: str) -> StageEnvironment:
         """Where the stages of a flow run whose artifacts lie under `root`."""
         options = {} if self.options is None else {self.block: self.options}
-        return Place(
+        return StageEnvironment(
             run_folder=self._run_folder(root),
             block=self.block,
             environment=dict(self.environment),

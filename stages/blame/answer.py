@@ -8,7 +8,7 @@ from typing import Any
 
 from trainyard.corpus.provenance import Origin
 from trainyard.datasets.serving_order import Place
-from trainyard.datasets.trace import Piece
+from trainyard.datasets.trace import DocumentPiece
 
 FORMAT_VERSION = 1
 HEADINGS = (
@@ -25,7 +25,7 @@ class Row:
 
     place: Place | None
     """None for a sample that the run does not serve."""
-    piece: Piece
+    piece: DocumentPiece
     origin: Origin | None
 
     def document(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.run.dp_history import Span, spans_of_step
+from trainyard.training.run.dp_history import DpSpan, spans_of_step
 from trainyard.training.run.run_inputs import check_token_files, named_token_files
 
 FORMAT_VERSION = 1
@@ -54,7 +54,7 @@ class RunDescription:
     training: TrainingConfig
     data_parallel_size: int | None
     """Of the steps that are in none of `spans`; None when it is not known."""
-    spans: tuple[Span, ...]
+    spans: tuple[DpSpan, ...]
     """On how many ranks steps were taken, as the run tells it."""
     ledger: Mapping[int, str]
     """Digest of the samples of each step that is known to be done."""
@@ -190,7 +190,7 @@ def _paths(manifest: Manifest | None) -> dict[str, list[str]]:
     return named_token_files(manifest)
 
 
-def _spans(root: str, step_url: str) -> tuple[Span, ...]:
+def _spans(root: str, step_url: str) -> tuple[DpSpan, ...]:
     """Of all steps of the run that are there, as its last one tells it."""
     step = step_of(store.basename(step_url))
     found = read_manifest(join(step_url, MANIFEST))

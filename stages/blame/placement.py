@@ -16,7 +16,7 @@ from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving_order import Place, Serving
 from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import BatchSchedule
-from trainyard.training.run.dp_history import Span
+from trainyard.training.run.dp_history import DpSpan
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Placement:
                 consumed = serving.begin(end + 1)
 
 
-def _whole(spans: Sequence[Span], last_step: int) -> Iterator[tuple[int, int, Span | None]]:
+def _whole(spans: Sequence[DpSpan], last_step: int) -> Iterator[tuple[int, int, DpSpan | None]]:
     """The spans, and None for the steps of the run that are in none of them."""
     step = 1
     for span in spans:

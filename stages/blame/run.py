@@ -19,7 +19,7 @@ from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.serving_order import Place
-from trainyard.datasets.trace import Occurrences, Piece, files_of, pieces
+from trainyard.datasets.trace import DocumentPiece, Occurrences, files_of, pieces
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.loop.ledger import digest_samples
 
@@ -122,7 +122,7 @@ class _Question:
         prefixes = {row.piece.prefix for row in shown}
         return Answer(shown, total, checked, tuple(sorted(prefixes & self.sidecars.unchecked)))
 
-    def _row(self, place: Place | None, piece: Piece) -> Row:
+    def _row(self, place: Place | None, piece: DocumentPiece) -> Row:
         return Row(place, piece, self.sidecars.origin(piece.prefix, piece.document))
 
     def _check(self, steps: Iterable[int]) -> int:

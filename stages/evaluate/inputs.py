@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stages.evaluate.config import EvaluateConfig
-from trainyard.checkpoint.stored_step import StepAtRest, check_step
+from trainyard.checkpoint.stored_step import StoredStep, check_step
 
 
 def check_inputs(config: EvaluateConfig) -> None:
     """Refuse a step whose documents, tokenizer or weights are not those of its manifest."""
-    check_step(config.load, "--load", also=StepAtRest.require_tokenizer)
+    check_step(config.load, "--load", also=StoredStep.require_tokenizer)

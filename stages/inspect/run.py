@@ -12,7 +12,7 @@ from stages.inspect.tables import description_table
 from stages.runtime.context import StageRun
 from trainyard.checkpoint.describe import describe
 from trainyard.checkpoint.step_shards import Verify
-from trainyard.checkpoint.stored_step import StepAtRest, open_step
+from trainyard.checkpoint.stored_step import StoredStep, open_step
 from trainyard.errors import ConfigError, DataError
 
 
@@ -61,7 +61,7 @@ def _check_both(config: InspectConfig, diff: str) -> None:
         _check_filter(config, ours, theirs)
 
 
-def _check_filter(config: InspectConfig, *steps: StepAtRest[Any]) -> None:
+def _check_filter(config: InspectConfig, *steps: StoredStep[Any]) -> None:
     names = {name for step in steps for name in step.index}
     for pattern in config.filter:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -72,7 +72,7 @@ def _check_filter(config: InspectConfig, *steps: StepAtRest[Any]) -> None:
             )
 
 
-def _show_description(config: InspectConfig, step: StepAtRest[Any]) -> None:
+def _show_description(config: InspectConfig, step: StoredStep[Any]) -> None:
     description = describe(step, matches(config.filter))
     if config.json:
         print(_as_json(description.document()))

@@ -15,8 +15,8 @@ from stages.runtime.context import StageRun
 from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.loop.prepare import prepared
-from trainyard.training.overrides import Parts
-from trainyard.training.trainer import Pretraining, Result
+from trainyard.training.overrides import Overrides
+from trainyard.training.trainer import Result, Trainer
 
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     try:
         with prepared(config) as (groups, device):
             host = StageHost(stage, config.verify_checkpoint, reached)
-            parts = Parts(callbacks=(*heartbeats(groups.rank), reached))
-            return _metrics(Pretraining(config, host, groups, device, parts).run(), stage)
+            parts = Overrides(callbacks=(*heartbeats(groups.rank), reached))
+            return _metrics(Trainer(config, host, groups, device, parts).run(), stage)
     except BaseException as error:
         add_step(error, reached.step)
         raise

@@ -8,7 +8,7 @@ from typing import Any
 from stages.reshard.config import ReshardConfig
 from stages.reshard.steps import copy_step
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.stored_step import StepAtRest, check_step
+from trainyard.checkpoint.stored_step import StoredStep, check_step
 from trainyard.conversion.detect import detect, loader_for, refuse_unfit
 from trainyard.errors import ConfigError
 
@@ -52,7 +52,7 @@ def _checked_loader(config: ReshardConfig) -> str:
     loader = loader_for(config.load_dir, config.loader)
     refuse_unfit(config.load_dir, loader)
     if loader == "trainyard":
-        check_step(config.load_dir, "--load-dir", also=StepAtRest.tokenizer_files)
+        check_step(config.load_dir, "--load-dir", also=StoredStep.tokenizer_files)
     return loader
 
 

@@ -25,7 +25,7 @@ import tyro
 
 from stages.runtime import parent_watch
 from stages.runtime.failure import report_failure
-from stages.runtime.process_exit import is_one_of_several, leave
+from stages.runtime.process_exit import exit_now, is_one_of_several
 from trainyard import logging as our_logging
 from trainyard.config import (
     check_finite,
@@ -94,7 +94,7 @@ def stage_main(
     status = _main(name, config_class, modules, arguments, positional, megatron)
     was_stopped = status > 128
     if argv is None and (is_one_of_several() or was_stopped):
-        leave(status)
+        exit_now(status)
     return status
 
 
@@ -121,7 +121,7 @@ def _main(
         print(f"trainyard {VERSION}, stage {name}")
         return 0
     try:
-        parent_watch.hold()
+        parent_watch.stop_with_parent()
         _check_flow(name)
         remarks: list[str] = []
         if megatron:

@@ -32,7 +32,7 @@ def die_with_parent() -> None:
         os._exit(128 + signal.SIGTERM)  # it died before the kernel was asked
 
 
-def hold(grace_seconds: float = GRACE_SECONDS) -> None:
+def stop_with_parent(grace_seconds: float = GRACE_SECONDS) -> None:
     """Watch the lifeline, if this process was given one; stop when it is cut."""
     number = os.environ.pop(LIFELINE, "")
     if number.isdigit():

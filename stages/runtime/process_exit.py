@@ -21,7 +21,7 @@ def is_one_of_several() -> bool:
     return "torch.distributed" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def leave(status: int) -> NoReturn:
+def exit_now(status: int) -> NoReturn:
     """End with what others registered for the end, and with all output written."""
     try:
         atexit._run_exitfuncs()  # loggers, worker processes

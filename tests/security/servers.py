@@ -16,7 +16,7 @@ from typing import IO, Any
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
 
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import EphemeralServer
 from flows.server.home import PASSWORD
 from tests.security.attacks import (
     CREDENTIALS,
@@ -38,7 +38,7 @@ SECONDS = 90
 @contextmanager
 def own_server(home: Path) -> Iterator[Target]:
     """The one that a flow starts for itself."""
-    api = LocalApi(home)
+    api = EphemeralServer(home)
     try:
         api.wait()
         url = api.url.removesuffix("/api")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import EphemeralServer
 from flows.server.home import (
     UI,
     kept_password,
@@ -66,7 +66,7 @@ def test_a_home_of_another_user_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match="belongs to user 65534"):
         make_home(home)
     with pytest.raises(ConfigError, match="belongs to user 65534"):
-        LocalApi(home)
+        EphemeralServer(home)
 
 
 def test_the_password_is_kept_and_read_by_a_shell(home: Path) -> None:
@@ -118,5 +118,5 @@ def test_the_log_of_a_server_is_no_link(home: Path, tmp_path: Path) -> None:
     (tmp_path / "of-somebody").write_text("")
     (home / "server.log").symlink_to(tmp_path / "of-somebody")
     with pytest.raises(InfrastructureError, match="symbolic links"):
-        LocalApi(home)
+        EphemeralServer(home)
     assert (tmp_path / "of-somebody").read_text() == ""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.backends.ending import Evidence, judge
+from flows.backends.ending import Evidence, classify_exit
 from flows.backends.outcome import Kind, Outcome, read_failure
 from stages.runtime.failure import RUN_DIR
 from trainyard.artifacts.manifest import read_manifest
@@ -84,7 +84,7 @@ def judged(save: Path, code: int) -> Outcome:
     """What a job makes of the run folder; torchrun and srun say 1 whatever happened."""
     failure = read_failure(str(save.with_suffix(".run")))
     assert failure is not None
-    return judge("pretrain", Evidence(failure=failure, exit_code=code, is_of_launcher=True))
+    return classify_exit("pretrain", Evidence(failure=failure, exit_code=code, is_of_launcher=True))
 
 
 def rank_process(parent: int, rank: int) -> int:
@@ -155,7 +155,7 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, ra
     text = save.with_suffix(".log").read_text()
     assert "no rank has made progress" in text
     assert re.search(rf"rank {rank}(, which keeps the ranks' notes,)? does not answer", text)
-    assert "training/step.py" in (save / "logs" / f"stacks-rank{1 - rank:04d}.txt").read_text()
+    assert "training/loop/step.py" in (save / "logs" / f"stacks-rank{1 - rank:04d}.txt").read_text()
 
 
 def test_ranks_without_memory_say_what_they_held(tokens: Path, tmp_path: Path) -> None:

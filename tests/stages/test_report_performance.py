@@ -14,7 +14,7 @@ from stages.report.saves import parse_saves, saves
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ArtifactError
 from trainyard.training.logging.performance import performance_document
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.throughput import StepTiming
 
 EMPTY = Card(title="run", lineage=Lineage(artifacts=(), edges=(), destination=""))
@@ -26,7 +26,7 @@ def card(**fields: object) -> Card:
 
 def test_what_pretrain_writes_is_shown_with_its_conventions() -> None:
     timings = [StepTiming(step, 250.0, 8000.0, 494.7, 5.0, 2**30) for step in range(1, 9)]
-    facts = RunFacts(8, world_size=2, device_name="NVIDIA H200")
+    facts = RunInfo(8, world_size=2, device_name="NVIDIA H200")
     timers = [{"forward-backward": 200.0}, {"forward-backward": 210.0}]
     document = performance_document(timings, facts, peaks=[10**9], planned_bytes=8e8, timers=timers)
     page = render(card(performance=document))

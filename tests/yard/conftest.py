@@ -12,7 +12,7 @@ import pytest
 
 from flows.backends.kubernetes import signs
 from flows.cli.run_flow import ENVIRONMENT
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import EphemeralServer
 from tests.yard.cluster import Cluster, why_not
 from tests.yard.containers import containers, docker, running_engine
 from tests.yard.deployed import WholeServer
@@ -42,7 +42,7 @@ def no_server_fails_in_silence(tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A running Prefect server: the environment that leads to it."""
-    api = LocalApi(tmp_path_factory.mktemp("prefect"), password=PASSWORD)
+    api = EphemeralServer(tmp_path_factory.mktemp("prefect"), password=PASSWORD)
     try:
         api.wait()
         yield {**ENVIRONMENT, **api.environment}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import EphemeralServer
 from tests.yard.yard import HEADLINE, ROOT, Yard
 from trainyard.corpus.indexed import IndexedWriter
 
@@ -215,7 +215,7 @@ class Server:
     def __init__(self, home: Path) -> None:
         self._port = free_port()
         self._home = home
-        self._api: LocalApi | None = None
+        self._api: EphemeralServer | None = None
         self.start()
 
     @property
@@ -228,7 +228,7 @@ class Server:
         return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": PASSWORD}
 
     def start(self) -> None:
-        self._api = LocalApi(self._home, self._port, PASSWORD)
+        self._api = EphemeralServer(self._home, self._port, PASSWORD)
         self._api.wait()
 
     def kill(self) -> None:

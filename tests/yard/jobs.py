@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from flows.backends.base import BlockRun
+from flows.backends.base import StageJobRun
 from flows.backends.outcome import Outcome
 from tests.yard import faults
 
@@ -104,8 +104,8 @@ time.sleep(600)
 """
 """Takes its time, and a second signal ends that."""
 
-AnyRun = TypeVar("AnyRun", bound=BlockRun)
-Started = TypeVar("Started", bound=BlockRun, covariant=True)
+AnyRun = TypeVar("AnyRun", bound=StageJobRun)
+Started = TypeVar("Started", bound=StageJobRun, covariant=True)
 
 
 class Block(Protocol[Started]):

@@ -19,7 +19,7 @@ from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.outcome import Kind
 from flows.runner import retry, submission
 from flows.runner.blocks import StageBlock
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from tests.yard import containers as engines
 from tests.yard.containers import counting, steps_of, text_of
 from tests.yard.fake_kube import FakeKube
@@ -62,7 +62,7 @@ def follow(
 ) -> Kind:
     """As the task of a stage does; the trouble happens meanwhile."""
     monkeypatch.setitem(submission.BLOCKS, name, lambda place, spec, stage: block)
-    place = Place(run_folder=str(Path(block.spec.run_directory).parent), block=name)
+    place = StageEnvironment(run_folder=str(Path(block.spec.run_directory).parent), block=name)
     happening = threading.Thread(target=trouble)
     happening.start()
     outcome = asyncio.run(submission.follow("pretrain", place, block.spec))

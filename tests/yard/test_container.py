@@ -27,7 +27,7 @@ from flows.backends.outcome import Kind
 from flows.backends.spec import Mount, Resources
 from flows.recipes.stage_job import stage_job
 from flows.recipes.summary import Summary
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 from tests.yard.containers import (
     THIS_PYTHON,
     containers,
@@ -192,7 +192,7 @@ def test_a_stage_makes_the_same_in_a_container_as_beside_it(tmp_path: Path, imag
         document = {**model, "vocab_size": 300, "output_dir": str(folder / "plan")}
         job = stage_job("plan", document, "test")
         with disable_run_logger():
-            where = Place(run_folder=str(folder / "runs"), **place)
+            where = StageEnvironment(run_folder=str(folder / "runs"), **place)
             return asyncio.run(run_stage_task.fn(job, where))
 
     mounts = (*THIS_PYTHON, Mount(source=str(tmp_path), target=str(tmp_path), read_only=False))

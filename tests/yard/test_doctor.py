@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.doctor.engine import VERSION_LABEL
-from flows.server.ephemeral import LocalApi
+from flows.server.ephemeral import EphemeralServer
 from tests.faulty_s3 import Faults, gateway
 from tests.yard.cluster import Cluster
 from tests.yard.containers import docker, running_engine
@@ -123,7 +123,7 @@ def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
     secret = "yard:of-a-test"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_SERVER_CSRF_PROTECTION_ENABLED", "true")
-        api = LocalApi(practice.folder / "server", password=secret)
+        api = EphemeralServer(practice.folder / "server", password=secret)
     try:
         api.wait()
         here = dict(api.environment)

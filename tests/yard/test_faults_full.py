@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.server.ephemeral import LEASE_SECONDS, LocalApi
+from flows.server.ephemeral import LEASE_SECONDS, EphemeralServer
 from tests.yard.containers import THIS_PYTHON, docker, running_engine
 from tests.yard.deployed import Api
 from tests.yard.faults import (
@@ -118,7 +118,7 @@ def test_a_flow_that_is_killed_with_its_own_server_has_its_slot_no_longer_than_a
     tmp_path: Path,
 ) -> None:
     yard = Yard(tmp_path, {"TRAINYARD_CACHE": str(tmp_path / "cache")})
-    own = LocalApi(tmp_path / "yard" / ".prefect", password=PASSWORD)
+    own = EphemeralServer(tmp_path / "yard" / ".prefect", password=PASSWORD)
     try:
         own.wait()
         limit_training(own.url)

@@ -15,7 +15,7 @@ from kubernetes import client, config, utils
 
 from flows.backends.kubernetes.manifests import MANIFESTS
 from flows.recipes.summary import Summary
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, wait_until, write_tokens
 from tests.yard.kube import site
@@ -133,7 +133,7 @@ def test_what_is_still_there_keeps_its_name_until_it_is_deleted(
     """A name is of one submission: what is left of it is not written over."""
     document = {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan")}
     options = site(fake, tmp_path, delete_after_success=False)
-    place = Place(
+    place = StageEnvironment(
         run_folder=str(tmp_path / "runs"),
         image="yard/cpu:1",
         block="kubernetes",

@@ -18,7 +18,7 @@ from flows.recipes.stage_job import StageJob, stage_job
 from flows.recipes.summary import Summary
 from flows.runner.stage_task import run_stage_task
 from flows.runner.submission import SETTLED
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from tests.yard import faults as trainings
 from tests.yard.deployed import Api, register, working
 from tests.yard.deployed import comes as holds
@@ -100,7 +100,7 @@ def test_a_flow_that_is_cancelled_while_it_shows_what_was_submitted_watches_no_m
         await asyncio.sleep(60)
 
     monkeypatch.setattr("flows.runner.submission.show_submitted", show_for_long)
-    place = Place(
+    place = StageEnvironment(
         run_folder=str(tmp_path / "runs"),
         block="kubernetes",
         image="yard/cpu:1",
@@ -133,7 +133,7 @@ def test_a_stage_that_was_cancelled_runs_as_another_job_when_it_is_started_again
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
     runs = tmp_path / "runs"
-    place = Place(
+    place = StageEnvironment(
         run_folder=str(runs),
         block="kubernetes",
         image="yard/cpu:1",

@@ -23,7 +23,7 @@ from flows.backends.kubernetes.options import Variant
 from flows.backends.kubernetes.run import KubernetesJobRun
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec, Resources, Shares
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from flows.yard.read_profile import read_profile
 
 ASKED = "TRAINYARD_KUBERNETES"
@@ -51,7 +51,7 @@ dist.destroy_process_group()
 WAITING = "import time; print('begun', flush=True); time.sleep(600)"
 
 
-def site() -> Place:
+def site() -> StageEnvironment:
     """Where the stages of that yard run."""
     return read_profile(os.environ[ASKED]).place("try")
 

@@ -21,7 +21,7 @@ from flows.backends.spec import Resources
 from flows.recipes.stage_job import stage_job
 from flows.recipes.summary import Summary
 from flows.runner.stage_task import run_stage_task
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, write_tokens
 from tests.yard.kube import NETWORK, site
@@ -36,10 +36,10 @@ def at_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
 
 
-def kube(fake: FakeKube, folder: Path, **values: Any) -> Place:
+def kube(fake: FakeKube, folder: Path, **values: Any) -> StageEnvironment:
     two = Resources(nodes=2, processes_per_node=1)
     given = {"run_folder": str(folder / "runs"), "image": "yard/cpu:1", "environment": NETWORK}
-    return Place(
+    return StageEnvironment(
         **{**given, **values},
         block="kubernetes",
         kubernetes=site(fake, folder),
@@ -47,7 +47,7 @@ def kube(fake: FakeKube, folder: Path, **values: Any) -> Place:
     )
 
 
-def run(stage: str, document: dict[str, Any], place: Place) -> Summary:
+def run(stage: str, document: dict[str, Any], place: StageEnvironment) -> Summary:
     with disable_run_logger():
         return asyncio.run(run_stage_task.fn(stage_job(stage, document, "test"), place))
 
@@ -59,7 +59,7 @@ def test_a_stage_makes_in_pods_what_it_makes_here_and_is_reused(
         return {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / name)}
 
     first = run("plan", document("pods"), kube(fake, tmp_path))
-    here = run("plan", document("here"), Place(run_folder=str(tmp_path / "there")))
+    here = run("plan", document("here"), StageEnvironment(run_folder=str(tmp_path / "there")))
     assert not first.reused
     assert first.output_digest == here.output_digest
     assert run("plan", document("pods"), kube(fake, tmp_path)).reused
@@ -100,12 +100,12 @@ from prefect.logging import disable_run_logger
 from flows.recipes.stage_job import stage_job
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.spec import Resources
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from flows.runner.stage_task import run_stage_task
 
 given = json.loads(sys.argv[1])
 claims = (Claim(name="yard", target=given["folder"]),)
-place = Place(
+place = StageEnvironment(
     run_folder=given["folder"] + "/runs",
     block="kubernetes",
     image="yard/cpu:1",

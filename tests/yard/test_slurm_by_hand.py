@@ -21,7 +21,7 @@ from flows.backends.slurm.script import SCRIPT
 from flows.backends.spec import Resources
 from flows.recipes.stage_job import stage_job
 from flows.recipes.summary import Summary
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 from tests.yard.cluster import ask
 from tests.yard.jobs import MODEL, TRAINING, wait_until, write_tokens
 from tests.yard.yard import ROOT
@@ -80,7 +80,7 @@ class Kept:
 def made_by_a_flow(folder: Path, stage: str, document: dict[str, Any], output: Path) -> Kept:
     """Run a stage through the block; on two nodes, where it trains."""
     two = {"pretrain": Resources(nodes=2, processes_per_node=1, cpus_per_node=1)}
-    place = Place(
+    place = StageEnvironment(
         run_folder=str(folder / "runs"), block="slurm", environment=NETWORK, resources_by_stage=two
     )
     with disable_run_logger():

@@ -26,7 +26,7 @@ from flows.backends.slurm.script import EXIT, SCRIPT, job_name
 from flows.backends.spec import LaunchSpec
 from flows.recipes.stage_job import stage_job
 from flows.recipes.summary import Summary
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 from flows.runner.submission import SETTLED
 from tests.yard.cluster import Cluster, ask
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, killed, wait_until, write_tokens
@@ -46,7 +46,9 @@ def plan(folder: Path, block: str, **options: Any) -> Summary:
     document = {**MODEL, "vocab_size": 300, "output_dir": str(folder / "plan"), **options}
     job = stage_job("plan", document, "test")
     with disable_run_logger():
-        return asyncio.run(run_stage_task.fn(job, Place(run_folder=str(folder), block=block)))
+        return asyncio.run(
+            run_stage_task.fn(job, StageEnvironment(run_folder=str(folder), block=block))
+        )
 
 
 def test_a_stage_makes_on_slurm_what_it_makes_here_and_is_reused(tmp_path: Path) -> None:
@@ -79,14 +81,16 @@ def test_a_wrong_option_comes_back_as_the_stage_said_it(tmp_path: Path) -> None:
     passed = stage_job("plan", document, "test")
     wrong = replace(passed, document={**document, "hidden_size": 31})  # past the first validation
     with disable_run_logger(), pytest.raises(StageError, match="hidden-size") as caught:
-        asyncio.run(run_stage_task.fn(wrong, Place(run_folder=str(tmp_path), block="slurm")))
+        asyncio.run(
+            run_stage_task.fn(wrong, StageEnvironment(run_folder=str(tmp_path), block="slurm"))
+        )
     assert caught.value.outcome.kind is Kind.CONFIG
 
 
 def test_what_slurm_refuses_is_a_wrong_option_too(tmp_path: Path) -> None:
     job = stage_job("plan", {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path)}, "test")
     nowhere = SlurmOptions(partition="nowhere")
-    place = Place(run_folder=str(tmp_path), block="slurm", slurm=nowhere)
+    place = StageEnvironment(run_folder=str(tmp_path), block="slurm", slurm=nowhere)
     with disable_run_logger(), pytest.raises(StageError, match="Invalid partition") as caught:
         asyncio.run(run_stage_task.fn(job, place))
     assert caught.value.exit_status == 2
@@ -143,7 +147,7 @@ def test_a_flow_that_is_killed_while_it_cancels_starts_another_job_at_once(
     assert not (runs / first / SETTLED).exists()
     with disable_run_logger():
         job = stage_job("plan", document, "test")
-        place = Place(run_folder=str(tmp_path), block="slurm")
+        place = StageEnvironment(run_folder=str(tmp_path), block="slurm")
         assert asyncio.run(run_stage_task.fn(job, place)).output_digest
     kinds = [json.loads((runs / key / SETTLED).read_text())["kind"] for key in (first, second)]
     assert kinds == [Kind.STOPPED, Kind.DONE]

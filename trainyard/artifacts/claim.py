@@ -81,7 +81,7 @@ class Claim:
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
             try:
-                with retry.none():  # the next beat asks again
+                with retry.no_retry():  # the next beat asks again
                     version = conditional.replace_if_match(
                         self.url, self.holder.encode(beat), self._version
                     )
@@ -103,7 +103,7 @@ class Claim:
         self._stop.set()
         self._thread.join()
         try:
-            with retry.none():
+            with retry.no_retry():
                 current = _read(self.url)
                 if current is not None and current[0].run == self.holder.run:
                     store.delete(self.url)

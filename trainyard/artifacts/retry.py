@@ -79,7 +79,7 @@ def take_over(state: tuple[bool, frozenset[str]]) -> None:
 
 
 @contextmanager
-def none() -> Iterator[None]:
+def no_retry() -> Iterator[None]:
     """Here this thread does not wait: it asks again by itself, or is on its way out."""
     before = getattr(_thread, "none", False)
     _thread.none = True
@@ -98,7 +98,7 @@ def answered(endpoint: str) -> None:
         log.info("the store at %s answers again after %.0f s", endpoint, time.monotonic() - since)
 
 
-class Tries:
+class Retry:
     """Of one call."""
 
     def __init__(self, endpoint: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.checkpoint.stored_step import StepAtRest
+from trainyard.checkpoint.stored_step import StoredStep
 
 FORMAT_VERSION = 1
 
@@ -78,7 +78,7 @@ class Description:
 
 
 def describe(
-    checkpoint: StepAtRest[Any], matches: Callable[[str], bool] = lambda name: True
+    checkpoint: StoredStep[Any], matches: Callable[[str], bool] = lambda name: True
 ) -> Description:
     """The step; of tensors, those whose name matches."""
     names = [name for name in checkpoint.names() if matches(name)]
@@ -99,13 +99,13 @@ def describe(
     )
 
 
-def _row(checkpoint: StepAtRest[Any], name: str) -> TensorRow:
+def _row(checkpoint: StoredStep[Any], name: str) -> TensorRow:
     entry, spec = checkpoint.index[name], checkpoint.spec(name)
     files = tuple(sorted({piece.file for piece in entry.pieces}))
     return TensorRow(name, spec.dtype, spec.shape, spec.size_bytes, len(entry.pieces), files)
 
 
-def _files(checkpoint: StepAtRest[Any]) -> Iterable[FileRow]:
+def _files(checkpoint: StoredStep[Any]) -> Iterable[FileRow]:
     pieces: dict[str, int] = defaultdict(int)
     ranks: dict[str, set[int]] = defaultdict(set)
     for name, entry in checkpoint.index.items():
@@ -151,7 +151,7 @@ def kind_of(name: str) -> str:
     return ".".join(parts[:2]) if parts[0] == "optimizer" else parts[0]
 
 
-def _training(checkpoint: StepAtRest[Any]) -> dict[str, Any]:
+def _training(checkpoint: StoredStep[Any]) -> dict[str, Any]:
     """The state, and the tokens that it stands for where every sample is of one length."""
     state = {key: value for key, value in checkpoint.state.items() if key != "format_version"}
     samples, length = state.get("consumed_train_samples"), state.get("seq_length")

@@ -22,17 +22,17 @@ from trainyard.checkpoint.safetensors.dtypes import DTYPES
 from trainyard.checkpoint.safetensors.fetch import fetch_all
 from trainyard.checkpoint.safetensors.file import box_of
 from trainyard.checkpoint.safetensors.ranges import Want
-from trainyard.checkpoint.shared_load import Wanted, agree, fill_together
+from trainyard.checkpoint.shared_load import Wanted, fill_together, gather_or_raise
 from trainyard.checkpoint.step_tensors import StepFiles, Verify
 from trainyard.checkpoint.steps import find_steps, latest_step
-from trainyard.checkpoint.stored_step import StepAtRest, open_step_as
+from trainyard.checkpoint.stored_step import StoredStep, open_step_as
 
 __all__ = ["Checkpoint", "Verify", "find_steps", "latest_step", "open_checkpoint", "restore"]
 
 log = logging.getLogger(__name__)
 
 
-class Checkpoint(StepAtRest[StepFiles]):
+class Checkpoint(StoredStep[StepFiles]):
     """One step at rest. Use as a context manager, or `close` when the tensors are read."""
 
     def __init__(self, url: str, manifest: Manifest, verify: Verify = "sizes") -> None:
@@ -95,7 +95,9 @@ def restore(
     another shape."""
     shards = {name: slices_held(name, held) for name, held in targets.items()}
     specs = {name: checkpoint.spec(name) for name in checkpoint.names(prefix)}
-    agree(lambda: refuse_differences(checkpoint.url, specs, shards, prefix, elsewhere), share)
+    gather_or_raise(
+        lambda: refuse_differences(checkpoint.url, specs, shards, prefix, elsewhere), share
+    )
     wanted = [(name, s.offset, s.tensor) for name, held in sorted(shards.items()) for s in held]
     started = time.monotonic()
     with torch.no_grad():

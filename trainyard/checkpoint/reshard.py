@@ -36,12 +36,12 @@ from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile
 from trainyard.checkpoint.safetensors.threads import REMOTE_THREADS, in_order
 from trainyard.checkpoint.step_shards import ShardFiles
 from trainyard.checkpoint.steps import INDEX
-from trainyard.checkpoint.stored_step import StepAtRest
+from trainyard.checkpoint.stored_step import StoredStep
 
 if TYPE_CHECKING:
     import numpy as np
 
-Step = StepAtRest[ShardFiles[ShardFile]]
+Step = StoredStep[ShardFiles[ShardFile]]
 
 OpenFile = Callable[[str], AbstractContextManager[OutputFile]]
 """Begins a file of the output, by its name there."""

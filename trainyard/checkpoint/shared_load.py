@@ -87,7 +87,7 @@ def fill_together(
     What fails on one rank is raised on all."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     own = [(name, tuple(offset), tuple(memory.shape)) for name, offset, memory in wanted]
-    wishes = agree(lambda: own, group)
+    wishes = gather_or_raise(lambda: own, group)
     places = [
         (place, Goal(of, box, place.at))
         for of, boxes in enumerate(wishes)
@@ -95,14 +95,14 @@ def fill_together(
         for place in locate(name, offset, shape)
     ]
     names = sorted({place.piece.file for place, _ in places})
-    opened = agree(lambda: files.open_unchecked(names), group, give=False)[rank]
+    opened = gather_or_raise(lambda: files.open_unchecked(names), group, give=False)[rank]
     # Each file is one rank's to check, whichever of them has read some of it before.
-    agree(lambda: files.check(files.unchecked(names[rank::world])), group)
+    gather_or_raise(lambda: files.check(files.unchecked(names[rank::world])), group)
     files.mark_checked(names)
     queues = _assign(_plan(opened, places, world, files.readers), world)
     exchange = _Exchange([memory for _, _, memory in wanted], rank, group)
-    agree(lambda: exchange.run(queues), group)
-    agree(lambda: _check_unchanged(opened), group)
+    gather_or_raise(lambda: exchange.run(queues), group)
+    gather_or_raise(lambda: _check_unchanged(opened), group)
     return sum(job.size_bytes for job in queues[rank])
 
 
@@ -111,7 +111,9 @@ def _check_unchanged(opened: Mapping[str, TensorFile]) -> None:
         file.check_unchanged()
 
 
-def agree(produce: Callable[[], T], group: ProcessGroup | None, give: bool = True) -> list[T]:
+def gather_or_raise(
+    produce: Callable[[], T], group: ProcessGroup | None, give: bool = True
+) -> list[T]:
     """What `produce` returned on each rank; if it failed on one, all raise.
 
     give: False where each rank needs its own alone, which need not be sendable."""

@@ -40,10 +40,10 @@ MOST_LOOKS = 5
 """For the latest step of a run that removes steps meanwhile."""
 
 F = TypeVar("F", bound=ShardFiles[Any])
-S = TypeVar("S", bound="StepAtRest[Any]")
+S = TypeVar("S", bound="StoredStep[Any]")
 
 
-class StepAtRest(Closing, Generic[F]):
+class StoredStep(Closing, Generic[F]):
     """A step that was published. Use as a context manager, or `close` when it is read."""
 
     def __init__(
@@ -198,7 +198,7 @@ def open_step_as(
     return step
 
 
-def open_step(url: str, option: str, verify: Verify = "sizes") -> StepAtRest[ShardFiles[ShardFile]]:
+def open_step(url: str, option: str, verify: Verify = "sizes") -> StoredStep[ShardFiles[ShardFile]]:
     """A step, opened for its bytes."""
 
     def files(
@@ -211,8 +211,8 @@ def open_step(url: str, option: str, verify: Verify = "sizes") -> StepAtRest[Sha
 
     def opened(
         step_url: str, manifest: Manifest, verify: Verify
-    ) -> StepAtRest[ShardFiles[ShardFile]]:
-        return StepAtRest(step_url, manifest, verify, files)
+    ) -> StoredStep[ShardFiles[ShardFile]]:
+        return StoredStep(step_url, manifest, verify, files)
 
     return open_step_as(opened, url, option, verify)
 
@@ -221,7 +221,7 @@ def check_step(
     url: str,
     option: str,
     verify: Verify = "sizes",
-    also: Callable[[StepAtRest[Any]], object] = lambda step: None,
+    also: Callable[[StoredStep[Any]], object] = lambda step: None,
 ) -> None:
     """Refuse, before torch is loaded to read it, a step whose documents are not those of the
     manifest, or whose weights are missing or of another size. also: what else is looked at."""

@@ -13,7 +13,6 @@ from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.corpus.outline import Outline, outline
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.data_args_file import expand
 from trainyard.datasets.paths import Source
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.samples import count_tokens
@@ -97,7 +96,7 @@ def documents_of_split(
 def check_splits(data: DataConfig, seq_length: int, splits: Sequence[str]) -> None:
     """Refuse what the datasets of a run would refuse, by some hundred bytes of each pair. What
     these leave in doubt is opened, which says what is wrong."""
-    data = expand(data)
+    data = data.expanded()
     if data.mock_data:
         return
     form = SampleFormat(seq_length, seed=0, vocab_size=0, eod=0)

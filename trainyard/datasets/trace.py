@@ -41,7 +41,7 @@ class DocumentFile(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocumentPiece:
     """A run of tokens of one document in one sample."""
 
     sample: int
@@ -56,7 +56,7 @@ class Piece:
     """Place in the sample of the first of them."""
 
 
-def pieces(dataset: GPTDataset | BlendedDataset, sample: int) -> list[Piece]:
+def pieces(dataset: GPTDataset | BlendedDataset, sample: int) -> list[DocumentPiece]:
     """What a sample is made of, in order; its last label included."""
     if not 0 <= sample < len(dataset):
         raise ConfigError(f"--sample {sample}: the samples of this run are 0 to {len(dataset) - 1}")
@@ -73,7 +73,7 @@ def files_of(dataset: GPTDataset | BlendedDataset) -> list[DocumentFile]:
     return [_file(source) for source, _ in _sources(dataset)]
 
 
-class Occurrences(Sequence[Piece]):
+class Occurrences(Sequence[DocumentPiece]):
     """Every piece of some documents in the samples of a run, in order; each is made when asked
     for, so that there may be millions."""
 
@@ -112,12 +112,12 @@ class Occurrences(Sequence[Piece]):
         return len(self.samples)
 
     @overload
-    def __getitem__(self, k: int) -> Piece: ...
+    def __getitem__(self, k: int) -> DocumentPiece: ...
 
     @overload
-    def __getitem__(self, k: slice) -> list[Piece]: ...
+    def __getitem__(self, k: slice) -> list[DocumentPiece]: ...
 
-    def __getitem__(self, k: int | slice) -> Piece | list[Piece]:
+    def __getitem__(self, k: int | slice) -> DocumentPiece | list[DocumentPiece]:
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
         if not -len(self) <= k < len(self):
@@ -151,7 +151,7 @@ class _Found:
         some = begins < ends
         return _Found(source, numbers[some], positions[some], begins[some], ends[some])
 
-    def piece(self, k: int, sample: int) -> Piece:
+    def piece(self, k: int, sample: int) -> DocumentPiece:
         index, indexed = self.source.indices, _file(self.source)
         lengths = indexed.sequence_lengths
         position = int(self.positions[k])
@@ -163,7 +163,7 @@ class _Found:
         between = index.document_index[first:position]
         at = int(lengths[between].sum(dtype=np.int64)) - offset if position > first else 0
         begin, end = int(self.begins[k]) + before, int(self.ends[k]) + before
-        return Piece(sample, indexed.prefix, document, begin, end, at)
+        return DocumentPiece(sample, indexed.prefix, document, begin, end, at)
 
 
 def _file(source: GPTDataset) -> DocumentFile:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainyard.models.config import GPTConfig
 from trainyard.models.gpt import GPTModel
 from trainyard.models.tied import copy_of
-from trainyard.parallel.sharding import Piece, Shard, shard_of
+from trainyard.parallel.sharding import Shard, ShardBox, shard_of
 
 OUTPUT_PROJECTIONS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 TABLES = ("word_embeddings.weight", "position_embeddings.weight")
@@ -64,7 +64,7 @@ def draw_rows(
     """Rows of the first value of the weight called `name` of this shape, fp32 on the CPU; no more
     than these and a block are held."""
     target = torch.empty(len(rows), *shape[1:], dtype=torch.float32, device="cpu")
-    part = Shard(shape, 0, (Piece(0, rows.start, len(rows)),))
+    part = Shard(shape, 0, (ShardBox(0, rows.start, len(rows)),))
     for start, block in _blocks(name, shape, config, seed):
         _take(target, part, start, block)
     return target
@@ -135,7 +135,7 @@ def _take(target: Tensor, shard: Shard, start: int, block: Tensor) -> None:
 
 
 def _whole(shape: tuple[int, ...]) -> Shard:
-    return Shard(shape, 0, (Piece(0, 0, shape[0]),))
+    return Shard(shape, 0, (ShardBox(0, 0, shape[0]),))
 
 
 def weight_std(name: str, config: GPTConfig) -> float:

@@ -22,7 +22,7 @@ MAIN = "param"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OwnedPiece:
     """Numbers `start` and on of a (flattened) parameter, with their state."""
 
     name: str
@@ -65,7 +65,7 @@ class Unit:
     keeps_main = False
     """Whether parameters are kept apart from the model's."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[OwnedPiece]) -> None:
         found = grouped([piece.multipliers for piece in pieces])
         self.order = [place for places in found.values() for place in places]
         self.pieces = [pieces[place] for place in self.order]
@@ -118,10 +118,10 @@ class WholeParameters(Unit):
         return [self._parallel.grad_of(piece.parameter) for piece in self.pieces]
 
 
-def _whole(member: Member, num_moments: int, traits_of: TraitsOf) -> Piece:
+def _whole(member: Member, num_moments: int, traits_of: TraitsOf) -> OwnedPiece:
     parameter, traits = member.parameter, traits_of(member)
     moments = tuple(torch.zeros_like(parameter, requires_grad=False) for _ in range(num_moments))
-    return Piece(
+    return OwnedPiece(
         traits.name, parameter, 0, parameter, moments, traits.multipliers, traits.is_counted
     )
 
@@ -147,9 +147,9 @@ class BucketPiece(Unit):
 
     def _piece(
         self, member: Member, start: int, begin: int, end: int, traits_of: TraitsOf
-    ) -> Piece:
+    ) -> OwnedPiece:
         traits = traits_of(member)
-        return Piece(
+        return OwnedPiece(
             traits.name,
             member.parameter,
             start,

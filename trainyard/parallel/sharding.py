@@ -16,7 +16,7 @@ _ATTRIBUTE = "_trainyard_shard"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardBox:
     """Rows (along the cut dim) that lie together both in the shard and in the whole."""
 
     local: int
@@ -33,7 +33,7 @@ class Shard:
     """Shape of the whole parameter."""
     dim: int
     """The dim that is cut."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardBox, ...]
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ def even_shard(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: in
     length, rest_of_block = divmod(block, size)
     assert not rest, (shape, dim, parts)
     assert not rest_of_block, (shape, dim, parts, size)
-    pieces = tuple(Piece(i * length, i * block + rank * length, length) for i in range(parts))
+    pieces = tuple(ShardBox(i * length, i * block + rank * length, length) for i in range(parts))
     return Shard(shape, dim, pieces)
 
 

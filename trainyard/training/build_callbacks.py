@@ -20,7 +20,7 @@ from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.training.logging.loggers import Guarded, build_sinks
 from trainyard.training.logging.progress import Progress
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import memory_scalars
 from trainyard.training.logging.summary_files import Ending
 from trainyard.training.logging.timer_report import TimerReport
@@ -29,10 +29,10 @@ from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.rerun import RerunMachine, StepJudge, Suspicion
 from trainyard.training.loop.spikes import SpikeDetector
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.loop.timers import COMPUTE, Timers
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.run_protocols import Host, Keeper
+from trainyard.training.run_protocols import RunFolder, RunHost
 from trainyard.training.watch.garbage_collection import GarbageCollection
 from trainyard.training.watch.hang import HangWatch
 from trainyard.training.watch.memory_monitor import MemoryMonitor
@@ -54,8 +54,8 @@ class Companions:
     def __init__(
         self,
         config: PretrainConfig,
-        host: Host,
-        keeper: Keeper | None,
+        host: RunHost,
+        keeper: RunFolder | None,
         groups: ProcessGroups,
         device: torch.device,
         length: RunLength,
@@ -67,7 +67,7 @@ class Companions:
         self._device, self._length = device, length
         self._vocab_size, self._is_gpt = vocab_size, is_gpt
         self._folder = logs_folder(config.save)
-        self.facts = RunFacts(
+        self.facts = RunInfo(
             steps=length.steps,
             samples=length.samples,
             tokens_per_sample=config.model.seq_length,
@@ -109,7 +109,7 @@ class Companions:
     # --- callbacks ----------------------------------------------------------------------------
 
     def callbacks(
-        self, trainee: Trainee, timings: Callback, checkpointing: Callback
+        self, trainee: TrainModule, timings: Callback, checkpointing: Callback
     ) -> list[Callback]:
         """All of them, in the order in which they are to hear of a step."""
         logged, watch, training = self._config.logging, self._config.watch, self._config.training

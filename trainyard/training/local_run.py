@@ -68,7 +68,7 @@ class OwnHost:
         self.lineage = lineage
         self.input_digests = {name: found.digest for name, found in inputs.items()}
         self.stop_requested = False
-        self.kept: OwnKeeper | None = None
+        self.kept: LocalRunFolder | None = None
         """On rank 0, once it was asked for."""
 
     def defer_signals(self) -> None:
@@ -90,9 +90,9 @@ class OwnHost:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True
 
-    def keeper(self) -> OwnKeeper:
+    def keeper(self) -> LocalRunFolder:
         """On rank 0; takes the claim."""
-        self.kept = OwnKeeper(self._config, self._inputs, self.lineage)
+        self.kept = LocalRunFolder(self._config, self._inputs, self.lineage)
         return self.kept
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class OwnHost:
         os._exit(error.exit_status)
 
 
-class OwnKeeper:
+class LocalRunFolder:
     """Keeps the folder; on rank 0 alone."""
 
     def __init__(self, config: PretrainConfig, inputs: Mapping[str, Input], lineage: str) -> None:

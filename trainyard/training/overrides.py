@@ -40,7 +40,7 @@ Initialize = Callable[[nn.Module, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Overrides:
     """What is None is that of `stages.pretrain`."""
 
     model_provider: ModelProvider | None = None

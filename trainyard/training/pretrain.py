@@ -23,8 +23,8 @@ from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.prepare import prepared
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.overrides import DatasetProvider, ForwardStep, Initialize, Parts
-from trainyard.training.trainer import Pretraining, Result
+from trainyard.training.overrides import DatasetProvider, ForwardStep, Initialize, Overrides
+from trainyard.training.trainer import Result, Trainer
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def pretrain(
     callbacks: told of every step, on every rank, after the loggers that `config.logging` names.
 
     Errors are those of trainyard.errors, on every rank."""
-    parts = Parts(
+    parts = Overrides(
         model_provider=model_provider,
         dataset_provider=dataset_provider,
         forward_step=forward_step,
@@ -65,12 +65,12 @@ def pretrain(
         host = OwnHost(config, inputs, lineage)
         try:
             with host.listening():
-                return _publish(Pretraining(config, host, groups, device, parts).run(), host)
+                return _publish(Trainer(config, host, groups, device, parts).run(), host)
         finally:
             host.close()
 
 
-def _check_call(config: object, parts: Parts) -> None:
+def _check_call(config: object, parts: Overrides) -> None:
     if not isinstance(config, PretrainConfig):
         raise ConfigError(
             "pretrain(model_provider, dataset_provider, config) takes a PretrainConfig last, not "
@@ -90,7 +90,7 @@ def _check_call(config: object, parts: Parts) -> None:
         )
 
 
-def _identity(config: PretrainConfig, parts: Parts) -> tuple[dict[str, Input], str]:
+def _identity(config: PretrainConfig, parts: Overrides) -> tuple[dict[str, Input], str]:
     """The inputs, and the digest by which a run knows its own steps: for a run that brings nothing
     along, that of the stage."""
     inputs = {name: resolve(name, urls) for name, urls in config.inputs().items() if urls}

@@ -11,7 +11,7 @@ from trainyard.errors import InfrastructureError
 from trainyard.training.run.run_steps import FoundSteps
 
 
-class Keeper(Protocol):
+class RunFolder(Protocol):
     """Keeps the run folder in order; on rank 0 alone."""
 
     @property
@@ -44,7 +44,7 @@ class Keeper(Protocol):
         """List every step that stays, write the whole ledger; returns it."""
 
 
-class Host(Protocol):
+class RunHost(Protocol):
     """Where a run runs; on every rank."""
 
     @property
@@ -66,7 +66,7 @@ class Host(Protocol):
     def defer_signals(self) -> None:
         """From here on a first signal only sets `stop_requested`."""
 
-    def keeper(self) -> Keeper:
+    def keeper(self) -> RunFolder:
         """Asked for once, on rank 0, before anything is built on the device."""
 
     def end_process(self, error: InfrastructureError) -> None:

@@ -42,19 +42,19 @@ from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.loop import Outcome, TrainLoop
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import StepOptions, Trainee, forward_stage
+from trainyard.training.loop.step import StepOptions, TrainModule, forward_stage
 from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.overrides import Initialize, Parts, provided_data
+from trainyard.training.overrides import Initialize, Overrides, provided_data
 from trainyard.training.run.checkpointing import Checkpointing, RunFolder
 from trainyard.training.run.documents import config_document, losses_of, state_facts
-from trainyard.training.run.dp_history import Span, spans_of_step
+from trainyard.training.run.dp_history import DpSpan, spans_of_step
 from trainyard.training.run.node_local import find_elsewhere
 from trainyard.training.run.run_steps import FoundSteps
 from trainyard.training.run.saves import saves_summary
 from trainyard.training.run.saving import Saving
-from trainyard.training.run.start import Beginning, Origins
-from trainyard.training.run_protocols import Host
+from trainyard.training.run.start import Origins, StartPoint
+from trainyard.training.run_protocols import RunHost
 
 log = logging.getLogger(__name__)
 
@@ -77,19 +77,19 @@ class Result:
     """What made it stop, in words; empty for a finished run."""
 
 
-class Pretraining:
+class Trainer:
     """One run on one rank."""
 
     def __init__(
         self,
         config: PretrainConfig,
-        host: Host,
+        host: RunHost,
         groups: ProcessGroups,
         device: torch.device,
-        parts: Parts | None = None,
+        parts: Overrides | None = None,
     ) -> None:
         self.config, self.host, self.groups, self.device = config, host, groups, device
-        self.parts = parts or Parts()
+        self.parts = parts or Overrides()
         training = config.training
         self.length = length_of(training, groups.dims.dp, config.model.seq_length)
         check_group_size(config.parallel, self.length.schedule.final.num_microbatches)
@@ -210,7 +210,7 @@ class Pretraining:
             return partial(_placed, provide)
         return gpt_provider(self.config.model, self.vocab_size, self.tokenizer.vocab_size)
 
-    def _build_trainee(self) -> Trainee:
+    def _build_trainee(self) -> TrainModule:
         config, training = self.config, self.config.training
         data = config.data
         compiled = training.compile_layers
@@ -247,7 +247,7 @@ class Pretraining:
             and (self._is_gpt or compiled == "on"),
         )
 
-    def _count_parameters(self, trainee: Trainee) -> int:
+    def _count_parameters(self, trainee: TrainModule) -> int:
         if self._is_gpt:
             return self.config.model.num_params(self.vocab_size)
         return whole_parameter_count(trainee)
@@ -262,7 +262,7 @@ class Pretraining:
 
     # --- where to begin ---------------------------------------------------------------------
 
-    def _begin(self, trainee: Trainee) -> Beginning:
+    def _begin(self, trainee: TrainModule) -> StartPoint:
         origins = Origins(
             config=self.config,
             found=self.found,
@@ -295,7 +295,7 @@ class Pretraining:
 
         return by_name
 
-    def _log_start(self, trainee: Trainee, origin: str) -> None:
+    def _log_start(self, trainee: TrainModule, origin: str) -> None:
         if self.groups.rank == 0:
             log.info(
                 "training parameters=%d of_this_rank=%d device=%s ranks=%d threads=%d from %s",
@@ -322,7 +322,7 @@ class Pretraining:
 
     # --- where to end -----------------------------------------------------------------------
 
-    def _checkpointing(self, trainee: Trainee) -> Checkpointing:
+    def _checkpointing(self, trainee: TrainModule) -> Checkpointing:
         document = config_document(
             self.config,
             self.host.input_digests,
@@ -362,7 +362,7 @@ class Pretraining:
         if self.keeper is not None:
             self.keeper.keep_save(report)
 
-    def _spans(self) -> tuple[Span, ...]:
+    def _spans(self) -> tuple[DpSpan, ...]:
         if self.groups.rank != 0:
             return ()
         if self.elsewhere is not None:

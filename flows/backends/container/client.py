@@ -36,7 +36,7 @@ ENDED = ("exited", "dead")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ContainerState:
     """What the engine says of a container."""
 
     id: str
@@ -67,7 +67,7 @@ class Ours:
     """Seconds since 1970."""
     size_bytes: int
     """What it wrote besides its image and its mounts."""
-    look: Look
+    look: ContainerState
 
 
 class ContainerClient:
@@ -86,7 +86,7 @@ class ContainerClient:
         """Let the connections go."""
         self._api.close()
 
-    def look(self, name: str) -> Look | None:
+    def look(self, name: str) -> ContainerState | None:
         """A container by its name or id; None when there is none."""
         found = self._inspected(name)
         return None if found is None else _look(found)
@@ -117,7 +117,7 @@ class ContainerClient:
             raise unseen(self.address, error) from error
         return found
 
-    def wait_for(self, name: str) -> Look | None:
+    def wait_for(self, name: str) -> ContainerState | None:
         """A container that is being made: its name is taken before it can be seen."""
         deadline = time.monotonic() + MADE_SECONDS
         while (look := self.look(name)) is None and time.monotonic() < deadline:
@@ -205,9 +205,9 @@ class ContainerClient:
             raise away(self.address, error) from error
 
 
-def _look(found: Mapping[str, Any]) -> Look:
+def _look(found: Mapping[str, Any]) -> ContainerState:
     state = found["State"]
-    return Look(
+    return ContainerState(
         id=found["Id"],
         key=(found["Config"]["Labels"] or {}).get(KEY_LABEL, ""),
         state=state["Status"],

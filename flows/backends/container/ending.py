@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.backends.ending import Evidence, judge
+from flows.backends.ending import Evidence, classify_exit
 from flows.backends.outcome import Kind, Outcome, read_failure, read_outcome, read_tail
 from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec
@@ -45,7 +45,7 @@ def judge_container(
         words = words or "the engine or its machine was started anew"
     ended = "" if exit_code is None else f"exit status {exit_code}"
     told = ", ".join(filter(None, (f"container {name}", ended, words)))
-    return judge(
+    return classify_exit(
         spec.name,
         Evidence(
             failure=failure,

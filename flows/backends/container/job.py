@@ -14,8 +14,8 @@ from pathlib import Path
 
 from prefect.blocks.abstract import JobBlock
 
-from flows.backends.base import BlockRun, when_found
-from flows.backends.container.client import NOT_STARTED, ContainerClient, Look
+from flows.backends.base import StageJobRun, when_found
+from flows.backends.container.client import NOT_STARTED, ContainerClient, ContainerState
 from flows.backends.container.ending import judge_container
 from flows.backends.container.log import ContainerLog
 from flows.backends.container.note import NOTE, end_noted, note_container
@@ -30,7 +30,7 @@ from flows.backends.container.render import (
 )
 from flows.backends.events import note
 from flows.backends.live_jobs import live
-from flows.backends.liveness import Signs
+from flows.backends.liveness import Liveness
 from flows.backends.notes import read_note
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.run_folder import HEARTBEAT, LOG
@@ -49,11 +49,11 @@ KILL_SECONDS = 30.0
 """By then a killed container is gone."""
 
 
-class ContainerJobRun(BlockRun):
+class ContainerJobRun(StageJobRun):
     """A container, running or ended; its output goes to the run's logger and to log.txt."""
 
     def __init__(
-        self, block: ContainerJob, client: ContainerClient | None, look: Look | None
+        self, block: ContainerJob, client: ContainerClient | None, look: ContainerState | None
     ) -> None:
         """client: None when its end was noted before; look: None when it is gone."""
         self.name = container_name(block.spec)
@@ -64,7 +64,7 @@ class ContainerJobRun(BlockRun):
         self._closing = asyncio.Lock()
         self._asking = threading.Lock()
         self._last_answer = time.monotonic()
-        self._signs = Signs((self.log_path, self._folder / HEARTBEAT))
+        self._signs = Liveness((self.log_path, self._folder / HEARTBEAT))
         self._listener: ContainerLog | None = None
         if client is not None and look is not None:
             self._listen()
@@ -244,8 +244,8 @@ class ContainerJob(JobBlock[Outcome]):
             raise
 
     def _started(
-        self, client: ContainerClient, request: ContainerRequest, look: Look | None
-    ) -> Look | None:
+        self, client: ContainerClient, request: ContainerRequest, look: ContainerState | None
+    ) -> ContainerState | None:
         """The container, made when there is none, started when nobody has."""
         folder, name = Path(self.spec.run_directory), request.name
         if look is None:
@@ -269,7 +269,7 @@ class ContainerJob(JobBlock[Outcome]):
             note(folder, "started", at=look.began, job=name)
         return look
 
-    def _start(self, client: ContainerClient, name: str) -> Look | None:
+    def _start(self, client: ContainerClient, name: str) -> ContainerState | None:
         try:
             client.start(name)
         except TrainyardError:

@@ -7,7 +7,7 @@ import re
 
 from docker.errors import APIError
 
-from flows.backends.errors import PlaceAwayError
+from flows.backends.errors import BackendUnavailableError
 from flows.backends.registry import is_away
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -50,18 +50,18 @@ def refused(address: str, error: APIError) -> ConfigError | InfrastructureError:
 def unseen(address: str, error: APIError) -> ConfigError | InfrastructureError:
     """What it would not tell of a container, which says nothing of that container."""
     if error.is_server_error():
-        return PlaceAwayError(f"the Docker engine at {address} cannot tell: {said(error)}")
+        return BackendUnavailableError(f"the Docker engine at {address} cannot tell: {said(error)}")
     return refused(address, error)
 
 
-def away(address: str, error: Exception) -> ConfigError | PlaceAwayError:
+def away(address: str, error: Exception) -> ConfigError | BackendUnavailableError:
     """An engine that does not answer."""
     if "PermissionError" in repr(error) or "Permission denied" in str(error):
         return ConfigError(
             f"the Docker engine at {address} may not be used by this user; join the group docker, "
             f"or name another engine in DOCKER_HOST"
         )
-    return PlaceAwayError(
+    return BackendUnavailableError(
         f"the Docker engine at {address} does not answer ({error}); start it, or name another one "
         f"in DOCKER_HOST or in the container option engine"
     )

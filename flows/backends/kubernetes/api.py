@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from flows.backends.errors import PlaceAwayError
+from flows.backends.errors import BackendUnavailableError
 from flows.backends.kubernetes.pod import Document
 from trainyard.errors import ConfigError
 
@@ -111,7 +111,7 @@ class KubernetesApi:
                 return await self._once(method, path, query, body)
             except AwayError as error:
                 if wait is None:
-                    raise PlaceAwayError(
+                    raise BackendUnavailableError(
                         f"the API server of Kubernetes is away since {self._patience:.0f} s "
                         f"({method} {path}): {error}"
                     ) from error

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.backends.ending import Evidence, judge
+from flows.backends.ending import Evidence, classify_exit
 from flows.backends.kubernetes.records import PodRecord, WorkloadRecord
 from flows.backends.notes import write_note
 from flows.backends.outcome import (
@@ -116,7 +116,7 @@ def decide(spec: LaunchSpec, share: int | None, end: End, ended_by_us: Kind | No
         ended_by_us=ended_by_us,
         log_tail=read_tail(Path(spec.run_directory, log_name(share))),
     )
-    return judge(spec.name, seen)
+    return classify_exit(spec.name, seen)
 
 
 def _is_told_better(failure: Mapping[str, Any] | None, end: End, ended_by_us: Kind | None) -> bool:

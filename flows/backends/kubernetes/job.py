@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from prefect.blocks.abstract import JobBlock
 
-from flows.backends.backoff import Room
+from flows.backends.backoff import SubmitBackoff
 from flows.backends.base import when_found
 from flows.backends.events import note
 from flows.backends.kubernetes.api import RefusedError
@@ -22,7 +22,7 @@ from flows.backends.kubernetes.manifests import MANIFESTS, render_kubernetes, re
 from flows.backends.kubernetes.options import KubernetesOptions, Variant
 from flows.backends.kubernetes.pod import Document
 from flows.backends.kubernetes.run import KubernetesJobRun
-from flows.backends.notes import SUBMITTED, reached, read_note, write_note
+from flows.backends.notes import SUBMITTED, read_note, run_folder_io, write_note
 from flows.backends.outcome import Outcome
 from flows.backends.spec import LaunchSpec
 from trainyard.errors import ConfigError, TrainyardError
@@ -52,16 +52,16 @@ class KubernetesJob(JobBlock[Outcome]):
     async def trigger(self) -> KubernetesJobRun:
         """Find the job of this key, or create it, as soon as the quota of the namespace has room
         for it. Being cancelled meanwhile ends the job."""
-        room = Room(self.spec.name, self.options.room_seconds, self.logger)
+        room = SubmitBackoff(self.spec.name, self.options.room_seconds, self.logger)
         return await room.submitted(lambda: when_found(self.spec, self._open()), ROOM_PAUSE_SECONDS)
 
     async def _open(self) -> KubernetesJobRun:
         folder, name = Path(self.spec.run_directory), resource_name(self.spec)
-        with reached(folder):
+        with run_folder_io(folder):
             noted = read_note(folder / SUBMITTED, name)
         client = await self.client().open()
         try:
-            with reached(folder):
+            with run_folder_io(folder):
                 if noted is None:
                     kind = await self._find_or_create(client, folder)
                     write_note(folder / SUBMITTED, self._told(kind))

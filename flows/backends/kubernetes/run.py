@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from flows.backends.base import BlockRun
+from flows.backends.base import StageJobRun
 from flows.backends.ending import join_shares
 from flows.backends.events import note
 from flows.backends.kubernetes.client import KubernetesClient
@@ -22,8 +22,8 @@ from flows.backends.kubernetes.records import PodRecord, WorkloadRecord, read_po
 from flows.backends.kubernetes.signs import Start
 from flows.backends.kubernetes.waiting import Obstacle
 from flows.backends.kubernetes.watch import Watched
-from flows.backends.live_jobs import live, see_through
-from flows.backends.liveness import Signs
+from flows.backends.live_jobs import live, wait_uncancelled
+from flows.backends.liveness import Liveness
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.run_folder import HEARTBEAT, log_name, share_folder
 from flows.backends.spec import LaunchSpec
@@ -37,7 +37,7 @@ KILL_SECONDS = 120.0
 """By then, after the grace, a deleted job is gone."""
 
 
-class KubernetesJobRun(BlockRun):
+class KubernetesJobRun(StageJobRun):
     """A job; its log goes to the run's logger and to log.txt."""
 
     def __init__(
@@ -62,7 +62,7 @@ class KubernetesJobRun(BlockRun):
         self._ended_time: float | None = None
         self._told = ""
         self._start = Start(client, options, self.name, log)
-        self._signs = Signs(self._folder / share_folder(i) / HEARTBEAT for i in self._shares)
+        self._signs = Liveness(self._folder / share_folder(i) / HEARTBEAT for i in self._shares)
         self._ended_for: Obstacle | None = None
         self._looking = asyncio.Lock()
         self._news = asyncio.Event()
@@ -191,7 +191,7 @@ class KubernetesJobRun(BlockRun):
         try:
             yield
         finally:
-            await see_through(asyncio.create_task(self._close()))
+            await wait_uncancelled(asyncio.create_task(self._close()))
 
     async def _close(self) -> None:
         self._is_closed = True

@@ -9,7 +9,7 @@ import asyncio
 import time
 from contextlib import aclosing
 
-from flows.backends.errors import PlaceAwayError
+from flows.backends.errors import BackendUnavailableError
 from flows.backends.kubernetes.api import (
     AwayError,
     GoneError,
@@ -104,7 +104,7 @@ class Watched:
         silent = time.monotonic() - self._last_answer
         planned = waits(self._patience)
         if silent > self._patience or not planned:
-            raise PlaceAwayError(
+            raise BackendUnavailableError(
                 f"the API server of Kubernetes is away since {silent:.0f} s (watching "
                 f"{self.kind}): {error}"
             ) from error

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from flows.backends.backoff import NoRoomError
-from flows.backends.errors import PlaceAwayError
-from flows.backends.program import FORBIDDEN, MISSING, OVERDUE, Said, run_program
+from flows.backends.errors import BackendUnavailableError
+from flows.backends.program import FORBIDDEN, MISSING, OVERDUE, CommandResult, run_program
 from flows.backends.slurm.records import (
     JobRecord,
     job_ids,
@@ -45,17 +45,17 @@ MOST_PAUSE_SECONDS = 15.0
 class Runner(Protocol):
     """Runs one of Slurm's programs; elsewhere, if need be."""
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         """Run it to its end."""
 
 
-def run_here(command: Sequence[str]) -> Said:
+def run_here(command: Sequence[str]) -> CommandResult:
     """Run a program of Slurm on this machine. ConfigError for one that cannot be run."""
     said = run_program(command, COMMAND_SECONDS)
     if said.status in (MISSING, FORBIDDEN):
         raise ConfigError(f"{said.words}: the Slurm block needs Slurm's client programs in PATH")
     if said.status == OVERDUE:
-        return Said(1, "", f"{command[0]}: Socket timed out after {COMMAND_SECONDS:.0f} s")
+        return CommandResult(1, "", f"{command[0]}: Socket timed out after {COMMAND_SECONDS:.0f} s")
     return said
 
 
@@ -85,7 +85,7 @@ class SlurmClient:
             if not AWAY.search(said.err):
                 break
         if AWAY.search(said.err):
-            raise PlaceAwayError(f"sbatch {script}: {_lines(said.err)[-1]}")
+            raise BackendUnavailableError(f"sbatch {script}: {_lines(said.err)[-1]}")
         words = "; ".join(_lines(said.err))
         if FULL.search(said.err):
             raise NoRoomError(f"sbatch {script}: {words}")
@@ -139,7 +139,7 @@ class SlurmClient:
         self._has_accounting = "accounting storage is disabled" not in said.err
         return said.out if said.status == 0 else ""
 
-    def _ask(self, command: Sequence[str], allowed: str | None = None) -> Said:
+    def _ask(self, command: Sequence[str], allowed: str | None = None) -> CommandResult:
         """Ask until the controller answers; `allowed` is an error that is an answer."""
         for pause in self._pauses():
             if pause:
@@ -151,7 +151,7 @@ class SlurmClient:
                 break
         if allowed is not None and allowed in said.err and not AWAY.search(said.err):
             return said
-        kind = PlaceAwayError if AWAY.search(said.err) else InfrastructureError
+        kind = BackendUnavailableError if AWAY.search(said.err) else InfrastructureError
         raise kind(f"{' '.join(command)}: {_lines(said.err)[-1]}")
 
     def _pauses(self) -> Iterator[float]:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from prefect.blocks.abstract import JobBlock
 
-from flows.backends.backoff import Room
-from flows.backends.base import BlockRun, when_found
-from flows.backends.ending import join_shares, judge
+from flows.backends.backoff import SubmitBackoff
+from flows.backends.base import StageJobRun, when_found
+from flows.backends.ending import classify_exit, join_shares
 from flows.backends.events import note
 from flows.backends.live_jobs import live
-from flows.backends.liveness import Signs
+from flows.backends.liveness import Liveness
 from flows.backends.notes import SUBMITTED, read_note, write_note
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.program import other_clusters
@@ -28,10 +28,10 @@ from flows.backends.run_folder import HEARTBEAT, log_name, share_folder
 from flows.backends.slurm.client import SlurmClient
 from flows.backends.slurm.evidence import gather, never_started
 from flows.backends.slurm.options import SlurmOptions
-from flows.backends.slurm.poll_schedule import Pace
+from flows.backends.slurm.poll_schedule import PollSchedule
 from flows.backends.slurm.records import HELD, JobRecord
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name, render_slurm
-from flows.backends.slurm.tracker import Told
+from flows.backends.slurm.tracker import JobTracker
 from flows.backends.spec import LaunchSpec
 from flows.logs.lines import Followed
 from trainyard.errors import ConfigError, InfrastructureError
@@ -73,7 +73,7 @@ class SlurmJob(JobBlock[Outcome]):
     async def trigger(self) -> SlurmJobRun:
         """Find the job of this key, or submit it, as soon as there is room. Being cancelled
         meanwhile cancels the job."""
-        room = Room(self.spec.name, self.options.room_seconds, self.logger)
+        room = SubmitBackoff(self.spec.name, self.options.room_seconds, self.logger)
         return await room.submitted(
             lambda: when_found(self.spec, asyncio.to_thread(self._find_or_submit)),
             ROOM_PAUSE_SECONDS,
@@ -99,7 +99,7 @@ class SlurmJob(JobBlock[Outcome]):
         return SlurmJobRun(self, client, job_id)
 
 
-class SlurmJobRun(BlockRun):
+class SlurmJobRun(StageJobRun):
     """A job of Slurm, waiting, running or ended; its log goes to the run's logger."""
 
     def __init__(self, block: SlurmJob, client: SlurmClient, job_id: str) -> None:
@@ -110,8 +110,8 @@ class SlurmJobRun(BlockRun):
         shares = self.spec.shares
         self._indices: Sequence[int | None] = (None,) if shares is None else shares.indices
         self._followed = Followed(self._folder)
-        self._signs = Signs(self._files_of_life())
-        self._told = Told(job_name(self.spec), self._indices, time.monotonic())
+        self._signs = Liveness(self._files_of_life())
+        self._told = JobTracker(job_name(self.spec), self._indices, time.monotonic())
         self._said = ""
         self._never = ""
         """Why it will not start, in words; empty while it may."""
@@ -124,7 +124,7 @@ class SlurmJobRun(BlockRun):
     # --- waiting ------------------------------------------------------------------------------
 
     async def _until_ended(self) -> None:
-        pace = Pace(self._block.poll_seconds, len(self._indices))
+        pace = PollSchedule(self._block.poll_seconds, len(self._indices))
         while not self._ended:
             self._check_stopping()
             await asyncio.to_thread(self._relay)
@@ -305,7 +305,7 @@ class SlurmJobRun(BlockRun):
         if self._ended_by_us is Kind.CONFIG:
             return never_started(self.spec.name, self.job_id, self._never)
         seen = gather(self.spec, index, self.job_id, self._told.record(index), self._ended_by_us)
-        return judge(self.spec.name, seen)
+        return classify_exit(self.spec.name, seen)
 
 
 def _label(index: int | None) -> str:

@@ -11,7 +11,7 @@ ENDING_SECONDS = 1.0
 """Between two questions about a job that has left its exit file."""
 
 
-class Pace:
+class PollSchedule:
     """The questions about one job."""
 
     def __init__(self, poll_seconds: float, num_files: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from flows.backends.slurm.records import JobRecord
 
 
-class Told:
+class JobTracker:
     """The last words on a job, or on each of its shares."""
 
     def __init__(self, name: str, indices: Sequence[int | None], now: float) -> None:

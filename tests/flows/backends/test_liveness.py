@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.backends import liveness as signs
-from flows.backends.liveness import Signs
+from flows.backends.liveness import Liveness
 from trainyard.errors import InfrastructureError
 
 
@@ -31,7 +31,7 @@ def test_a_file_that_changes_is_a_sign_whatever_its_clock_says(
     tmp_path: Path, clock: list[float]
 ) -> None:
     log, heartbeat = tmp_path / "log.txt", tmp_path / "heartbeat"
-    signs = Signs((log, heartbeat))
+    signs = Liveness((log, heartbeat))
     clock[0] = 110.0
     assert signs.silent_seconds() == 10
     write(log, time.time() - 86400)  # of a file server that is a day behind
@@ -46,7 +46,7 @@ def test_a_file_that_changes_is_a_sign_whatever_its_clock_says(
 
 def test_what_was_there_before_is_no_sign(tmp_path: Path, clock: list[float]) -> None:
     write(tmp_path / "log.txt", time.time())
-    signs = Signs((tmp_path / "log.txt",))
+    signs = Liveness((tmp_path / "log.txt",))
     clock[0] = 107.0
     assert signs.silent_seconds() == 7
 
@@ -54,7 +54,7 @@ def test_what_was_there_before_is_no_sign(tmp_path: Path, clock: list[float]) ->
 def test_a_line_heard_otherwise_counts_and_so_does_waiting(
     tmp_path: Path, clock: list[float]
 ) -> None:
-    signs = Signs((tmp_path / "heartbeat",))
+    signs = Liveness((tmp_path / "heartbeat",))
     clock[0] = 120.0
     assert signs.silent_seconds(last_line=115.0) == 5
     signs.renew()
@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_looked_at_is_no_silence_but_infrastructure(
     path = Stale(tmp_path / "heartbeat")
     path.touch()
     monkeypatch.setattr(Stale, "is_back", True)
-    signs = Signs((path,))
+    signs = Liveness((path,))
     clock[0] = 110.0
     monkeypatch.setattr(Stale, "is_back", False)
     with pytest.raises(InfrastructureError, match=r"Stale file handle.*job is left as it is"):
@@ -91,4 +91,4 @@ def test_a_file_that_cannot_be_looked_at_is_no_silence_but_infrastructure(
 def test_a_folder_that_leads_nowhere_is_infrastructure_too(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "run")
     with pytest.raises(InfrastructureError, match=f"run folder {tmp_path}/run cannot be used"):
-        Signs((tmp_path / "run" / "heartbeat",))
+        Liveness((tmp_path / "run" / "heartbeat",))

@@ -283,7 +283,7 @@ asyncio.run(main())
 @pytest.mark.slow
 def test_a_job_does_not_outlive_a_flow_that_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    hold = "from stages.runtime import parent_watch as lifeline; lifeline.hold(5.0)"
+    hold = "from stages.runtime import parent_watch; parent_watch.stop_with_parent(5.0)"
     command = [sys.executable, "-c", STARTER, str(tmp_path), *python(sleeper(pid_file, hold))]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as flow:
         pid = read_pid(pid_file)

@@ -11,7 +11,7 @@ from flows.backends.program import (
     FORBIDDEN,
     MISSING,
     OVERDUE,
-    Said,
+    CommandResult,
     client_environment,
     run_program,
 )
@@ -21,7 +21,7 @@ from flows.doctor.programs import run
 def test_a_program_is_run_to_its_end() -> None:
     program = "import sys; print('x'); print('bad', file=sys.stderr); raise SystemExit(4)"
     said = run_program((sys.executable, "-c", program), 30)
-    assert said == Said(4, "x\n", "bad\n")
+    assert said == CommandResult(4, "x\n", "bad\n")
     assert said.words == "bad"
     assert run((sys.executable, "-c", program), 30) == (4, "bad")
     assert run((sys.executable, "-c", "print(' 7 ')"), 30) == (0, "7")
@@ -33,7 +33,7 @@ def test_one_that_cannot_be_run_is_told_so(tmp_path: Path) -> None:
     plain.write_text("no program")
     missing = run_program(("no-such-sinfo",), 30)
     assert (missing.status, missing.words) == (MISSING, "no-such-sinfo is not installed here")
-    assert run_program((str(plain),), 30) == Said(FORBIDDEN, "", f"{plain} may not be run")
+    assert run_program((str(plain),), 30) == CommandResult(FORBIDDEN, "", f"{plain} may not be run")
 
 
 def test_one_that_does_not_end_is_not_waited_for() -> None:

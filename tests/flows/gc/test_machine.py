@@ -13,7 +13,7 @@ from flows.gc.machine import has_ended, old_runs, run_homes, runs
 from flows.gc.policy import DAY, Policy
 from flows.recipes.stage_job import stage_job
 from flows.runner.stage_task import _prepare, next_key
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from flows.yard.read_profile import parse_profile
 from tests.flows.gc.yards import make_older
 
@@ -122,7 +122,7 @@ def test_run_folders_are_found_where_a_profile_says_whatever_that_is_called(tmp_
 @pytest.mark.parametrize("block", ["process", "slurm"])
 def test_only_folders_that_a_flow_has_named_are_run_folders(tmp_path: Path, block: str) -> None:
     own = tmp_path / "shared"
-    place = Place(run_folder=str(own / "tiny"), block=block)
+    place = StageEnvironment(run_folder=str(own / "tiny"), block=block)
     spec = _prepare(stage_job("verify", {"url": ["x"]}, "test"), place)
     begin(own, "tiny/notes/mine")
     assert [str(run.folder) for run in runs(run_homes(tmp_path, own))] == [spec.run_directory]

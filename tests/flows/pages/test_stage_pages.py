@@ -19,7 +19,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec
 from flows.pages import progress
-from flows.pages.progress import Heard, progress_shown, share_done
+from flows.pages.progress import LogProgress, progress_shown, share_done
 from flows.pages.stage_pages import (
     by_hand,
     failed_rows,
@@ -216,7 +216,7 @@ def test_lines_say_how_far_a_stage_is(line: str, done: float | None) -> None:
 
 
 def test_a_log_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
-    heard, log = Heard(tmp_path), tmp_path / "log.txt"
+    heard, log = LogProgress(tmp_path), tmp_path / "log.txt"
     assert heard.look() is None
     log.write_text("begins\niteration 1/ 4 |\niteration 2")
     assert heard.look() == 0.25
@@ -232,7 +232,7 @@ def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
     monkeypatch.setattr(progress, "CHUNK_BYTES", 2**12)
     lines = (f" iteration {step:8}/  40000 | lm loss: 5.1E+00 |\n" for step in range(20_001))
     (tmp_path / "log.txt").write_text("".join(lines) + "saved checkpoint step=20000\n" * 1000)
-    heard = Heard(tmp_path)
+    heard = LogProgress(tmp_path)
     tracemalloc.start()
     try:
         assert heard.look() == 0.5
@@ -245,4 +245,4 @@ def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
 def test_shares_that_have_said_nothing_count_as_not_begun(tmp_path: Path) -> None:
     (tmp_path / "log-00000.txt").write_text("t: 5 of 10 documents (50 %), 1 documents/s\n")
     (tmp_path / "log-00001.txt").write_text("t: 10 of 10 documents (100 %), 1 documents/s\n")
-    assert Heard(tmp_path, num_shares=4).look() == 0.375
+    assert LogProgress(tmp_path, num_shares=4).look() == 0.375

@@ -10,7 +10,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
 from flows.pretrain_gpt import pretrain_gpt
-from flows.recipes.form_schema import DECIDED, given, options_schema
+from flows.recipes.form_schema import DECIDED, non_empty, options_schema
 from flows.register.wanted import ROOT, read_deployments
 from flows.stage_configs import CONFIGS
 from trainyard.config import leaves
@@ -69,4 +69,4 @@ def test_the_form_of_a_flow_refuses_what_the_stage_would() -> None:
 
 def test_what_is_left_empty_in_a_form_stays_as_the_recipe_says() -> None:
     filled = {"pretrain": {"lr": 1e-3, "min_lr": None}, "merge": {}, "plan": {"json": None}}
-    assert given(filled) == {"pretrain": {"lr": 1e-3}}
+    assert non_empty(filled) == {"pretrain": {"lr": 1e-3}}

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.backends.outcome import Kind, Outcome, StageError
-from flows.runner.flow_errors import in_words, without_traceback
+from flows.runner.flow_errors import report_errors, without_traceback
 from trainyard.errors import ConfigError, InfrastructureError
 
 ENDED = Outcome(kind=Kind.DATA, name="merge", message="a.bin is torn", exit_status=1)
@@ -21,7 +21,7 @@ ENDED = Outcome(kind=Kind.DATA, name="merge", message="a.bin is torn", exit_stat
     "error", [ConfigError("lr must be positive"), InfrastructureError("away"), StageError(ENDED)]
 )
 def test_an_error_of_ours_is_a_failed_state_with_its_words(error: Exception) -> None:
-    @in_words
+    @report_errors
     async def run() -> object:
         raise error
 
@@ -33,7 +33,7 @@ def test_an_error_of_ours_is_a_failed_state_with_its_words(error: Exception) -> 
 
 
 def test_what_it_returns_is_returned_and_a_defect_goes_through() -> None:
-    @in_words
+    @report_errors
     async def run(given: int) -> float:
         return 12 / given
 
@@ -46,7 +46,7 @@ def test_prefect_sees_the_parameters_and_their_types() -> None:
     async def run(recipe: str, count: int = 3) -> None:
         """What it does."""
 
-    told = in_words(run)
+    told = report_errors(run)
     assert inspect.signature(told) == inspect.signature(run, eval_str=True)
     assert (told.__name__, told.__doc__) == ("run", "What it does.")
 

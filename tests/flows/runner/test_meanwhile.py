@@ -14,14 +14,14 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from flows.gc.sweep import sweep
-from flows.pages.run_pages import Board
+from flows.pages.run_pages import RunPages
 from flows.prepare_corpus import prepare_corpus
 from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
 from flows.runner import stage_runner
 from flows.runner.run_lock import JOBS, TURN
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.flows.recipes.test_recipe import TINY, own, without
 from trainyard.artifacts.manifest import read_manifest
@@ -38,7 +38,7 @@ class Stages:
     def with_options(self, **_: Any) -> Stages:
         return self
 
-    async def __call__(self, job: StageJob, place: Place) -> Summary:
+    async def __call__(self, job: StageJob, place: StageEnvironment) -> Summary:
         self.ran.append(job)
         return Summary(job=job.name, stage=job.stage, reused=False, reason="", seconds=0.0)
 
@@ -56,7 +56,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
     monkeypatch.setattr(stage_runner, "run_stage_task", done)
     monkeypatch.setattr(stage_runner, "heed_interrupt", lambda: None)
     for name in ("open", "close"):
-        monkeypatch.setattr(Board, name, nothing)
+        monkeypatch.setattr(RunPages, name, nothing)
     with disable_run_logger():
         yield done
 
@@ -81,7 +81,7 @@ def slot(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
                 await asyncio.to_thread(happens)
             yield
 
-    monkeypatch.setattr(stage_runner, "Gate", Gate)
+    monkeypatch.setattr(stage_runner, "StageLimit", Gate)
     return meanwhile
 
 
@@ -113,7 +113,7 @@ def test_whichever_of_two_that_wait_has_the_turn_first_both_train_on_the_newest_
         await asked[-1].wait()
         yield
 
-    monkeypatch.setattr(stage_runner, "turn", turn)
+    monkeypatch.setattr(stage_runner, "run_lock", turn)
 
     async def both() -> str:
         runs = []
@@ -149,7 +149,7 @@ def test_a_file_that_comes_while_a_run_waits_for_its_turn_is_tokenized_and_its_t
         own(tmp_path, "b.jsonl")
         yield
 
-    monkeypatch.setattr(stage_runner, "turn", turn)
+    monkeypatch.setattr(stage_runner, "run_lock", turn)
     monkeypatch.setattr(stage_runner, "remove_other_parts", kept.append)
     asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path / "yard"), profile))
     files = [[f"{tmp_path}/a.jsonl"], [f"{tmp_path}/b.jsonl"]]
@@ -164,7 +164,7 @@ def test_a_wrong_recipe_is_refused_before_any_waiting(
     def turn(*_: Any) -> None:
         pytest.fail("it waits for its turn")
 
-    monkeypatch.setattr(stage_runner, "turn", turn)
+    monkeypatch.setattr(stage_runner, "run_lock", turn)
     (tmp_path / "tiny.toml").write_text(TINY.replace("num_shards = 3", "num_shards = 0"))
     for flow in (pretrain_gpt, prepare_corpus):
         state: Any = asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path)))

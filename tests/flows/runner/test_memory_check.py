@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from flows.recipes.stage_job import StageJob, stage_job
-from flows.runner.memory_check import is_unknown, plan_before, unmeasured, unmeasured_alone
+from flows.runner.memory_check import (
+    is_unknown,
+    plan_before,
+    unknown_gpu_memory,
+    unknown_gpu_memory_of_stage,
+)
 from flows.yard.place import TrainingResources
 from flows.yard.profile import Profile
 from flows.yard.read_profile import YARDS, parse_profile
@@ -96,26 +101,29 @@ def yard(**document: Any) -> Profile:
 
 @pytest.mark.parametrize("profile", [yard(), yard(**GPU, **MEMORY, **CONTAINER)])
 def test_nothing_is_said_of_a_yard_without_gpus_or_with_their_memory(profile: Profile) -> None:
-    assert unmeasured(profile) is None
-    assert unmeasured_alone(training(), profile) is None
+    assert unknown_gpu_memory(profile) is None
+    assert unknown_gpu_memory_of_stage(training(), profile) is None
 
 
 def test_a_person_is_told_of_gpus_whose_memory_nobody_says() -> None:
     profile = yard(**GPU, **CONTAINER)
-    told = unmeasured(profile)
+    told = unknown_gpu_memory(profile)
     assert told is not None
     assert told.startswith("yard site: a training gets GPUs")
     assert "Write gpu_memory_gib" in told
-    assert unmeasured_alone(training(), profile) == told
-    assert unmeasured_alone(StageJob(stage="merge", document={}, output=None), profile) is None
+    assert unknown_gpu_memory_of_stage(training(), profile) == told
+    assert (
+        unknown_gpu_memory_of_stage(StageJob(stage="merge", document={}, output=None), profile)
+        is None
+    )
 
 
 def test_a_plan_that_says_the_memory_itself_is_enough() -> None:
     profile, job = yard(**GPU, **CONTAINER), training()
     plan = plan_before(job, GPUS, "a.toml")
     assert plan is not None
-    assert unmeasured(profile, plan) is None
-    assert unmeasured(profile, replace(plan, document={"world_size": 8})) is not None
+    assert unknown_gpu_memory(profile, plan) is None
+    assert unknown_gpu_memory(profile, replace(plan, document={"world_size": 8})) is not None
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
@@ -129,7 +137,7 @@ def test_every_yard_of_ours_compares_also_with_its_lines_for_gpus(
     if offered is not None:
         text = text.replace(offered[1], re.sub("^# ", "", offered[1], flags=re.MULTILINE))
     profile = parse_profile(tomllib.loads(text), name)
-    assert unmeasured(profile) is None
+    assert unknown_gpu_memory(profile) is None
     has_gpus = profile.resources_of("pretrain").gpus_per_node > 0
     assert has_gpus == (name != "local")
     assert (profile.means().gpu_memory_gib is not None) == has_gpus

@@ -27,7 +27,7 @@ from flows.runner.retry import (
     reached_step,
     with_jitter,
 )
-from flows.runner.stage_task import Place, run_stage_task, worth_retrying
+from flows.runner.stage_task import StageEnvironment, run_stage_task, worth_retrying
 from trainyard.artifacts.output import Output
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -180,7 +180,7 @@ class Attempts:
         self.outcome = failed()
         self.job = training(folder)
 
-    async def __call__(self, job: StageJob, place: Place) -> Summary:
+    async def __call__(self, job: StageJob, place: StageEnvironment) -> Summary:
         self.made += 1
         if not self.steps:
             return Summary(job="pretrain", stage="pretrain", reused=False, reason="", seconds=0)
@@ -197,7 +197,7 @@ def try_all(attempts: Attempts, limit: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
     monkeypatch.setattr(stage_task, "_tryings", {})
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.0,))
-    place = Place(run_folder="unused", fruitless_attempts=limit)
+    place = StageEnvironment(run_folder="unused", fruitless_attempts=limit)
 
     async def whole() -> StageError | None:
         while True:
@@ -244,5 +244,5 @@ def test_waiting_for_another_run_is_no_attempt(
 
 def test_no_attempt_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="fruitless_attempts must be at least 1"):
-        Place(run_folder="x", fruitless_attempts=0)
-    assert Place(run_folder="x").python == sys.executable
+        StageEnvironment(run_folder="x", fruitless_attempts=0)
+    assert StageEnvironment(run_folder="x").python == sys.executable

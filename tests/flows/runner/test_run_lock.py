@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows.runner import run_lock as turn_module
-from flows.runner.run_lock import TURN, turn
+from flows.runner.run_lock import TURN, run_lock
 from tests.flows.processes import ROOT
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def test_a_second_run_begins_when_the_first_has_ended(
     told: list[str] = []
 
     async def run(name: str) -> None:
-        async with turn(str(tmp_path), log):
+        async with run_lock(str(tmp_path), log):
             told.append(f"{name} begins")
             await asyncio.sleep(0.3)
             told.append(f"{name} ends")
@@ -43,7 +43,7 @@ def test_a_second_run_begins_when_the_first_has_ended(
 
 def test_other_roots_do_not_wait(tmp_path: Path) -> None:
     async def both() -> None:
-        async with turn(str(tmp_path / "a"), log), turn(str(tmp_path / "b"), log):
+        async with run_lock(str(tmp_path / "a"), log), run_lock(str(tmp_path / "b"), log):
             pass
 
     asyncio.run(asyncio.wait_for(both(), 5))
@@ -52,7 +52,7 @@ def test_other_roots_do_not_wait(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
     async def cancelled() -> None:
-        async with turn(str(tmp_path), log):
+        async with run_lock(str(tmp_path), log):
             other = asyncio.create_task(_hold(tmp_path))
             await asyncio.sleep(0.1)
             other.cancel()
@@ -70,16 +70,16 @@ def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing_behind(tmp_path: 
 
 
 async def _hold(root: Path, seconds: float = 60.0) -> None:
-    async with turn(str(root), log):
+    async with run_lock(str(root), log):
         await asyncio.sleep(seconds)
 
 
 KILLED = """
 import asyncio, logging, os, signal, sys
-from flows.runner.run_lock import turn
+from flows.runner.run_lock import run_lock
 
 async def main():
-    async with turn(sys.argv[1], logging.getLogger()):
+    async with run_lock(sys.argv[1], logging.getLogger()):
         os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())

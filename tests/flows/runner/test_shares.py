@@ -11,7 +11,7 @@ from flows.backends.spec import Shares
 from flows.recipes.stage_job import in_shares, joined, stage_job
 from flows.runner import stage_task
 from flows.runner.submission import SETTLED
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 from trainyard.version import VERSION
 
 DOCUMENT = {
@@ -24,10 +24,12 @@ FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageEnvironment:
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
     shares = {"tokenize": 4}
-    return Place(run_folder=str(tmp_path), block="slurm", shares_by_stage=shares, shares_at_once=2)
+    return StageEnvironment(
+        run_folder=str(tmp_path), block="slurm", shares_by_stage=shares, shares_at_once=2
+    )
 
 
 def test_a_job_in_shares_and_the_one_that_joins_them() -> None:
@@ -38,14 +40,16 @@ def test_a_job_in_shares_and_the_one_that_joins_them() -> None:
     assert shared.document == whole.document == {**DOCUMENT, "world_size": 4}
 
 
-def test_only_a_block_with_a_scheduler_makes_shares(place: Place) -> None:
+def test_only_a_block_with_a_scheduler_makes_shares(place: StageEnvironment) -> None:
     assert place.shares_of("tokenize") == 4
     assert place.shares_of("merge") == 1
-    here = Place(run_folder="x", shares_by_stage={"tokenize": 4})
+    here = StageEnvironment(run_folder="x", shares_by_stage={"tokenize": 4})
     assert here.shares_of("tokenize") == 1
 
 
-def test_all_shares_are_made_and_of_those_only_the_failed_ones_again(place: Place) -> None:
+def test_all_shares_are_made_and_of_those_only_the_failed_ones_again(
+    place: StageEnvironment,
+) -> None:
     job = in_shares(stage_job("tokenize", DOCUMENT, "test"), 4)
     first = stage_task._prepare(job, place)
     assert first.shares == Shares(count=4, at_once=2)
@@ -56,10 +60,10 @@ def test_all_shares_are_made_and_of_those_only_the_failed_ones_again(place: Plac
     assert second.shares == Shares(count=4, only=(1, 3), at_once=2)
 
 
-def test_a_job_of_its_own_has_none(place: Place) -> None:
+def test_a_job_of_its_own_has_none(place: StageEnvironment) -> None:
     assert stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), place).shares is None
 
 
-def test_a_stage_is_told_the_version_of_its_flow(place: Place) -> None:
+def test_a_stage_is_told_the_version_of_its_flow(place: StageEnvironment) -> None:
     spec = stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), place)
     assert spec.environment == {"TRAINYARD_FLOW_VERSION": VERSION}

@@ -15,7 +15,7 @@ import pytest
 from flows import ui
 from flows.runner import slots
 from flows.runner.limits import Slots
-from flows.runner.slots import Gate, note_begin
+from flows.runner.slots import StageLimit, note_begin
 from flows.server import leases
 from flows.server.ephemeral import LEASE_SECONDS, LEASES
 
@@ -77,7 +77,7 @@ class Limit:
 def test_the_next_one_looks_for_a_slot_when_the_one_before_has_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server, gate, seen = Limit(monkeypatch, free=True), Gate("yard:local:x"), list[str]()
+    server, gate, seen = Limit(monkeypatch, free=True), StageLimit("yard:local:x"), list[str]()
 
     async def stage(name: str, begins: asyncio.Event, ends: asyncio.Event) -> None:
         async with gate.passed(name, log):
@@ -108,7 +108,7 @@ def test_the_next_one_looks_for_a_slot_when_the_one_before_has_its_own(
 def test_one_that_is_stopped_or_fails_keeps_no_other_from_its_slot(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, gate = Limit(monkeypatch, free=False), Gate("yard:local:x")
+    server, gate = Limit(monkeypatch, free=False), StageLimit("yard:local:x")
 
     async def stage(error: Exception | None) -> None:
         async with gate.passed("x", log):
@@ -136,7 +136,7 @@ def test_one_that_is_stopped_or_fails_keeps_no_other_from_its_slot(
 def test_one_that_waits_in_the_engine_says_so_and_a_fault_of_telling_is_no_fault_of_the_stage(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, gate = Limit(monkeypatch, free=True), Gate("yard:local:x")
+    server, gate = Limit(monkeypatch, free=True), StageLimit("yard:local:x")
 
     async def flow() -> str:
         async with gate.passed("x", log):

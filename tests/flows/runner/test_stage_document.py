@@ -9,10 +9,12 @@ import pytest
 from flows.backends.spec import Resources
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.runner.stage_spec import stage_document
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 
-GPU = Place(run_folder="/runs", resources_by_stage={"benchmark": Resources(gpus_per_node=1)})
-NO_GPU = Place(run_folder="/runs")
+GPU = StageEnvironment(
+    run_folder="/runs", resources_by_stage={"benchmark": Resources(gpus_per_node=1)}
+)
+NO_GPU = StageEnvironment(run_folder="/runs")
 
 
 def benchmark(**options: Any) -> StageJob:
@@ -36,11 +38,11 @@ def merge() -> StageJob:
     ],
 )
 def test_a_stage_with_gpus_computes_on_them_unless_it_says_where(
-    place: Place, written: dict[str, Any], device: str | None
+    place: StageEnvironment, written: dict[str, Any], device: str | None
 ) -> None:
     assert stage_document(benchmark(**written), place).get("device") == device
 
 
 def test_a_stage_that_knows_no_device_is_told_none() -> None:
-    everywhere = Place(run_folder="/runs", resources=Resources(gpus_per_node=8))
+    everywhere = StageEnvironment(run_folder="/runs", resources=Resources(gpus_per_node=8))
     assert "device" not in stage_document(merge(), everywhere)

@@ -20,7 +20,7 @@ from flows.backends.outcome import Kind, StageError, classify
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.recipes.summary import Summary
 from flows.runner import stage_task
-from flows.runner.stage_task import Place, run_stage_task, worth_retrying
+from flows.runner.stage_task import StageEnvironment, run_stage_task, worth_retrying
 from flows.runner.submission import SETTLED, settle
 from tests.flows.disks import fill_with_files, give_room, nothing_written, small_disk
 from tests.flows.processes import ROOT
@@ -30,9 +30,9 @@ MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_leng
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageEnvironment:
     monkeypatch.chdir(ROOT)  # a checkout need not be installed
-    return Place(run_folder=str(tmp_path / "runs"))
+    return StageEnvironment(run_folder=str(tmp_path / "runs"))
 
 
 def plan(folder: Path, **options: Any) -> StageJob:
@@ -40,17 +40,19 @@ def plan(folder: Path, **options: Any) -> StageJob:
     return stage_job("plan", {**document, **options}, "test")
 
 
-def run(job: StageJob, place: Place) -> Summary:
+def run(job: StageJob, place: StageEnvironment) -> Summary:
     with disable_run_logger():
         return asyncio.run(run_stage_task.fn(job, place))
 
 
-def attempts(place: Place, job: str) -> list[Path]:
+def attempts(place: StageEnvironment, job: str) -> list[Path]:
     return sorted(Path(place.run_folder, job).iterdir())
 
 
 @pytest.mark.slow
-def test_a_stage_runs_is_reused_and_says_why_it_runs_again(tmp_path: Path, place: Place) -> None:
+def test_a_stage_runs_is_reused_and_says_why_it_runs_again(
+    tmp_path: Path, place: StageEnvironment
+) -> None:
     first = run(plan(tmp_path / "plan"), place)
     assert (first.reused, first.reason) == (False, "there is no manifest yet")
     assert first.metrics["num_parameters"] > 0
@@ -63,7 +65,9 @@ def test_a_stage_runs_is_reused_and_says_why_it_runs_again(tmp_path: Path, place
     assert "--vocab-size changed (300 -> 400)" in third.reason
 
 
-def test_each_attempt_has_a_folder_with_its_document_and_log(tmp_path: Path, place: Place) -> None:
+def test_each_attempt_has_a_folder_with_its_document_and_log(
+    tmp_path: Path, place: StageEnvironment
+) -> None:
     summary = run(plan(tmp_path / "plan"), place)
     (folder,) = attempts(place, "plan")
     document = tomllib.loads((folder / "config.toml").read_text())
@@ -73,7 +77,7 @@ def test_each_attempt_has_a_folder_with_its_document_and_log(tmp_path: Path, pla
 
 
 def test_a_job_that_waits_keeps_its_document_however_many_come_after_it(
-    tmp_path: Path, place: Place
+    tmp_path: Path, place: StageEnvironment
 ) -> None:
     scheduled = replace(place, block="slurm")
     specs = [stage_task._prepare(plan(tmp_path / "plan"), scheduled) for _ in range(12)]
@@ -82,7 +86,7 @@ def test_a_job_that_waits_keeps_its_document_however_many_come_after_it(
 
 
 def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
-    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: StageEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled = replace(place, block="slurm")
     spec = stage_task._prepare(plan(tmp_path / "plan"), scheduled)
@@ -105,7 +109,7 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "num_files"), [("64k", 1000), ("8m", 4)])
 def test_a_full_run_folder_is_infrastructure_and_tried_again(
-    tmp_path: Path, place: Place, size: str, num_files: int
+    tmp_path: Path, place: StageEnvironment, size: str, num_files: int
 ) -> None:
     with small_disk(tmp_path / "disk", size, num_files) as disk:
         fill_with_files(disk)
@@ -121,7 +125,9 @@ def test_a_full_run_folder_is_infrastructure_and_tried_again(
         assert not run(plan(tmp_path / "plan"), full).reused
 
 
-def test_a_run_folder_that_cannot_be_is_the_profiles_fault(tmp_path: Path, place: Place) -> None:
+def test_a_run_folder_that_cannot_be_is_the_profiles_fault(
+    tmp_path: Path, place: StageEnvironment
+) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StageError, match="name another run_folder in the profile") as caught:
         run(plan(tmp_path / "plan"), replace(place, run_folder=str(tmp_path / "file" / "runs")))
@@ -129,14 +135,14 @@ def test_a_run_folder_that_cannot_be_is_the_profiles_fault(tmp_path: Path, place
 
 
 def test_a_job_cancelled_on_a_full_disk_is_cancelled_all_the_same(
-    tmp_path: Path, place: Place
+    tmp_path: Path, place: StageEnvironment
 ) -> None:
     never_ends = tmp_path / "python"
     never_ends.write_text("#!/bin/sh\nexec sleep 600\n")
     never_ends.chmod(0o755)
     job = plan(tmp_path / "plan")
 
-    async def cancelled(place: Place) -> None:
+    async def cancelled(place: StageEnvironment) -> None:
         going_on = asyncio.create_task(run_stage_task.fn(job, place))
         while not list(Path(place.run_folder).glob("plan/*/events.jsonl")):
             await asyncio.sleep(0.01)
@@ -151,7 +157,7 @@ def test_a_job_cancelled_on_a_full_disk_is_cancelled_all_the_same(
     assert "ended" not in events.read_text()
 
 
-def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: Place) -> None:
+def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: StageEnvironment) -> None:
     document = {"input": [str(tmp_path / "nothing")], "output_prefix": str(tmp_path / "out")}
     with pytest.raises(StageError, match="nothing") as caught:
         run(stage_job("merge", document, "test", "merge-again"), place)
@@ -161,14 +167,14 @@ def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: Place) -> 
 
 
 def test_a_stage_that_ends_well_without_a_manifest_is_a_defect(
-    tmp_path: Path, place: Place
+    tmp_path: Path, place: StageEnvironment
 ) -> None:
     job = StageJob(stage="plan", document={}, output=Output.directory(str(tmp_path / "plan")))
     always_well = Path(tmp_path, "python")
     always_well.write_text("#!/bin/sh\nexit 0\n")
     always_well.chmod(0o755)
     with pytest.raises(StageError, match="is not there") as caught:
-        run(job, Place(run_folder=place.run_folder, python=str(always_well)))
+        run(job, StageEnvironment(run_folder=place.run_folder, python=str(always_well)))
     assert caught.value.outcome.kind is Kind.DEFECT
 
 
@@ -188,4 +194,4 @@ def test_our_own_errors_are_not_tried_again() -> None:
 def test_the_task_is_named_as_the_job_and_stores_nothing() -> None:
     assert run_stage_task.task_run_name == "{job.name}"
     assert run_stage_task.persist_result is False
-    assert Place(run_folder="x").python == sys.executable
+    assert StageEnvironment(run_folder="x").python == sys.executable

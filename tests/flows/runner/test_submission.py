@@ -19,7 +19,7 @@ from prefect.states import Failed
 from flows.backends.notes import read_ending
 from flows.backends.outcome import Kind, StageError
 from flows.backends.slurm import job as slurm
-from flows.backends.slurm.client import Said, SlurmClient
+from flows.backends.slurm.client import CommandResult, SlurmClient
 from flows.backends.slurm.job import SlurmJob
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
@@ -29,10 +29,12 @@ from flows.runner import retry, stage_task
 from flows.runner import submission as following
 from flows.runner.stage_task import run_stage_task, worth_retrying
 from flows.runner.submission import SETTLED
-from flows.yard.place import Place
+from flows.yard.place import StageEnvironment
 
 JOB = StageJob(stage="verify", document={}, output=None)
-AWAY = Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+AWAY = CommandResult(
+    1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+)
 LOOKS = 8
 """More than there are attempts."""
 
@@ -48,7 +50,7 @@ class Controller:
         self.fault = AWAY
         self.when_asked: Callable[[], None] = lambda: None
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         self.asked += 1
         self.when_asked()
         if self.away > 0:
@@ -59,27 +61,27 @@ class Controller:
     def end(self, job_id: str = "1", state: str = "COMPLETED") -> None:
         self.states[job_id] = state
 
-    def _sbatch(self, command: Sequence[str]) -> Said:
+    def _sbatch(self, command: Sequence[str]) -> CommandResult:
         job_id, folder = str(len(self.states) + 1), Path(command[-1]).parent
         self.states[job_id] = "RUNNING"
         self.names[job_id] = f"verify-{folder.name}"
         (folder / EXIT).write_text(json.dumps({"exit_status": 0, "job_id": job_id}))
-        return Said(0, f"{job_id}\n", "")
+        return CommandResult(0, f"{job_id}\n", "")
 
-    def _scontrol(self, command: Sequence[str]) -> Said:
+    def _scontrol(self, command: Sequence[str]) -> CommandResult:
         job_id = command[-1]
         words = f"JobId={job_id} JobName={self.names[job_id]} JobState={self.states[job_id]}"
-        return Said(0, f"{words} ExitCode=0:0", "")
+        return CommandResult(0, f"{words} ExitCode=0:0", "")
 
-    def _squeue(self, command: Sequence[str]) -> Said:
-        return Said(0, "", "")
+    def _squeue(self, command: Sequence[str]) -> CommandResult:
+        return CommandResult(0, "", "")
 
-    def _sacct(self, command: Sequence[str]) -> Said:
-        return Said(1, "", "Slurm accounting storage is disabled")
+    def _sacct(self, command: Sequence[str]) -> CommandResult:
+        return CommandResult(1, "", "Slurm accounting storage is disabled")
 
-    def _scancel(self, command: Sequence[str]) -> Said:
+    def _scancel(self, command: Sequence[str]) -> CommandResult:
         self.end(command[-1].partition(".")[0], "CANCELLED")
-        return Said(0, "", "")
+        return CommandResult(0, "", "")
 
 
 class PlayedJob(SlurmJob):
@@ -99,7 +101,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     """No pause lasts, and stages of Slurm ask this controller."""
     controller = Controller()
 
-    def block(place: Place, spec: LaunchSpec, stage: str) -> PlayedJob:
+    def block(place: StageEnvironment, spec: LaunchSpec, stage: str) -> PlayedJob:
         return PlayedJob(spec=spec, controller=controller, poll_seconds=0)
 
     monkeypatch.setitem(following.BLOCKS, "slurm", block)
@@ -127,11 +129,11 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(run_folder=str(tmp_path / "runs"), block="slurm")
+def place(tmp_path: Path) -> StageEnvironment:
+    return StageEnvironment(run_folder=str(tmp_path / "runs"), block="slurm")
 
 
-async def stage(place: Place) -> Summary:
+async def stage(place: StageEnvironment) -> Summary:
     """As Prefect does: again as long as it is worth it."""
     while True:
         try:
@@ -142,12 +144,12 @@ async def stage(place: Place) -> Summary:
                 raise
 
 
-def run(place: Place) -> Summary:
+def run(place: StageEnvironment) -> Summary:
     with disable_run_logger():
         return asyncio.run(stage(place))
 
 
-def folder(place: Place, submission: int = 1) -> Path:
+def folder(place: StageEnvironment, submission: int = 1) -> Path:
     (found,) = Path(place.run_folder, "verify").glob(f"*-{submission}")
     return found
 
@@ -168,7 +170,10 @@ def away_once_it_runs(
 
 
 def test_a_job_outlives_a_place_that_is_away_for_longer_than_all_attempts_last(
-    controller: Controller, place: Place, shown: list[str], caplog: pytest.LogCaptureFixture
+    controller: Controller,
+    place: StageEnvironment,
+    shown: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def end_when_told() -> None:
         if told(caplog, "runs"):
@@ -187,15 +192,17 @@ def test_a_job_outlives_a_place_that_is_away_for_longer_than_all_attempts_last(
     assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.DONE
 
 
-def test_a_job_that_nobody_submitted_is_given_up(controller: Controller, place: Place) -> None:
+def test_a_job_that_nobody_submitted_is_given_up(
+    controller: Controller, place: StageEnvironment
+) -> None:
     controller.away = 10**6
     with pytest.raises(StageError, match="3 attempts in a row failed"):
         run(place)
 
 
-def test_what_is_no_absence_is_given_up(controller: Controller, place: Place) -> None:
+def test_what_is_no_absence_is_given_up(controller: Controller, place: StageEnvironment) -> None:
     away_once_it_runs(controller, 10**6)
-    controller.fault = Said(1, "", "slurm_load_jobs error: Protocol authentication error")
+    controller.fault = CommandResult(1, "", "slurm_load_jobs error: Protocol authentication error")
     with pytest.raises(StageError, match=r"authentication error.*3 attempts in a row failed"):
         run(place)
     assert len(controller.states) == 1
@@ -204,7 +211,7 @@ def test_what_is_no_absence_is_given_up(controller: Controller, place: Place) ->
 @pytest.mark.parametrize("pause", [0.0, 60.0], ids=["while it looks", "between two looks"])
 def test_cancelled_while_its_place_is_away_a_stage_ends_and_says_what_is_left(
     controller: Controller,
-    place: Place,
+    place: StageEnvironment,
     pause: float,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -232,7 +239,7 @@ def end_second(controller: Controller) -> None:
 
 def test_cancelled_between_two_looks_a_job_is_ended_where_its_place_answers_again(
     controller: Controller,
-    place: Place,
+    place: StageEnvironment,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,7 +250,7 @@ def test_cancelled_between_two_looks_a_job_is_ended_where_its_place_answers_agai
     assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.STOPPED
 
 
-def cancel(place: Place, when: Callable[[], bool]) -> None:
+def cancel(place: StageEnvironment, when: Callable[[], bool]) -> None:
     async def whole() -> None:
         going_on = asyncio.create_task(stage(place))
         async with asyncio.timeout(20):

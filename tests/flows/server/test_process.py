@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flows.server import disk_full
-from flows.server.disk_full import Message, Receive, Send, ToldFull, is_full
-from flows.server.ephemeral import LocalApi
+from flows.server.disk_full import DiskFullMiddleware, Message, Receive, Send, is_full
+from flows.server.ephemeral import EphemeralServer
 from flows.server.process import turn_to_start
 from trainyard.errors import InfrastructureError
 
@@ -32,7 +32,7 @@ def test_one_server_at_a_time_starts_and_the_next_is_told_of_it_in_bounded_time(
 def test_a_home_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
     (tmp_path / "yard").write_text("a file")
     with pytest.raises(InfrastructureError, match="Prefect's database cannot be kept in"):
-        LocalApi(tmp_path / "yard" / ".prefect")
+        EphemeralServer(tmp_path / "yard" / ".prefect")
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_server_that_does_not_start_is_told_with_the_last_line_of_its_log(
 ) -> None:
     (tmp_path / "start.lock").mkdir()
     (tmp_path / "server.log").write_text("of yesterday\n")
-    api = LocalApi(tmp_path)
+    api = EphemeralServer(tmp_path)
     try:
         with pytest.raises(InfrastructureError, match="did not start: exit status 1; IsADirectory"):
             api.wait()
@@ -52,7 +52,7 @@ def test_a_server_that_does_not_start_is_told_with_the_last_line_of_its_log(
 # --- a full disk ----------------------------------------------------------------------------------
 
 
-def answers(app: ToldFull) -> tuple[int, dict[bytes, bytes], bytes]:
+def answers(app: DiskFullMiddleware) -> tuple[int, dict[bytes, bytes], bytes]:
     """Status, headers and body of one request."""
     sent: list[Message] = []
 
@@ -81,7 +81,7 @@ def failing(error: Exception) -> disk_full.App:
 def test_a_full_disk_is_asked_again_for_a_while_and_then_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = ToldFull(failing(OSError(errno.ENOSPC, "No space left on device")), tmp_path)
+    app = DiskFullMiddleware(failing(OSError(errno.ENOSPC, "No space left on device")), tmp_path)
     status, headers, _ = answers(app)
     assert (status, headers[b"retry-after"]) == (503, b"5")
     monkeypatch.setattr(disk_full, "FULL_SECONDS", 0.0)
@@ -93,7 +93,7 @@ def test_a_full_disk_is_asked_again_for_a_while_and_then_told(
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        answers(ToldFull(failing(KeyError("x")), tmp_path))
+        answers(DiskFullMiddleware(failing(KeyError("x")), tmp_path))
 
 
 def test_sqlite_on_a_full_database_is_a_full_disk_and_a_missing_table_is_not(

@@ -9,14 +9,14 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading, types
-from stages.runtime.process_exit import is_one_of_several, leave
+from stages.runtime.process_exit import exit_now, is_one_of_several
 {setup}
 sys.stdout.write("said")
 atexit.register(print, " last word")
 hanging = threading.Thread(target=threading.Event().wait)
 hanging.start()
 assert is_one_of_several()
-leave({status})
+exit_now({status})
 """
 LOADED = 'sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")'
 

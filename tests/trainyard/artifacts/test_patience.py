@@ -134,7 +134,7 @@ def test_who_asks_for_a_person_or_again_by_himself_is_answered_at_once(
         store.read_bytes(f"{folder}/here")
     with (
         retry.waiting(),
-        retry.none(),
+        retry.no_retry(),
         pytest.raises(InfrastructureError, match="cannot be reached"),
     ):
         store.read_bytes(f"{folder}/here")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets.blend import blend
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset, SampleFormat
-from trainyard.datasets.trace import Occurrences, Piece, pieces
+from trainyard.datasets.trace import DocumentPiece, Occurrences, pieces
 from trainyard.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def write_documents(prefix: Path, documents: list[list[int]], first: int = 0) ->
     return IndexedDataset(str(prefix))
 
 
-def tokens_of(indexed: IndexedDataset, piece: Piece) -> list[int]:
+def tokens_of(indexed: IndexedDataset, piece: DocumentPiece) -> list[int]:
     first, last = indexed.document_indices[piece.document : piece.document + 2].tolist()
     parts = [indexed.get(i) for i in range(first, last)]
     whole = np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -21,7 +21,7 @@ from trainyard.tokenizers.fast.sentencepiece_model import (
     CONTROL,
     NORMAL,
     USER_DEFINED,
-    Piece,
+    VocabPiece,
     parse_pieces,
 )
 from trainyard.tokenizers.fast.unigram import Windows, find_windows
@@ -153,7 +153,7 @@ def test_texts_without_a_seam(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def with_piece(text: str, kind: int = NORMAL) -> Callable[[Any], Any]:
-    return lambda model: replace(model, pieces=(*model.pieces, Piece(text, -5.0, kind)))
+    return lambda model: replace(model, pieces=(*model.pieces, VocabPiece(text, -5.0, kind)))
 
 
 REFUSED: dict[str, Callable[[Any], Any]] = {

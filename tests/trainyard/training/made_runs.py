@@ -19,7 +19,7 @@ from trainyard.training.loop.length import length_of
 from trainyard.training.loop.seeds import step_digest
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.run.dp_history import Span
+from trainyard.training.run.dp_history import DpSpan
 from trainyard.training.run.run_record import Beginning, Position, PublishedStep, RunFacts
 
 SEQ_LENGTH = 16
@@ -47,7 +47,7 @@ class MadeRun:
     training: TrainingConfig = TRAINING
     optimizer: OptimizerConfig = OPTIMIZER
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    spans: tuple[Span, ...] = ()
+    spans: tuple[DpSpan, ...] = ()
     overflows: Collection[int] = ()
     begin: TrainState = field(default_factory=TrainState)
     """Of the run that it goes on from."""

@@ -28,7 +28,7 @@ from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.loop import TrainLoop
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import StepOptions, Trainee
+from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.loop.throughput import Workload
 from trainyard.training.options.training import TrainingConfig
 
@@ -86,7 +86,7 @@ def build_trainee(
     dropout: float = 0.0,
     groups: ProcessGroups = ALONE,
     seed: int = 5,
-) -> Trainee:
+) -> TrainModule:
     model = replace(MODEL, hidden_dropout=dropout, attention_dropout=dropout)
     trainee = build(
         gpt_provider(model, VOCAB),
@@ -103,7 +103,7 @@ def build_trainee(
     return trainee
 
 
-def model_of(trainee: Trainee) -> GPTModel:
+def model_of(trainee: TrainModule) -> GPTModel:
     """The model that one process holds whole."""
     (model,) = trainee.chunks
     assert isinstance(model, GPTModel)
@@ -120,13 +120,13 @@ def rates(learning_rate: float, weight_decay: float) -> Rates:
     return Rates(learning_rate, weight_decay, learning_rate)
 
 
-def moments_of(trainee: Trainee) -> dict[str, torch.Tensor]:
+def moments_of(trainee: TrainModule) -> dict[str, torch.Tensor]:
     """The moments of the optimizer by name, on one process."""
     return {box.name: box.tensor.clone() for box in trainee.optimizer.state_boxes()}
 
 
 def run_data(
-    trainee: Trainee,
+    trainee: TrainModule,
     training: TrainingConfig,
     valid: Sequence[tuple[str, Counting]],
     config: DataConfig | None = None,
@@ -144,7 +144,7 @@ def run_data(
 
 
 def build_loop(
-    trainee: Trainee,
+    trainee: TrainModule,
     training: TrainingConfig = TRAINING,
     callbacks: Sequence[Callback] = (),
     state: TrainState | None = None,

@@ -13,7 +13,7 @@ from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.legs import COMPUTED, certificate, exact, go, ledger
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import BF16_LAYOUT, FP32_LAYOUT, LEARNING
-from trainyard.training.run.dp_history import Span
+from trainyard.training.run.dp_history import DpSpan
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -178,7 +178,7 @@ def test_another_micro_batch_goes_on(tokens: str, tmp_path: Path) -> None:
             assert line["lm_loss"] == pytest.approx(other["lm_loss"], rel=FP32_LAYOUT.loss)
     assert joined.is_complete, joined.sentence
     assert (joined.first_step, joined.begins_at) == (4, "step 3 of another run")
-    assert joined.spans == (Span(4, 6, 1, 4),)
+    assert joined.spans == (DpSpan(4, 6, 1, 4),)
     in_place = certificate(here, data_path=[tokens])
     assert in_place.is_complete, in_place.sentence
     assert [span.micro_batch_size for span in in_place.spans][-1] == 4

@@ -39,7 +39,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.overrides import Parts
+from trainyard.training.overrides import Overrides
 from trainyard.training.pretrain import _identity, pretrain
 from trainyard.training.trainer import Result
 
@@ -284,7 +284,7 @@ def test_with_nothing_brought_along_it_is_the_run_of_the_stage(tmp_path: Path) -
         save=config.save,
     )
     decision = decide("pretrain", stage, ("stages.pretrain.run",), force=False)
-    assert _identity(config, Parts())[1] == decision.lineage
+    assert _identity(config, Overrides())[1] == decision.lineage
     assert pretrain(None, None, config).outcome == "finished"
     found = read_manifest(str(tmp_path / "run/manifest.json"))
     assert found is not None

@@ -16,9 +16,9 @@ from trainyard.errors import ConfigError
 from trainyard.models.cost.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.model import ALONE
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.kernels import report_kernels
-from trainyard.training.overrides import Parts
+from trainyard.training.overrides import Overrides
 from trainyard.training.pretrain import pretrain
 
 CPU = torch.device("cpu")
@@ -85,14 +85,14 @@ def test_the_convention_is_that_of_whoever_counts() -> None:
     def model(parallel: Any, stage: Any) -> nn.Module:
         raise AssertionError
 
-    assert Parts().flop_convention is MODEL_FLOPS
-    assert Parts(flops_per_token=7.0).flop_convention is MODEL_FLOPS  # a GPT counts its own
-    assert Parts(model_provider=model).flop_convention is PER_PARAMETER
-    assert Parts(model_provider=model, flops_per_token=7.0).flop_convention is GIVEN
+    assert Overrides().flop_convention is MODEL_FLOPS
+    assert Overrides(flops_per_token=7.0).flop_convention is MODEL_FLOPS  # a GPT counts its own
+    assert Overrides(model_provider=model).flop_convention is PER_PARAMETER
+    assert Overrides(model_provider=model, flops_per_token=7.0).flop_convention is GIVEN
 
 
 def test_the_peak_is_told_with_the_convention() -> None:
-    facts = RunFacts(1, device_name="NVIDIA H200", flops=PER_PARAMETER)
+    facts = RunInfo(1, device_name="NVIDIA H200", flops=PER_PARAMETER)
     assert facts.conventions() == (
         "6N (6 for each parameter and token, attention and recompute not); "
         "MFU is the share of the dense bf16 peak of the datasheet, 989.4 TFLOP/s"

@@ -20,10 +20,10 @@ from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.loop import Outcome
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.checkpointing import Checkpointing, RunFolder
-from trainyard.training.run.dp_history import Span, spans_of_step
+from trainyard.training.run.dp_history import DpSpan, spans_of_step
 from trainyard.training.run.run_steps import FoundSteps, find_own_steps, resume, whole_ledger
 
 NOTHING = FoundSteps()
@@ -47,9 +47,9 @@ class Lines(Callback):
 def saver(
     folder: Path,
     training: TrainingConfig,
-    trainee: Trainee,
+    trainee: TrainModule,
     found: FoundSteps = NOTHING,
-    spans: tuple[Span, ...] = (),
+    spans: tuple[DpSpan, ...] = (),
 ) -> Checkpointing:
     return Checkpointing(
         RunFolder(str(folder), "l", "pretrain", {}, {}),

@@ -26,7 +26,7 @@ from trainyard.datasets.loader import collate
 from trainyard.datasets.sampler import WholeShare
 from trainyard.training.logging.console import Console
 from trainyard.training.logging.jsonl import JsonLines
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.tensorboard import TensorBoard
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.ledger import StepRecord
@@ -61,7 +61,7 @@ def run(
     trainee = build_trainee(training)
     collector, lines = Collector([]), []
     assert training.train_iters is not None
-    console = Console(RunFacts(training.train_iters), 1, write=lines.append)
+    console = Console(RunInfo(training.train_iters), 1, write=lines.append)
     config = DataConfig(data_path=("none",), full_validation=full)
     sets, tests = (list(zip("abc", some, strict=False)) for some in (valid, test))
     data = run_data(trainee, training, sets, config, tests)
@@ -134,7 +134,7 @@ class Entered:
 def test_test_data_are_measured_once_behind_the_last_step_and_change_nothing_else(
     tmp_path: Path,
 ) -> None:
-    facts, options = RunFacts(6), LoggingConfig(log_validation_ppl_to_tensorboard=True)
+    facts, options = RunInfo(6), LoggingConfig(log_validation_ppl_to_tensorboard=True)
     entered, path = Entered(), tmp_path / "metrics.jsonl"
     sinks = [TensorBoard(entered, options, facts), JsonLines(path, facts)]
     valid, test = Shifted(0, 64), Shifted(200, 40)

@@ -30,7 +30,7 @@ IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class UploadPart:
     """One part of the upload."""
 
     ranges: tuple[ByteRange, ...]
@@ -40,11 +40,11 @@ class Piece:
 
 def plan_pieces(
     ranges: Sequence[tuple[ByteRange, bool]], copy_bytes: int, upload_bytes: int
-) -> list[Piece]:
+) -> list[UploadPart]:
     """Parts in order, for ranges given with whether the store could copy them.
 
     A part that is uploaded grows by the head of the next range until it may stand alone."""
-    pieces: list[Piece] = []
+    pieces: list[UploadPart] = []
     pending: list[ByteRange] = []
     size = 0
 
@@ -58,7 +58,7 @@ def plan_pieces(
     def flush() -> None:
         nonlocal size
         if pending:
-            pieces.append(Piece(tuple(pending), is_copied=False))
+            pieces.append(UploadPart(tuple(pending), is_copied=False))
             pending.clear()
             size = 0
 
@@ -67,7 +67,9 @@ def plan_pieces(
         if can_copy and part.end - part.start - missing >= MIN_PART:
             rest = take(part, missing)
             flush()
-            pieces += [Piece((one,), is_copied=True) for one in _split_evenly(rest, copy_bytes)]
+            pieces += [
+                UploadPart((one,), is_copied=True) for one in _split_evenly(rest, copy_bytes)
+            ]
             continue
         rest = part
         while rest.start < rest.end:
@@ -115,7 +117,7 @@ class MultipartUpload:
             pieces = self._plan(sources, may_copy=False)
         self._make(pieces, digest, on_bytes, read)
 
-    def _plan(self, sources: Sequence[SourceFile], may_copy: bool = True) -> list[Piece]:
+    def _plan(self, sources: Sequence[SourceFile], may_copy: bool = True) -> list[UploadPart]:
         ranges = [
             (
                 ByteRange(s.url, 0, s.size_bytes, s.version),
@@ -126,7 +128,7 @@ class MultipartUpload:
         copy_bytes = min(max(COPY_BYTES, self._size // (MAX_PARTS // 2)), MAX_PART)
         return plan_pieces(ranges, copy_bytes, max(UPLOAD_BYTES, self._size // (MAX_PARTS - 1000)))
 
-    def _can_copy(self, number: int, piece: Piece) -> bool:
+    def _can_copy(self, number: int, piece: UploadPart) -> bool:
         try:
             self._copy(number, piece.ranges[0])
         except InfrastructureError as error:
@@ -135,7 +137,11 @@ class MultipartUpload:
         return True
 
     def _make(
-        self, pieces: Sequence[Piece], digest: Any, on_bytes: Callable[[int], object], read: Read
+        self,
+        pieces: Sequence[UploadPart],
+        digest: Any,
+        on_bytes: Callable[[int], object],
+        read: Read,
     ) -> None:
         data = read_in_order((part for piece in pieces for part in blocks(piece.ranges)), read)
         pending: deque[Future[None]] = deque()

@@ -59,7 +59,7 @@ def call(method: str, **arguments: Any) -> Any:
     )
 
     address = str(client.meta.endpoint_url)
-    tries = retry.Tries(address)
+    tries = retry.Retry(address)
     while True:
         try:
             reply = getattr(client, method)(**arguments)

@@ -14,7 +14,7 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.checkpoint.safetensors.header import Extent
-from trainyard.checkpoint.shared_load import agree
+from trainyard.checkpoint.shared_load import gather_or_raise
 from trainyard.checkpoint.step_tensors import StepFiles, Verify
 from trainyard.errors import ArtifactError
 
@@ -58,8 +58,8 @@ class ScatteredFiles(StepFiles):
         def open_near() -> dict[str, TensorFile]:
             return super(ScatteredFiles, self).open_unchecked(near)
 
-        opened = agree(open_near, self._group, give=False)[self._rank]
-        told = agree(lambda: {name: opened[name].extents for name in tells}, self._group)
+        opened = gather_or_raise(open_near, self._group, give=False)[self._rank]
+        told = gather_or_raise(lambda: {name: opened[name].extents for name in tells}, self._group)
         extents = {name: found for of_rank in told for name, found in of_rank.items()}
         distant = {n: DistantFile(join(self._url, n), extents[n]) for n in asked if n not in opened}
         return {name: opened[name] if name in opened else distant[name] for name in asked}

@@ -9,7 +9,7 @@ SMALL = 64 << 10
 """Bytes of which a copy is over before anybody waits for Python's lock."""
 
 
-class Piece(Protocol):
+class FilePiece(Protocol):
     """Some bytes that can be put into memory."""
 
     def __len__(self) -> int:
@@ -22,9 +22,9 @@ class Piece(Protocol):
 class Joined:
     """What `OutputFile.append_filled` asks for. One piece is held at a time."""
 
-    def __init__(self, pieces: Iterable[memoryview | Piece]) -> None:
+    def __init__(self, pieces: Iterable[memoryview | FilePiece]) -> None:
         self._pieces = iter(pieces)
-        self._piece: memoryview | Piece = memoryview(b"")
+        self._piece: memoryview | FilePiece = memoryview(b"")
         self._done = 0
         """Bytes of it."""
 

@@ -49,7 +49,7 @@ Item = tuple[str, Shape | None, Place]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredPiece:
     """A box of a tensor, in a file of the folder."""
 
     offset: Shape
@@ -66,7 +66,7 @@ class StoredTensor:
     dtype: str
     """As torch names it."""
     shape: Shape
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredPiece, ...]
     unflattened: Shape | None = None
     """Where pieces of a flat vector are stored: the shape of the tensor, whose grid of parts
     `shape` begins with (`nd_reformulated_orig_global_shape`)."""
@@ -204,7 +204,7 @@ def _tensor(
         offset, size = _counts(box.get("offsets")), _counts(box.get("sizes"))
         if (name, offset) not in places:
             raise ValueError(f"{name} has no bytes at {list(offset)}")
-        pieces.append(Piece(offset, size, *places[name, offset]))
+        pieces.append(StoredPiece(offset, size, *places[name, offset]))
     if not fills([(p.offset, p.shape) for p in pieces], (0,) * len(shape), shape):
         raise ValueError(f"the pieces of {name} do not make up its {list(shape)}")
     if unflattened is not None:

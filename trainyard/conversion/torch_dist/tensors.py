@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainyard.artifacts.urls import join
 from trainyard.conversion.ranged_file import RangedFile
-from trainyard.conversion.torch_dist.index import Piece, Shape, StoredTensor
+from trainyard.conversion.torch_dist.index import Shape, StoredPiece, StoredTensor
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.conversion.torch_save.pickles import SIZES, TensorRef, unpickle_all
 from trainyard.conversion.torch_save.record_check import RecordCheck, Span
@@ -112,7 +112,7 @@ class StoredTensors:
 
     # --- archives -------------------------------------------------------------------------
 
-    def _locate(self) -> dict[str, dict[Piece, _Place]]:
+    def _locate(self) -> dict[str, dict[StoredPiece, _Place]]:
         """Where the values of every piece of every tensor lie."""
         keys, pieces = [], []
         for name, tensor in self._tensors.items():
@@ -122,12 +122,12 @@ class StoredTensors:
         archives = [self._archive(piece) for piece in pieces]
         data = [self._record(piece, told) for piece, told in zip(pieces, archives, strict=True)]
         trees = unpickle_all([(a.url, d) for a, d in zip(archives, data, strict=True)])
-        found: dict[str, dict[Piece, _Place]] = {name: {} for name in self._tensors}
+        found: dict[str, dict[StoredPiece, _Place]] = {name: {} for name in self._tensors}
         for name, piece, archive, tree in zip(keys, pieces, archives, trees, strict=True):
             found[name][piece] = self._place(piece, archive, tree, self._tensors[name].dtype)
         return found
 
-    def _archive(self, piece: Piece) -> Archive:
+    def _archive(self, piece: StoredPiece) -> Archive:
         file = self._open(piece.file)
         where = f"{file.url} at byte {piece.begin}"
         if piece.begin + piece.length > file.size_bytes:
@@ -137,7 +137,7 @@ class StoredTensors:
             )
         return read_archive(file.window(piece.begin, piece.length), piece.length, where)
 
-    def _record(self, piece: Piece, archive: Archive) -> bytes:
+    def _record(self, piece: StoredPiece, archive: Archive) -> bytes:
         record = archive.records["data.pkl"]
         if record.size_bytes > MAX_PICKLE_BYTES:
             raise ArtifactError(
@@ -146,19 +146,19 @@ class StoredTensors:
             )
         return self._whole(piece, archive, "data.pkl")
 
-    def _whole(self, piece: Piece, archive: Archive, name: str) -> bytes:
+    def _whole(self, piece: StoredPiece, archive: Archive, name: str) -> bytes:
         """The bytes of a little record."""
         span = self._span_of(piece, archive, name)
         return bytes(self._check.read(self._open(piece.file), span, span.begin, span.size_bytes))
 
-    def _span_of(self, piece: Piece, archive: Archive, name: str) -> Span:
+    def _span_of(self, piece: StoredPiece, archive: Archive, name: str) -> Span:
         """Where a record lies in the file."""
         record = archive.records[name]
         header = self._open(piece.file).range(piece.begin + record.header, LOCAL_HEADER.size)
         begin = piece.begin + archive.begin_of(name, bytes(header))
         return Span(begin, record.size_bytes, record.crc)
 
-    def _place(self, piece: Piece, archive: Archive, tree: object, dtype: str) -> _Place:
+    def _place(self, piece: StoredPiece, archive: Archive, tree: object, dtype: str) -> _Place:
         if not isinstance(tree, TensorRef) or (tree.shape, tree.dtype) != (piece.shape, dtype):
             held = f"a {tree.dtype} {list(tree.shape)}" if isinstance(tree, TensorRef) else "none"
             raise ArtifactError(
@@ -203,7 +203,7 @@ def _meet(offset: Shape, shape: Shape, other_offset: Shape, other_shape: Shape) 
     return all(max(a, b) < min(a + n, b + m) for a, n, b, m in both)
 
 
-def _rows_of(piece: Piece, offset: Shape, shape: Shape) -> range:
+def _rows_of(piece: StoredPiece, offset: Shape, shape: Shape) -> range:
     """Rows of a piece, counted in it, that a box asks for."""
     if not piece.shape:
         return range(1)

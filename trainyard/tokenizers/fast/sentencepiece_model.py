@@ -32,7 +32,7 @@ NORMALIZER_CHARSMAP, NORMALIZER_PREFIX, NORMALIZER_REMOVE, NORMALIZER_ESCAPE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VocabPiece:
     """A token of the vocabulary; its id is its place."""
 
     text: str
@@ -44,7 +44,7 @@ class Piece:
 class PieceModel:
     """What a .model says of how text becomes pieces."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[VocabPiece, ...]
     algorithm: int
     byte_fallback: bool
     """Characters without a piece are written in pieces of bytes."""
@@ -75,7 +75,7 @@ def parse_pieces(data: bytes, name: str) -> PieceModel:
 
 
 def _parse(data: bytes) -> PieceModel:
-    pieces: list[Piece] = []
+    pieces: list[VocabPiece] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     for field, value in _fields(data):
@@ -100,10 +100,10 @@ def _parse(data: bytes) -> PieceModel:
     )
 
 
-def _piece(fields: dict[int, int | bytes]) -> Piece:
+def _piece(fields: dict[int, int | bytes]) -> VocabPiece:
     (score,) = struct.unpack("<f", _bytes(fields.get(PIECE_SCORE, bytes(4))))
     text = _bytes(fields.get(PIECE_TEXT, b"")).decode()
-    return Piece(text, score, int(fields.get(PIECE_KIND, NORMAL)))
+    return VocabPiece(text, score, int(fields.get(PIECE_KIND, NORMAL)))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -145,7 +145,7 @@ def _bytes(value: int | bytes) -> bytes:
     return value
 
 
-def extended(data: bytes, pieces: Iterable[Piece]) -> bytes:
+def extended(data: bytes, pieces: Iterable[VocabPiece]) -> bytes:
     """A .model with more pieces, that takes a text as it is: nothing is normalized or put before
     it."""
     plain: dict[int, int | bytes] = {
@@ -158,7 +158,7 @@ def extended(data: bytes, pieces: Iterable[Piece]) -> bytes:
     return b"".join([data, *fields, spec])  # of a field that comes twice the last counts
 
 
-def _written(piece: Piece) -> bytes:
+def _written(piece: VocabPiece) -> bytes:
     score = bytes([PIECE_SCORE << 3 | 5]) + struct.pack("<f", piece.score)
     return _field(PIECE_TEXT, piece.text.encode()) + score + _field(PIECE_KIND, piece.kind)
 

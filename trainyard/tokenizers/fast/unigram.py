@@ -34,8 +34,8 @@ from trainyard.tokenizers.fast.sentencepiece_model import (
     UNIGRAM,
     UNKNOWN,
     USER_DEFINED,
-    Piece,
     PieceModel,
+    VocabPiece,
     extended,
 )
 
@@ -84,7 +84,10 @@ def takes_away() -> bool:
     """Whether this version of the library keeps its scores small, by the ids that follow: -0.999
     and -1 are more than -2 unless they are added to -120000."""
     scores = {"x": -60000.0, "p": -0.999, "q": -1.0, "pq": -2.0}
-    pieces = [Piece("<unk>", 0, UNKNOWN), *(Piece(t, s, NORMAL) for t, s in scores.items())]
+    pieces = [
+        VocabPiece("<unk>", 0, UNKNOWN),
+        *(VocabPiece(t, s, NORMAL) for t, s in scores.items()),
+    ]
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(extended(b"", pieces))
     found: list[int] = processor.encode("xxpq")
@@ -111,9 +114,9 @@ class Windows:
         unknown = [self._stranger, *sorted(self._known - lattice)]
         normal = [np.float32(p.score) for p in model.pieces if p.kind == NORMAL]
         lowest = min(normal) - UNKNOWN_PENALTY
-        added = [Piece(c, score, NORMAL) for score, c in self._powers.items()]
+        added = [VocabPiece(c, score, NORMAL) for score, c in self._powers.items()]
         self._first_unknown = len(model.pieces) + len(added)
-        added += [Piece(c, float(lowest), NORMAL) for c in unknown]
+        added += [VocabPiece(c, float(lowest), NORMAL) for c in unknown]
         pieces = [*model.pieces, *added]
         self._model = sentencepiece.SentencePieceProcessor()
         self._model.LoadFromSerializedProto(extended(data, added))
@@ -275,7 +278,7 @@ def _code(pair: str) -> int:
     return ord(pair[0]) << 32 | ord(pair[1])
 
 
-def _score(piece: Piece) -> np.float32:
+def _score(piece: VocabPiece) -> np.float32:
     if piece.kind == USER_DEFINED:
         return np.float32(0.1) * np.float32(len(piece.text.encode()) - 1)
     return np.float32(piece.score)

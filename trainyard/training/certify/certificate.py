@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from trainyard.training.run.dp_history import Span
+from trainyard.training.run.dp_history import DpSpan
 
 FORMAT_VERSION = 1
 
@@ -108,7 +108,7 @@ class Certificate:
     begins_at: str
     ledger_digest: str
     published_steps: tuple[int, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[DpSpan, ...]
     checks: tuple[Check, ...]
     remarks: tuple[str, ...] = field(default=())
     """What is there and is not of this run."""

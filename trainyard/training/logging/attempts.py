@@ -24,7 +24,7 @@ from typing import Any
 from trainyard.errors import TrainyardError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
-from trainyard.training.run_protocols import Keeper
+from trainyard.training.run_protocols import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,9 @@ class Attempt(Callback):
     It stands in for the callback that saves (`around`), and measures how long that holds up
     training."""
 
-    def __init__(self, keeper: Keeper | None, ranks: int, intervals: Sequence[int | None]) -> None:
+    def __init__(
+        self, keeper: RunFolder | None, ranks: int, intervals: Sequence[int | None]
+    ) -> None:
         """intervals: of the saves, in steps."""
         self._keeper = keeper
         self._intervals = [interval for interval in intervals if interval is not None]
@@ -169,7 +171,7 @@ def bounded(marks: list[dict[str, float]], most: int = MOST_MARKS) -> list[dict[
     return joined + newer
 
 
-def _earlier(keeper: Keeper | None) -> list[dict[str, Any]]:
+def _earlier(keeper: RunFolder | None) -> list[dict[str, Any]]:
     """What the attempts before this one left, in order."""
     if keeper is None:
         return []

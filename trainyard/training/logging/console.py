@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import perplexity, tests, validations
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
@@ -23,7 +23,7 @@ class Console(Callback):
 
     def __init__(
         self,
-        facts: RunFacts,
+        facts: RunInfo,
         interval: int,
         show_throughput: bool = False,
         write: Callable[[str], None] = _print,
@@ -55,13 +55,13 @@ class Console(Callback):
                 self._write(line)
 
 
-def make(config: LoggingConfig, facts: RunFacts) -> Callback:
+def make(config: LoggingConfig, facts: RunInfo) -> Callback:
     """The console, as a logger."""
     return Console(facts, config.log_interval, config.log_throughput)
 
 
 def training_line(
-    events: Sequence[StepEvent], facts: RunFacts, show_throughput: bool, now: str
+    events: Sequence[StepEvent], facts: RunInfo, show_throughput: bool, now: str
 ) -> str:
     """Megatron-LM's line: fields, names and order; ours stand at places where it has none.
 
@@ -107,7 +107,7 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     return fields
 
 
-def _throughput(timings: Sequence[StepTiming], facts: RunFacts) -> list[str]:
+def _throughput(timings: Sequence[StepTiming], facts: RunInfo) -> list[str]:
     # Of the mean time, not the mean of rates.
     tokens = _of_mean_time([facts.tokens_per_second_per_gpu(t) for t in timings])
     tflops = _of_mean_time([t.tflops_per_gpu for t in timings])
@@ -122,7 +122,7 @@ def _throughput(timings: Sequence[StepTiming], facts: RunFacts) -> list[str]:
 
 
 def _waiting(
-    events: Sequence[StepEvent], timings: Sequence[StepTiming], facts: RunFacts
+    events: Sequence[StepEvent], timings: Sequence[StepTiming], facts: RunInfo
 ) -> list[str]:
     share = sum(t.data_wait_ms for t in timings) / max(sum(t.ms for t in timings), 1e-9)
     last = events[-1].record

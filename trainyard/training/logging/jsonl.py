@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainyard.training.logging.run_info import NewSaves, RunFacts
+from trainyard.training.logging.run_info import NewSaves, RunInfo
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
@@ -16,7 +16,7 @@ class JsonLines(Callback):
     """A line for each step, its ledger entry together with its times; each line is whole on disk
     once the step is over."""
 
-    def __init__(self, path: Path, facts: RunFacts) -> None:
+    def __init__(self, path: Path, facts: RunInfo) -> None:
         self._path = path
         self._facts = facts
         self._file: TextIO | None = None
@@ -68,7 +68,7 @@ def _until(line: bytes, state: TrainState) -> bool:
         return False
 
 
-def figures(event: StepEvent, facts: RunFacts) -> dict[str, Any]:
+def figures(event: StepEvent, facts: RunInfo) -> dict[str, Any]:
     """What a step came to and how fast it was, flat."""
     document = event.record.document()
     timing = event.timing
@@ -85,6 +85,6 @@ def figures(event: StepEvent, facts: RunFacts) -> dict[str, Any]:
     return document
 
 
-def make(config: LoggingConfig, facts: RunFacts) -> Callback | None:
+def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
     """The file, if --metrics-jsonl names one."""
     return JsonLines(Path(config.metrics_jsonl), facts) if config.metrics_jsonl else None

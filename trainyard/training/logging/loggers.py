@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.training.logging import console, jsonl, tensorboard, wandb
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 GROUP = "trainyard.loggers"
 
-Factory = Callable[[LoggingConfig, RunFacts], Callback | None]
+Factory = Callable[[LoggingConfig, RunInfo], Callback | None]
 
 LOGGERS: dict[str, Factory] = {
     "console": console.make,
@@ -39,7 +39,7 @@ LOGGERS: dict[str, Factory] = {
 package can replace one."""
 
 
-def build_sinks(config: LoggingConfig, facts: RunFacts) -> list[Guarded]:
+def build_sinks(config: LoggingConfig, facts: RunInfo) -> list[Guarded]:
     """The loggers that the options ask for; on the one rank that logs.
 
     Raises ConfigError for a name that no package offers, or a logger whose library is missing."""
@@ -48,7 +48,7 @@ def build_sinks(config: LoggingConfig, facts: RunFacts) -> list[Guarded]:
     return [Guarded(name, sink) for name, sink in made if sink is not None]
 
 
-def _made(name: str, make: Factory, config: LoggingConfig, facts: RunFacts) -> Callback | None:
+def _made(name: str, make: Factory, config: LoggingConfig, facts: RunInfo) -> Callback | None:
     try:
         return make(config, facts)
     except TrainyardError:

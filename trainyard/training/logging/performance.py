@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.peaks import CONVENTION as PEAK
 from trainyard.training.loop.peaks import peak_tflops
 from trainyard.training.loop.throughput import StepTiming
@@ -23,7 +23,7 @@ WARM_UP = 1
 
 def performance_document(
     timings: Sequence[StepTiming],
-    facts: RunFacts,
+    facts: RunInfo,
     *,
     peaks: Sequence[int],
     planned_bytes: float | None = None,
@@ -64,7 +64,7 @@ def performance_document(
     return document
 
 
-def _speed(steady: Sequence[StepTiming], facts: RunFacts) -> dict[str, Any]:
+def _speed(steady: Sequence[StepTiming], facts: RunInfo) -> dict[str, Any]:
     ms = [timing.ms for timing in steady]
     total = sum(ms)
     # Of the whole time: the mean of rates would flatter runs with slow steps among them.

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 
@@ -15,7 +15,7 @@ from trainyard.training.loop.state import TrainState
 class Progress(Callback):
     """On the one rank that logs; stands behind the callback that saves."""
 
-    def __init__(self, path: Path, facts: RunFacts, save_interval: int | None) -> None:
+    def __init__(self, path: Path, facts: RunInfo, save_interval: int | None) -> None:
         self._path = path
         self._facts = facts
         self._save_interval = save_interval

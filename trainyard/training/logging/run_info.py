@@ -13,7 +13,7 @@ from trainyard.training.loop.throughput import StepTiming
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunInfo:
     """One run, on one rank."""
 
     steps: int
@@ -57,7 +57,7 @@ class RunFacts:
 class NewSaves:
     """What saves cost, each told once to one who asks."""
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: RunInfo) -> None:
         self._facts = facts
         self._num_told = 0
 

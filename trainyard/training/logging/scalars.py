@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from trainyard.checkpoint.background import SaveReport
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.events import StepEvent
 from trainyard.training.loop.ledger import StepRecord
 from trainyard.training.options.logging import LoggingConfig
@@ -29,7 +29,7 @@ class Scalar:
     """Entered once more as `TAG vs samples`, with consumed samples for the x axis."""
 
 
-def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunFacts) -> list[Scalar]:
+def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunInfo) -> list[Scalar]:
     """The figures of a training step; none for one that was not taken, or is heard of again."""
     record, timing = event.record, event.timing
     if timing is None:

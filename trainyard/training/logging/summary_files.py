@@ -17,9 +17,9 @@ from trainyard.artifacts import store
 from trainyard.parallel.device import peak_memory_bytes
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.training.logging.performance import FILE, FINISHED, performance_document
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.throughput import StepTiming
-from trainyard.training.run_protocols import Keeper
+from trainyard.training.run_protocols import RunFolder
 from trainyard.training.watch.memory_report import MemoryPlan, peak_lines
 from trainyard.training.watch.oom import is_out_of_memory
 
@@ -34,8 +34,8 @@ class Ending:
 
     def __init__(
         self,
-        facts: RunFacts,
-        keeper: Keeper | None,
+        facts: RunInfo,
+        keeper: RunFolder | None,
         groups: ProcessGroups,
         device: torch.device,
         folder: Path,
@@ -110,7 +110,7 @@ class Ending:
             of_rank=of_rank,
         )
 
-    def _write_unfinished(self, keeper: Keeper, document: dict[str, Any]) -> None:
+    def _write_unfinished(self, keeper: RunFolder, document: dict[str, Any]) -> None:
         if not keeper.write_unfinished(FILE, document):
             log.info("no %s: the folder still holds what a finished run left there", FILE)
 

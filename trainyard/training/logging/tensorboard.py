@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.training.logging.run_info import NewSaves, RunFacts
+from trainyard.training.logging.run_info import NewSaves, RunInfo
 from trainyard.training.logging.scalars import (
     Scalar,
     save_scalars,
@@ -21,7 +21,7 @@ from trainyard.training.options.logging import LoggingConfig
 class TensorBoard(Callback):
     """Enters the figures of steps and measurements; `writer` is torch's SummaryWriter."""
 
-    def __init__(self, writer: Any, config: LoggingConfig, facts: RunFacts) -> None:
+    def __init__(self, writer: Any, config: LoggingConfig, facts: RunInfo) -> None:
         self._writer = writer
         self._config = config
         self._facts = facts
@@ -64,7 +64,7 @@ class TensorBoard(Callback):
         self._writer.close()
 
 
-def make(config: LoggingConfig, facts: RunFacts) -> Callback | None:
+def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
     """TensorBoard, if --tensorboard-dir names a folder."""
     if not config.tensorboard_dir:
         return None

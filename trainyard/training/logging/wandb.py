@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.training.logging.run_info import NewSaves, RunFacts
+from trainyard.training.logging.run_info import NewSaves, RunInfo
 from trainyard.training.logging.scalars import save_scalars, step_scalars, validation_scalars
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.options.logging import LoggingConfig
@@ -21,7 +21,7 @@ axis."""
 class WandB(Callback):
     """Sends the figures of steps and measurements; `run` is what wandb.init returned."""
 
-    def __init__(self, run: Any, config: LoggingConfig, facts: RunFacts) -> None:
+    def __init__(self, run: Any, config: LoggingConfig, facts: RunInfo) -> None:
         self._run = run
         self._config = config
         self._facts = facts
@@ -61,7 +61,7 @@ class WandB(Callback):
         self._run.finish(exit_code=1)
 
 
-def make(config: LoggingConfig, facts: RunFacts) -> Callback | None:
+def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
     """Weights & Biases, if --wandb-project names a project."""
     if not config.wandb_project:
         return None

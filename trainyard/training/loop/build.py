@@ -31,7 +31,7 @@ from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.parallel.sharding import shard_of
 from trainyard.training.loop.compiled import compile_chunk
 from trainyard.training.loop.microbatch import Preparation
-from trainyard.training.loop.step import StepOptions, Trainee
+from trainyard.training.loop.step import StepOptions, TrainModule
 
 ModelProvider = Callable[[ModelParallel, ModelStage], nn.Module]
 """The part of a model that a stage holds: a module with `forward_stage`, its parameters unfilled or
@@ -85,7 +85,7 @@ def build_trainee(
     own_positions: bool = False,
     compile_layers: bool = False,
     no_decay: Callable[[str, torch.Tensor], bool] | None = None,
-) -> Trainee:
+) -> TrainModule:
     """This rank's part of a model in training; its weights are for the caller to fill.
 
     no_decay: of which parameters, by global name, weights do not decay; unset: vectors."""
@@ -123,7 +123,7 @@ def build_trainee(
             gradient.gather.install(chunk, units)
     links = _links(layout, parallel, precision, groups, device, len(chunks))
 
-    def make_runner(trainee: Trainee) -> PipelineRunner[Batch]:
+    def make_runner(trainee: TrainModule) -> PipelineRunner[Batch]:
         return PipelineRunner(
             trainee.chunks,
             trainee.forward_step,
@@ -134,7 +134,7 @@ def build_trainee(
         )
 
     preparation = Preparation(groups, device, own_positions)
-    return Trainee(chunks, optimizer, groups, preparation, options, make_runner)
+    return TrainModule(chunks, optimizer, groups, preparation, options, make_runner)
 
 
 def build_chunks(
@@ -187,12 +187,12 @@ def _links(
     return connect(groups, hidden, num_chunks, timeout)
 
 
-def parameter_count(trainee: Trainee) -> int:
+def parameter_count(trainee: TrainModule) -> int:
     """Numbers that this rank holds."""
     return sum(p.numel() for chunk in trainee.chunks for p in chunk.parameters())
 
 
-def whole_parameter_count(trainee: Trainee) -> int:
+def whole_parameter_count(trainee: TrainModule) -> int:
     """Numbers of the whole model, each counted once; all ranks ask together."""
     held: dict[str, int] = {}
     for chunk in trainee.chunks:

@@ -22,9 +22,9 @@ from trainyard.training.loop.data_wait import DataWait
 from trainyard.training.loop.events import Callback, Following, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.length import RunLength
-from trainyard.training.loop.sample_check import NextSamples, StepEvidence, Taken
+from trainyard.training.loop.sample_check import NextSamples, SampleCheck, StepEvidence
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import StepResult, Trainee
+from trainyard.training.loop.step import StepResult, TrainModule
 from trainyard.training.loop.throughput import StepTiming, Workload
 from trainyard.training.options.training import TrainingConfig
 
@@ -42,7 +42,7 @@ class TrainLoop:
 
     def __init__(
         self,
-        trainee: Trainee,
+        trainee: TrainModule,
         schedule: Schedule,
         data: RunData,
         config: TrainingConfig,
@@ -168,7 +168,7 @@ class TrainLoop:
     ) -> None:
         """Take the samples of a step of --iterations-to-skip, and do nothing with them."""
         log.info("passing over the samples of step %d (--iterations-to-skip)", step)
-        taken = Taken(step, size.num_microbatches)
+        taken = SampleCheck(step, size.num_microbatches)
         deque(islice(taken.watch(batches), size.num_microbatches), maxlen=0)
         evidence.check_samples(taken)
 

@@ -33,7 +33,7 @@ class StepMismatchError(TrainyardError):
     a defect, or a fault of the machine's memory. Exit status 70."""
 
 
-class Taken:
+class SampleCheck:
     """What one pass over the micro-batches of a step took on this rank."""
 
     def __init__(self, step: int, num_microbatches: int) -> None:
@@ -78,13 +78,13 @@ class StepEvidence:
         self._next_samples = next_samples
         self._ids: NDArray[np.int64] | None = None
 
-    def check(self, taken: Taken) -> None:
+    def check(self, taken: SampleCheck) -> None:
         """Compare a pass over the step; it may be made and compared again. Raises
         StepMismatchError."""
         self.check_samples(taken)
         self._check_seeds(taken)
 
-    def check_samples(self, taken: Taken) -> None:
+    def check_samples(self, taken: SampleCheck) -> None:
         """Compare only which samples were taken."""
         if self._next_samples is None:
             return
@@ -96,7 +96,7 @@ class StepEvidence:
         if not self.samples:
             self.samples = digest_samples(self._ids.reshape(-1, self._ids.shape[-1]))
 
-    def _check_seeds(self, taken: Taken) -> None:
+    def _check_seeds(self, taken: SampleCheck) -> None:
         dp, here = self._groups.dims.dp, self._groups.coordinates
         count = self._size.num_microbatches
         seeds = step_seeds(self._seed, self._step, count * dp)

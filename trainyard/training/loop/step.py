@@ -32,7 +32,7 @@ from trainyard.training.loop.microbatch import (
 )
 from trainyard.training.loop.randomness import held_seeds, seed_generators
 from trainyard.training.loop.rerun import REMEDIES, StepJudge, StepSums
-from trainyard.training.loop.sample_check import Taken
+from trainyard.training.loop.sample_check import SampleCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def forward_stage(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Ten
     return output
 
 
-def _unchecked(taken: Taken) -> None:
+def _unchecked(taken: SampleCheck) -> None:
     pass
 
 
@@ -79,7 +79,7 @@ class StepOptions:
     forward: Callable[[nn.Module, Tensor | None, Batch], Tensor] = forward_stage
 
 
-class Trainee:
+class TrainModule:
     """A model in training, the part of it that this rank holds: what a step needs, and nothing of
     where batches come from. All ranks call the same methods at the same time."""
 
@@ -90,7 +90,7 @@ class Trainee:
         groups: ProcessGroups,
         preparation: Preparation,
         options: StepOptions,
-        make_runner: Callable[[Trainee], PipelineRunner[Batch]],
+        make_runner: Callable[[TrainModule], PipelineRunner[Batch]],
     ) -> None:
         """chunks: modules with `forward_stage` (microbatch.StageModule), one unless stages are
         virtual. make_runner: what sends micro-batches through `forward_step`."""
@@ -102,8 +102,8 @@ class Trainee:
         self._options = options
         self._totals = Totals(groups, self.device)
         self._loss_factor = 1.0
-        self._taken = Taken(0, 0)
-        self._check: Callable[[Taken], None] = _unchecked
+        self._taken = SampleCheck(0, 0)
+        self._check: Callable[[SampleCheck], None] = _unchecked
         self._tp_cp_seed = (groups.tp_rank, groups.cp_rank)
         self._runner = make_runner(self)
 
@@ -116,7 +116,7 @@ class Trainee:
         batches: Iterator[Batch],
         rates: Rates,
         stop: bool = False,
-        check: Callable[[Taken], None] = _unchecked,
+        check: Callable[[SampleCheck], None] = _unchecked,
     ) -> StepResult:
         """Take the micro-batches of step `number` from `batches` and update the parameters.
 
@@ -151,7 +151,7 @@ class Trainee:
         can be done again with the same batches."""
         timed = self._options.timed
         self._begin_step(size, stop)
-        self._taken = Taken(number, size.num_microbatches)
+        self._taken = SampleCheck(number, size.num_microbatches)
         ready = self._preparation.training(
             self._taken.watch(batches), self._options.seed, number, size.num_microbatches
         )

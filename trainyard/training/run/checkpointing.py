@@ -28,8 +28,8 @@ from trainyard.checkpoint.steps import remove_step, step_folder
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import Trainee
-from trainyard.training.run.dp_history import Span, spans_document, with_steps
+from trainyard.training.loop.step import TrainModule
+from trainyard.training.run.dp_history import DpSpan, spans_document, with_steps
 from trainyard.training.run.node_local_saving import Between, NonPersistentSaves
 from trainyard.training.run.retention import Retention
 from trainyard.training.run.tensors import model_tensors, optimizer_tensors
@@ -64,7 +64,7 @@ class Checkpointing(Callback):
     def __init__(
         self,
         folder: RunFolder,
-        trainee: Trainee,
+        trainee: TrainModule,
         interval: int | None,
         *,
         retain_interval: int | None = None,
@@ -74,7 +74,7 @@ class Checkpointing(Callback):
         facts: Mapping[str, Any],
         staying: tuple[int, ...] = (),
         passing: tuple[int, ...] = (),
-        spans: tuple[Span, ...] = (),
+        spans: tuple[DpSpan, ...] = (),
         before_first: Callable[[], None] = lambda: None,
         background: BackgroundSave | None = None,
         between: Callable[[Done], Between] | None = None,
@@ -245,9 +245,9 @@ class Checkpointing(Callback):
         tensors = model_tensors(self._trainee.chunks, buffers_apart=goes_on)
         return tensors | (optimizer_tensors(self._trainee) if self._save_optimizer else {})
 
-    def _spans_to(self, step: int) -> tuple[Span, ...]:
+    def _spans_to(self, step: int) -> tuple[DpSpan, ...]:
         dp = self._trainee.groups.dims.dp
-        return with_steps(self._spans, Span(self._first_step, step, dp, self._micro_batch_size))
+        return with_steps(self._spans, DpSpan(self._first_step, step, dp, self._micro_batch_size))
 
 
 def _divides(interval: int | None, step: int) -> bool:

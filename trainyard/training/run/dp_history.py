@@ -22,7 +22,7 @@ from trainyard.errors import ArtifactError
 KEY = "spans"
 
 
-class Span(NamedTuple):
+class DpSpan(NamedTuple):
     """Steps, both ends included, that were taken alike."""
 
     first_step: int
@@ -31,7 +31,7 @@ class Span(NamedTuple):
     micro_batch_size: int
 
 
-def with_steps(spans: Sequence[Span], new: Span) -> tuple[Span, ...]:
+def with_steps(spans: Sequence[DpSpan], new: DpSpan) -> tuple[DpSpan, ...]:
     """The spans with newer steps behind them; no steps change nothing."""
     if new.last_step < new.first_step:
         return tuple(spans)
@@ -41,21 +41,21 @@ def with_steps(spans: Sequence[Span], new: Span) -> tuple[Span, ...]:
     return (*spans, new)
 
 
-def spans_document(spans: Sequence[Span]) -> dict[str, Any]:
+def spans_document(spans: Sequence[DpSpan]) -> dict[str, Any]:
     """What the manifest of a step says."""
     return {KEY: [span._asdict() for span in spans]}
 
 
-def spans_of_step(root_url: str, step: int) -> tuple[Span, ...]:
+def spans_of_step(root_url: str, step: int) -> tuple[DpSpan, ...]:
     """On how many ranks the steps up to this one were taken, as far as it is known."""
     found = read_manifest(join(root_url, step_folder(step), MANIFEST))
     return parse_spans(found[0].run) if found is not None else ()
 
 
-def parse_spans(run: Mapping[str, Any]) -> tuple[Span, ...]:
+def parse_spans(run: Mapping[str, Any]) -> tuple[DpSpan, ...]:
     """The spans in the `run` of a manifest; none where it does not tell."""
     try:
-        spans = tuple(Span(**entry) for entry in run.get(KEY, ()))
+        spans = tuple(DpSpan(**entry) for entry in run.get(KEY, ()))
         sound = all(type(n) is int and n > 0 for span in spans for n in span)
         sound &= all(span.first_step <= span.last_step for span in spans)
         sound &= all(a.last_step < b.first_step for a, b in pairwise(spans))

@@ -11,7 +11,7 @@ from trainyard.checkpoint.compatibility import listed
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.tensors import (
     Restoring,
@@ -52,7 +52,7 @@ class Allowed:
 
 def restore_weights(
     checkpoint: Checkpoint,
-    trainee: Trainee,
+    trainee: TrainModule,
     repadding: Repadding | None = None,
     allowed: Allowed | None = None,
 ) -> None:
@@ -95,7 +95,7 @@ def _tell(what: str, names: Sequence[str]) -> None:
 
 
 def restore_training(
-    checkpoint: Checkpoint, trainee: Trainee, repadding: Repadding | None = None
+    checkpoint: Checkpoint, trainee: TrainModule, repadding: Repadding | None = None
 ) -> TrainState:
     """Weights, optimizer and position of a checkpoint."""
     if not checkpoint.names("optimizer."):
@@ -113,7 +113,7 @@ def restore_training(
     return state
 
 
-def _restore_optimizer(restoring: Restoring, trainee: Trainee) -> None:
+def _restore_optimizer(restoring: Restoring, trainee: TrainModule) -> None:
     """Between runs in fp32 and in 16 bits, the weights of the one are the main parameters of the
     other: nothing is rounded."""
     checkpoint, tensors = restoring.checkpoint, optimizer_tensors(trainee)

@@ -13,7 +13,7 @@ from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.schedule import Schedule
 from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.run.dp_history import Span
+from trainyard.training.run.dp_history import DpSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class RunFacts:
     seq_length: int
     schedule: Schedule
     precision: PrecisionConfig
-    spans: tuple[Span, ...] = ()
+    spans: tuple[DpSpan, ...] = ()
     """On how many ranks steps were taken, as the last checkpoint tells it."""
     finished: bool = False
 
@@ -36,7 +36,7 @@ class RunFacts:
             self.training, self.spans[0].data_parallel_size if self.spans else 1, self.seq_length
         )
 
-    def span(self, step: int) -> Span | None:
+    def span(self, step: int) -> DpSpan | None:
         """How a step was taken; None where it is not recorded."""
         return next((s for s in self.spans if s.first_step <= step <= s.last_step), None)
 

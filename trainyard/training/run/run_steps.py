@@ -31,7 +31,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.checkpointing import STAYS
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import restore_training
@@ -181,7 +181,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 def resume(
     checkpoint: Checkpoint,
-    trainee: Trainee,
+    trainee: TrainModule,
     global_batch_size: int,
     repadding: Repadding | None = None,
     last_staying: int = 0,

@@ -17,7 +17,7 @@ from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import Initialize
 from trainyard.training.run.node_local import Elsewhere
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPoint:
     """What the loop goes on from; the trainee is filled."""
 
     state: TrainState
@@ -64,7 +64,7 @@ class Origins:
     elsewhere: Elsewhere | None = None
     """The step to go on from where that is not in the run folder."""
 
-    def begin(self, trainee: Trainee) -> Beginning:
+    def begin(self, trainee: TrainModule) -> StartPoint:
         """Fill the trainee, on all ranks; ConfigError where the options do not fit what is
         there."""
         if self.elsewhere is not None or self.found.latest is not None:
@@ -76,13 +76,13 @@ class Origins:
                 return self._other(checkpoint, load, trainee)
         self._initialize_all(trainee)
         trainee.optimizer.adopt_model_parameters()
-        return Beginning(TrainState(), Ledger(), self.schedule, "initial weights from --seed")
+        return StartPoint(TrainState(), Ledger(), self.schedule, "initial weights from --seed")
 
-    def _initialize_all(self, trainee: Trainee) -> None:
+    def _initialize_all(self, trainee: TrainModule) -> None:
         for chunk in trainee.chunks:
             self.initialize(chunk, self.config.training.seed)
 
-    def _own(self, trainee: Trainee) -> Beginning:
+    def _own(self, trainee: TrainModule) -> StartPoint:
         """Its last step: also with --finetune, which was done when the run began."""
         with self._opened(trainee) as checkpoint:
             if self.config.finetune:
@@ -101,9 +101,9 @@ class Origins:
         origin = f"step {state.step} of this run"
         if self.elsewhere is not None:
             origin += f", in {self.elsewhere.root_url}"
-        return Beginning(state, ledger, schedule, origin)
+        return StartPoint(state, ledger, schedule, origin)
 
-    def _opened(self, trainee: Trainee) -> Checkpoint:
+    def _opened(self, trainee: TrainModule) -> Checkpoint:
         verify, groups = self.config.verify_checkpoint, trainee.groups
         step = self.found.latest
         if self.elsewhere is not None:
@@ -116,7 +116,7 @@ class Origins:
             log.info("continuing from step %d in %s", step, self.config.save)
         return open_checkpoint(join(self.config.save, step_folder(step)), verify=verify)
 
-    def _other(self, checkpoint: Checkpoint, load: str, trainee: Trainee) -> Beginning:
+    def _other(self, checkpoint: Checkpoint, load: str, trainee: TrainModule) -> StartPoint:
         """--load: its weights alone with --finetune, else all of its training."""
         config, state, schedule = self.config, TrainState(), self.schedule
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
@@ -140,9 +140,9 @@ class Origins:
             schedule = self._continued(checkpoint)
         check_samples_left(config, state, self.length, self.num_samples)
         origin = f"step {checkpoint.step} of {checkpoint.url}"
-        return Beginning(state, Ledger(state.ledger_digest), schedule, origin)
+        return StartPoint(state, Ledger(state.ledger_digest), schedule, origin)
 
-    def _repadding(self, checkpoint: Checkpoint, trainee: Trainee) -> Repadding | None:
+    def _repadding(self, checkpoint: Checkpoint, trainee: TrainModule) -> Repadding | None:
         found = repadding_of(
             checkpoint,
             self.config,

@@ -19,7 +19,7 @@ from trainyard.checkpoint.layout import Held, ShardedTensor
 from trainyard.checkpoint.load import Checkpoint, restore
 from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import shard_of
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
 
 
@@ -47,7 +47,7 @@ def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> Held:
     ]
 
 
-def optimizer_tensors(trainee: Trainee) -> dict[str, Held]:
+def optimizer_tensors(trainee: TrainModule) -> dict[str, Held]:
     """`optimizer.KIND.NAME` of what this rank keeps, as views of live memory."""
     held: dict[str, list[ShardedTensor]] = defaultdict(list)
     for box in trainee.optimizer.state_boxes():

@@ -24,7 +24,7 @@ from types import FrameType
 from trainyard.errors import HangError, InfrastructureError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
-from trainyard.training.watch.rank_messages import Board
+from trainyard.training.watch.rank_messages import RankMailbox
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class HangWatch(Callback):
         self,
         rank: int,
         world_size: int,
-        board: Board,
+        board: RankMailbox,
         folder: Path,
         timeout_minutes: float | None = None,
         *,

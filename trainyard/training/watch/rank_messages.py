@@ -12,7 +12,7 @@ PREFIX = "trainyard/watch"
 TIMEOUT = timedelta(seconds=10)
 
 
-class Board(Protocol):
+class RankMailbox(Protocol):
     """Notes by name."""
 
     def put(self, name: str, text: str) -> None:
@@ -56,7 +56,7 @@ class StoreBoard:
         return self._store.get(name).decode() if self._store.check([name]) else None
 
 
-def open_board(world_size: int) -> Board:
+def open_board(world_size: int) -> RankMailbox:
     """The board of the ranks that this process is one of; ranks that a program joined by other
     means than MASTER_ADDR are watched each by itself."""
     if world_size == 1 or "MASTER_ADDR" not in os.environ:

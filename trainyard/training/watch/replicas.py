@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from trainyard.errors import InfrastructureError
 from trainyard.parallel.groups import gather_objects
 from trainyard.training.loop.events import Callback, StepEvent
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 
 CHUNK = 2**22
 """Numbers that are looked at together: bounds the memory of a check."""
@@ -66,7 +66,7 @@ def first_difference(
 class ReplicaCheck(Callback):
     """On every rank, every `interval` steps."""
 
-    def __init__(self, trainee: Trainee, group: ProcessGroup | None, interval: int) -> None:
+    def __init__(self, trainee: TrainModule, group: ProcessGroup | None, interval: int) -> None:
         """group: ranks that hold the same weights."""
         self._trainee = trainee
         self._group = group

@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 
 from flows.backends.outcome import Outcome
-from flows.backends.program import Said
+from flows.backends.program import CommandResult
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.client import SlurmClient
 from flows.backends.slurm.job import SlurmJob
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
 
-AWAY = Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-UNKNOWN = Said(1, "", "slurm_load_jobs error: Invalid job id specified")
-NO_ACCOUNTING = Said(1, "", "Slurm accounting storage is disabled")
+AWAY = CommandResult(
+    1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+)
+UNKNOWN = CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified")
+NO_ACCOUNTING = CommandResult(1, "", "Slurm accounting storage is disabled")
 
 
 MOST_ASKED = 3000
@@ -34,24 +36,24 @@ MOST_ASKED = 3000
 class Played:
     """Answers of Slurm's programs; the last of a list is given for ever."""
 
-    scontrol: list[Said]
+    scontrol: list[CommandResult]
     squeue: str = ""
     asked: list[str] = field(default_factory=list)
     signalled: list[str] = field(default_factory=list)
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         self.asked.append(command[0])
         assert len(self.asked) < MOST_ASKED, "the end is not seen"
         self.signalled += [word for word in command if word == "--signal=USR1"]
         if command[0] == "scontrol":
             return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
-        told = {"sbatch": Said(0, "17\n", ""), "squeue": Said(0, self.squeue, "")}
-        return {"sacct": NO_ACCOUNTING, "scancel": Said(0, "", ""), **told}[command[0]]
+        told = {"sbatch": CommandResult(0, "17\n", ""), "squeue": CommandResult(0, self.squeue, "")}
+        return {"sacct": NO_ACCOUNTING, "scancel": CommandResult(0, "", ""), **told}[command[0]]
 
 
-def state(name: str, **fields: str) -> Said:
+def state(name: str, **fields: str) -> CommandResult:
     told = {"JobId": "17", "JobName": "merge-k-1", "JobState": name, **fields}
-    return Said(0, " ".join(f"{key}={value}" for key, value in told.items()), "")
+    return CommandResult(0, " ".join(f"{key}={value}" for key, value in told.items()), "")
 
 
 class PlayedJob(SlurmJob):

@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 
 from flows.backends.outcome import Kind
-from flows.backends.program import Said
+from flows.backends.program import CommandResult
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.options import SlurmOptions
 from tests.flows.backends.slurm.slurm_played import UNKNOWN, Played, block, follow, hurry, state
@@ -30,12 +30,14 @@ class Full(Played):
     times: int = 10_000
     refused: Event = field(default_factory=Event)
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         said = super().__call__(command)
         if command[0] != "sbatch" or self.asked.count("sbatch") > self.times:
             return said
         self.refused.set()
-        return Said(1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: refused\n")
+        return CommandResult(
+            1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: refused\n"
+        )
 
 
 def test_a_submission_waits_until_there_is_room_and_says_so_once(

@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 
 from flows.backends.backoff import NoRoomError
-from flows.backends.slurm.client import Said, SlurmClient, run_here
+from flows.backends.slurm.client import CommandResult, SlurmClient, run_here
 from trainyard.errors import ConfigError, InfrastructureError
 
 AWAY = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect)"
 SOCKET = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-NO_ACCOUNTING = Said(1, "", "Slurm accounting storage is disabled\n")
-UNKNOWN = Said(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+NO_ACCOUNTING = CommandResult(1, "", "Slurm accounting storage is disabled\n")
+UNKNOWN = CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified\n")
 
 
 @dataclass
 class Tape:
     """Answers in the order in which they are given, by program."""
 
-    answers: dict[str, list[Said]]
+    answers: dict[str, list[CommandResult]]
     asked: list[str] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         self.asked.append(" ".join(command))
         of_program = self.answers[command[0]]
         return of_program.pop(0) if len(of_program) > 1 else of_program[0]
@@ -39,8 +39,8 @@ class Tape:
         return sum(asked.split()[0] == program for asked in self.asked)
 
 
-def said(out: str) -> Said:
-    return Said(0, out, "")
+def said(out: str) -> CommandResult:
+    return CommandResult(0, out, "")
 
 
 SCRIPT = Path("/yard/run/job.sbatch")
@@ -53,7 +53,7 @@ def test_a_script_is_submitted_once() -> None:
 
 
 def test_a_submission_whose_answer_was_lost_is_found_and_not_repeated() -> None:
-    tape = Tape({"sbatch": [Said(1, "", SOCKET)], "squeue": [said("17\n")]})
+    tape = Tape({"sbatch": [CommandResult(1, "", SOCKET)], "squeue": [said("17\n")]})
     assert tape.client().submit(SCRIPT, "merge-a-1") == "17"
     assert tape.count("sbatch") == 1
     assert "--name=merge-a-1" in tape.asked[1]
@@ -61,7 +61,7 @@ def test_a_submission_whose_answer_was_lost_is_found_and_not_repeated() -> None:
 
 def test_a_submission_that_did_not_get_through_is_repeated() -> None:
     answers = {
-        "sbatch": [Said(1, "", AWAY), Said(1, "", AWAY), said("18\n")],
+        "sbatch": [CommandResult(1, "", AWAY), CommandResult(1, "", AWAY), said("18\n")],
         "squeue": [said("")],
         "sacct": [NO_ACCOUNTING],
     }
@@ -72,7 +72,9 @@ def test_a_submission_that_did_not_get_through_is_repeated() -> None:
 
 
 def test_a_controller_that_stays_away_is_infrastructure() -> None:
-    tape = Tape({"sbatch": [Said(1, "", AWAY)], "squeue": [said("")], "sacct": [NO_ACCOUNTING]})
+    tape = Tape(
+        {"sbatch": [CommandResult(1, "", AWAY)], "squeue": [said("")], "sacct": [NO_ACCOUNTING]}
+    )
     with pytest.raises(InfrastructureError, match="Unable to contact slurm controller"):
         tape.client().submit(SCRIPT, "merge-a-1")
     assert sum(tape.slept) >= 20
@@ -88,7 +90,7 @@ def test_a_controller_that_stays_away_is_infrastructure() -> None:
     ],
 )
 def test_what_slurm_refuses_is_for_the_person_who_wrote_it(words: str) -> None:
-    tape = Tape({"sbatch": [Said(1, "", words)]})
+    tape = Tape({"sbatch": [CommandResult(1, "", words)]})
     with pytest.raises(ConfigError, match=r"was refused: .*Correct the Slurm options"):
         tape.client().submit(SCRIPT, "merge-a-1")
     assert tape.count("sbatch") == 1
@@ -108,7 +110,7 @@ POLICY = (
 def test_a_full_queue_is_no_fault_of_the_options(reason: str) -> None:
     words = f"sbatch: error: {reason}\n{POLICY}\n"
     with pytest.raises(NoRoomError, match=reason):
-        Tape({"sbatch": [Said(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
+        Tape({"sbatch": [CommandResult(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_full_queue_is_no_fault_of_the_options(reason: str) -> None:
 def test_a_limit_that_no_waiting_lifts_is_a_wrong_option_and_named(reason: str) -> None:
     words = f"sbatch: error: {reason}\n{POLICY}\n" if reason else POLICY
     with pytest.raises(ConfigError, match=rf"{reason}.*Job violates.*Correct the Slurm options"):
-        Tape({"sbatch": [Said(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
+        Tape({"sbatch": [CommandResult(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
 
 
 def test_the_newest_job_of_a_name_is_found_also_in_accounting() -> None:
@@ -150,20 +152,20 @@ def test_nothing_known_is_no_error_and_not_the_end() -> None:
 
 
 def test_questions_are_repeated_while_the_controller_is_away() -> None:
-    tape = Tape({"scontrol": [Said(1, "", AWAY), said("JobId=17 JobState=RUNNING")]})
+    tape = Tape({"scontrol": [CommandResult(1, "", AWAY), said("JobId=17 JobState=RUNNING")]})
     assert tape.client().records("17")[0].state == "RUNNING"
     with pytest.raises(InfrastructureError, match="scontrol show job"):
-        Tape({"scontrol": [Said(1, "", AWAY)]}).client().records("17")
+        Tape({"scontrol": [CommandResult(1, "", AWAY)]}).client().records("17")
 
 
 def test_programs_that_hang_use_up_the_patience_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may take its minute."""
     now = 0.0
 
-    def hangs(command: Sequence[str]) -> Said:
+    def hangs(command: Sequence[str]) -> CommandResult:
         nonlocal now
         now += 60
-        return Said(1, "", SOCKET)
+        return CommandResult(1, "", SOCKET)
 
     monkeypatch.setattr("time.monotonic", lambda: now)
     with pytest.raises(InfrastructureError, match="Socket timed out"):

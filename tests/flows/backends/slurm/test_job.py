@@ -18,7 +18,7 @@ import pytest
 
 from flows.backends.notes import ENDING, SUBMITTED, Ending, read_ending, write_ending
 from flows.backends.outcome import Kind
-from flows.backends.program import Said
+from flows.backends.program import CommandResult
 from flows.backends.run_folder import HEARTBEAT, LOG
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.options import SlurmOptions
@@ -85,7 +85,7 @@ def test_a_job_that_cannot_be_ended_is_not_waited_for(
 
 def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
     class Held(Played):
-        def __call__(self, command: Sequence[str]) -> Said:
+        def __call__(self, command: Sequence[str]) -> CommandResult:
             if command[0] == "scancel":
                 self.scontrol = [state("CANCELLED")]
             return super().__call__(command)
@@ -160,7 +160,7 @@ class Slow(Played):
     begun: Event = field(default_factory=Event)
     answer: Event = field(default_factory=Event)
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         if command[0] == "sbatch":
             self.begun.set()
             assert self.answer.wait(10)
@@ -199,7 +199,7 @@ class Hangs(Played):
     asked_again: Event = field(default_factory=Event)
     answer: Event = field(default_factory=Event)
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         if command[0] == "scontrol" and self.slow.is_set():
             self.asked_again.set()
             assert self.answer.wait(10)
@@ -251,9 +251,9 @@ def test_whoever_waits_and_whoever_stops_pass_each_line_on_once(
 
 def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) -> None:
     class Refuses(Slow):
-        def __call__(self, command: Sequence[str]) -> Said:
+        def __call__(self, command: Sequence[str]) -> CommandResult:
             said = super().__call__(command)
-            return Said(1, "", "Invalid partition") if command[0] == "sbatch" else said
+            return CommandResult(1, "", "Invalid partition") if command[0] == "sbatch" else said
 
     played = Refuses([UNKNOWN])
     cancelled_while_it_submits(block(tmp_path, played), played)
@@ -287,7 +287,7 @@ def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path
 class Heeds(Played):
     """A job that is gone as soon as it is cancelled."""
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         said = super().__call__(command)
         if command[0] == "scancel" and not any("--signal" in word for word in command):
             self.scontrol = [state("CANCELLED")]

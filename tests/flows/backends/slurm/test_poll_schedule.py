@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.backends.slurm.poll_schedule import Pace
+from flows.backends.slurm.poll_schedule import PollSchedule
 
 
 def asked(
     poll_seconds: float, exits: Callable[[float], int], until: float, num: int = 1
 ) -> list[float]:
     """The times at which it is asked, of a look every half second."""
-    pace = Pace(poll_seconds, num)
+    pace = PollSchedule(poll_seconds, num)
     looks = [100 + look / 2 for look in range(int(2 * until))]
     return [now - 100 for now in looks if pace.is_due(exits(now - 100), now)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.backends.outcome import Kind
-from flows.backends.program import Said
+from flows.backends.program import CommandResult
 from flows.backends.slurm import job as slurm
 from flows.backends.spec import Shares
 from tests.flows.backends.slurm.slurm_played import (
@@ -28,12 +28,12 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
 
 
-def share(index: int, name: str, **fields: str) -> Said:
+def share(index: int, name: str, **fields: str) -> CommandResult:
     return state(name, ArrayJobId="17", ArrayTaskId=str(index), **fields)
 
 
-def listed(*shares: Said) -> Said:
-    return Said(0, "\n".join(share.out for share in shares), "")
+def listed(*shares: CommandResult) -> CommandResult:
+    return CommandResult(0, "\n".join(share.out for share in shares), "")
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Accounted(Played):
 
     sacct: str = ""
 
-    def __call__(self, command: Sequence[str]) -> Said:
+    def __call__(self, command: Sequence[str]) -> CommandResult:
         said = super().__call__(command)
-        return Said(0, self.sacct, "") if command[0] == "sacct" else said
+        return CommandResult(0, self.sacct, "") if command[0] == "sacct" else said
 
 
 TWO, THREE = Shares(count=2), Shares(count=3)

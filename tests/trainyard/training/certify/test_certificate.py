@@ -23,7 +23,7 @@ from trainyard.errors import ArtifactError
 from trainyard.training.certify.certificate import CHECKS, Certificate, Check, Link
 from trainyard.training.certify.proof import Prover
 from trainyard.training.loop.state import TrainState
-from trainyard.training.run.dp_history import Span
+from trainyard.training.run.dp_history import DpSpan
 from trainyard.training.run.run_record import PublishedStep, beginning_before
 
 STEPS = 12
@@ -32,7 +32,7 @@ RUNS = {
     "measured at the start": MadeRun(training=replace(TRAINING, eval_at_start=True)),
     "fp16 that overflows": MadeRun(precision=FP16, overflows=(1, 2, 7)),
     "passed over": MadeRun(training=replace(TRAINING, iterations_to_skip=(4, 5))),
-    "other layouts": MadeRun(spans=(Span(1, 4, 2, 2), Span(5, 7, 1, 4), Span(8, 12, 1, 1))),
+    "other layouts": MadeRun(spans=(DpSpan(1, 4, 2, 2), DpSpan(5, 7, 1, 4), DpSpan(8, 12, 1, 1))),
     "weight decay that grows": MadeRun(
         optimizer=replace(
             OPTIMIZER,
@@ -331,8 +331,8 @@ def test_the_document_says_what_the_sentence_says() -> None:
     def change(lines: Lines) -> None:
         lines[3]["rng"] = "00"
 
-    steps = MadeRun(spans=(Span(1, STEPS, 2, 2),)).published([STEPS])
-    sound = MadeRun(spans=(Span(1, STEPS, 2, 2),)).certify(steps).document()
+    steps = MadeRun(spans=(DpSpan(1, STEPS, 2, 2),)).published([STEPS])
+    sound = MadeRun(spans=(DpSpan(1, STEPS, 2, 2),)).certify(steps).document()
     assert json.loads(json.dumps(sound, allow_nan=False)) == sound
     assert (sound["verdict"], sound["complete"]) == ("proven", True)
     assert sound["spans"] == [

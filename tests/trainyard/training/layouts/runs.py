@@ -27,7 +27,7 @@ from trainyard.parallel.groups import ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.build import build_trainee, gpt_layout, gpt_provider
-from trainyard.training.loop.step import StepOptions, Trainee
+from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
 NUM_STEPS = 5
@@ -112,7 +112,7 @@ def train(cut: Cut, num_steps: int) -> Share:
     return Share(losses, norms, first_moments, found)
 
 
-def trainee_of(cut: Cut, padded_vocab_size: int | None = None) -> Trainee:
+def trainee_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModule:
     """The model of a cut, its weights drawn; on the ranks of the default group, or alone.
 
     padded_vocab_size: unset: as the cut pads."""

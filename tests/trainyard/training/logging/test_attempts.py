@@ -15,7 +15,7 @@ from trainyard.training.loop.events import Callback, Following, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
-from trainyard.training.run_protocols import Keeper
+from trainyard.training.run_protocols import RunFolder
 
 
 class Kept:
@@ -53,7 +53,7 @@ def event(step: int, ms: float | None, wait_ms: float = 0.0, **facts: Any) -> St
 
 
 def attempt(kept: Kept, *intervals: int | None) -> Attempt:
-    made = Attempt(cast(Keeper, kept), 4, intervals)
+    made = Attempt(cast(RunFolder, kept), 4, intervals)
     made.around(Slow())
     made.begin(TrainState())
     return made

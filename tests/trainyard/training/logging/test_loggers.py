@@ -17,7 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.training.logging.console import training_line
 from trainyard.training.logging.jsonl import JsonLines
 from trainyard.training.logging.loggers import Guarded, build_sinks
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import step_scalars
 from trainyard.training.logging.tensorboard import TensorBoard
 from trainyard.training.loop.events import Callback, Following, StepEvent
@@ -27,7 +27,7 @@ from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.options.logging import LoggingConfig
 
-FACTS = RunFacts(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", save="runs/tiny")
+FACTS = RunInfo(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", save="runs/tiny")
 
 
 def event(step: int, **fields: Any) -> StepEvent:

@@ -19,7 +19,7 @@ from tests.trainyard.training.small import (
 )
 from trainyard.errors import ConfigError
 from trainyard.training.logging.console import Console
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.events import StepEvent
 from trainyard.training.loop.ledger import Ledger, chain, parse_ledger
 from trainyard.training.loop.length import length_of
@@ -112,7 +112,7 @@ def test_measurements_are_at_the_interval_the_end_and_the_start_if_asked() -> No
 
 def test_the_console_line_has_megatrons_fields_in_order() -> None:
     lines: list[str] = []
-    console = Console(RunFacts(6), interval=2, show_throughput=True, write=lines.append)
+    console = Console(RunInfo(6), interval=2, show_throughput=True, write=lines.append)
     build_loop(build_trainee(), callbacks=[console]).run()
     steps = [line for line in lines if " iteration " in line and "consumed" in line]
     assert len(steps) == 3

@@ -22,7 +22,7 @@ from trainyard.datasets.sample_format import Sample
 from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
 from trainyard.training.loop.rerun import RerunMachine, StepJudge, StepSums, Suspicion
 from trainyard.training.loop.spikes import SpikeDetector
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.training import TrainingConfig
 
 NAN = math.nan
@@ -123,13 +123,13 @@ def test_noise_and_falling_losses_are_no_spikes() -> None:
 # --- in a step --------------------------------------------------------------------------------
 
 
-def with_judge(judge: StepJudge) -> Trainee:
+def with_judge(judge: StepJudge) -> TrainModule:
     trainee = build_trainee(dropout=0.1)
     trainee._options = replace(trainee._options, judge=judge)
     return trainee
 
 
-def spoil(trainee: Trainee, should: Callable[[int], bool]) -> None:
+def spoil(trainee: TrainModule, should: Callable[[int], bool]) -> None:
     """Multiply the losses of some calls of the model with NaN."""
     model, calls = trainee.chunks[0], iter(range(10**6))
     forward = model.forward_stage

@@ -32,7 +32,7 @@ from trainyard.training.loop.data import RunData
 from trainyard.training.loop.ledger import digest_samples
 from trainyard.training.loop.loop import TrainLoop
 from trainyard.training.loop.rerun import StepJudge
-from trainyard.training.loop.sample_check import StepEvidence, StepMismatchError, Taken
+from trainyard.training.loop.sample_check import SampleCheck, StepEvidence, StepMismatchError
 from trainyard.training.loop.seeds import step_digest
 from trainyard.training.loop.step import Repeated
 from trainyard.training.options.training import TrainingConfig
@@ -287,7 +287,7 @@ def test_what_is_served_is_what_the_ledger_tells_at_any_cut(run: Run) -> None:
             break
         indices, carried = [], []
         for dp_rank in range(run.dp):
-            taken, count = Taken(step, size.num_microbatches), size.num_microbatches
+            taken, count = SampleCheck(step, size.num_microbatches), size.num_microbatches
             batches = [*itertools.islice(taken.watch(streams[dp_rank]), count)]
             groups = ProcessGroups(dims, dp_rank)
             evidence = StepEvidence(step, size, 7, groups, orders[dp_rank])
@@ -313,7 +313,7 @@ def test_no_rank_takes_what_is_anothers(kind: str, fault: str) -> None:
         groups = ProcessGroups(ParallelDims(dp=2), dp_rank)
         for served in (data, replace(data, dp_rank=1 - dp_rank)):
             batches = served.train_batches(0)
-            taken = Taken(1, 12)
+            taken = SampleCheck(1, 12)
             evidence = StepEvidence(1, run.schedule.final, 7, groups, data.step_samples(0))
             stream = batches if served is data else FAULTS[fault](batches)
             _ = [*itertools.islice(taken.watch(stream), 12)]

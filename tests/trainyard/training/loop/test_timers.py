@@ -12,7 +12,7 @@ import pytest
 from tests.trainyard.training.small import Collector, build_loop, build_trainee
 from trainyard.testing.pool import RankPool
 from trainyard.training.logging.performance import percentile, performance_document
-from trainyard.training.logging.run_info import RunFacts
+from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.timer_report import TimerReport, straggler_lines
 from trainyard.training.loop.data_wait import DataWait
 from trainyard.training.loop.throughput import StepTiming
@@ -196,7 +196,7 @@ def test_the_summary_is_of_the_time_and_not_of_rates() -> None:
         StepTiming(2, 100.0, 4000.0, 400.0, 10.0, 8),
         StepTiming(3, 300.0, 1333.0, 133.0, 10.0, 9),
     ]
-    facts = RunFacts(3, world_size=2, device_name="NVIDIA H100 80GB HBM3")
+    facts = RunInfo(3, world_size=2, device_name="NVIDIA H100 80GB HBM3")
     document = performance_document(
         timings, facts, peaks=[9, 7], planned_bytes=5.0, timers=[{"optimizer": 1.0}, {}]
     )

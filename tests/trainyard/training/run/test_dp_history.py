@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from trainyard.errors import ArtifactError
-from trainyard.training.run.dp_history import Span, parse_spans, spans_document, with_steps
+from trainyard.training.run.dp_history import DpSpan, parse_spans, spans_document, with_steps
 
 
 def test_steps_taken_alike_are_one_span() -> None:
-    spans = with_steps((), Span(1, 5, 2, 4))
-    assert with_steps(spans, Span(6, 5, 1, 4)) == spans  # none were taken
-    assert with_steps(spans, Span(6, 9, 2, 4)) == (Span(1, 9, 2, 4),)
-    changed = with_steps(spans, Span(6, 9, 1, 4))
-    assert changed == (Span(1, 5, 2, 4), Span(6, 9, 1, 4))
+    spans = with_steps((), DpSpan(1, 5, 2, 4))
+    assert with_steps(spans, DpSpan(6, 5, 1, 4)) == spans  # none were taken
+    assert with_steps(spans, DpSpan(6, 9, 2, 4)) == (DpSpan(1, 9, 2, 4),)
+    changed = with_steps(spans, DpSpan(6, 9, 1, 4))
+    assert changed == (DpSpan(1, 5, 2, 4), DpSpan(6, 9, 1, 4))
     assert parse_spans(spans_document(changed)) == changed
     assert parse_spans({}) == ()
 

@@ -31,7 +31,7 @@ from trainyard.optim.schedule import Rates
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import Trainee
+from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import restore_training, restore_weights
@@ -45,7 +45,7 @@ MORE = VOCAB + 16
 TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
-def held(trainee: Trainee) -> list[Piece]:
+def held(trainee: TrainModule) -> list[Piece]:
     return pieces(model_tensors(trainee.chunks) | optimizer_tensors(trainee))
 
 
