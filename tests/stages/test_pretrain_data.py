@@ -14,7 +14,7 @@ from stages.pretrain.config import PretrainConfig
 from tests.stages.test_certify import found_in
 from tests.stages.test_pretrain import OPTIONS, arguments
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.tokenizers.chats import NAMED, write_folder
+from tests.trainyard.tokenizers.chat.chats import NAMED, write_folder
 from tests.trainyard.tokenizers.models import train as train_pieces
 from trainyard.config import from_dict
 from trainyard.corpus.indexed import IndexedWriter

@@ -11,7 +11,7 @@ import pytest
 from stages.tokenize import plan
 from tests.stages.directly import Done, run_program
 from tests.stages.tokenize_runs import files, numbered, write
-from tests.trainyard.tokenizers.test_engine import library
+from tests.trainyard.tokenizers.fast.test_gigatoken import library
 from tests.web import web_server
 
 

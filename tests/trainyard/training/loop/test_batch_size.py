@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.megatron.core_program import ramp_steps
+from tests.trainyard.megatron_cli.core_program import ramp_steps
 from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import (
     BatchSchedule,

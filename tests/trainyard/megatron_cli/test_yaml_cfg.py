@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stages.pretrain.config import PretrainConfig
-from tests.trainyard.megatron.shipped import SHIPPED
+from tests.trainyard.megatron_cli.shipped import SHIPPED
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg

@@ -13,8 +13,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from tests.trainyard.tokenizers import kinds
-from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, random_texts
-from tests.trainyard.tokenizers.test_engine import (
+from tests.trainyard.tokenizers.fast.test_gigatoken import (
     BYTES,
     CL100K,
     END,
@@ -24,6 +23,7 @@ from tests.trainyard.tokenizers.test_engine import (
     library,
     split,
 )
+from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, random_texts
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast import parts as parts_module
 from trainyard.tokenizers.fast.parts import encode_in_parts, parts

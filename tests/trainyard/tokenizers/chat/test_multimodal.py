@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainyard.tokenizers.chats import NAMED, pair, read_chats, write_folder
+from tests.trainyard.tokenizers.chat.chats import NAMED, pair, read_chats, write_folder
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.chat.multimodal import (
     IMAGE_INDEX,

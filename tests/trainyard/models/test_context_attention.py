@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.trainyard.models.backends.cases import LOCAL, attend, inputs, masks
+from tests.trainyard.attention.cases import LOCAL, attend, inputs, masks
 from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.attention.sdpa import SdpaBackend
 from trainyard.errors import ConfigError

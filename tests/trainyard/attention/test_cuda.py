@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.models.backends.cases import KINDS, attend, expected, inputs, masks, to
+from tests.trainyard.attention.cases import KINDS, attend, expected, inputs, masks, to
 from trainyard.attention.base import Numerics
 from trainyard.attention.blockwise import block_attention, causal_blocks
 from trainyard.attention.build import build_backend

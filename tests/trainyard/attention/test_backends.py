@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from tests.trainyard.models.backends.cases import KINDS, LOCAL, attend, expected, inputs, masks
+from tests.trainyard.attention.cases import KINDS, LOCAL, attend, expected, inputs, masks
 from trainyard.attention import lse_kernels, varlen
 from trainyard.attention.base import Numerics
 from trainyard.attention.flash import FlashBackend

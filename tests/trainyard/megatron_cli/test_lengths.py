@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.trainyard.conversion.megatron import megatron_package
-from tests.trainyard.megatron import core_program
+from tests.trainyard.megatron_cli import core_program
 from tests.vectors import GOLDEN
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.datasets.build import build_datasets

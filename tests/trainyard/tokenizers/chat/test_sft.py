@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.tokenizers.chats import MARKS, pair, read_chats, write_folder
+from tests.trainyard.tokenizers.chat.chats import MARKS, pair, read_chats, write_folder
 from tests.trainyard.tokenizers.hostile import HOSTILE
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.chat.prompt_formats import SFT_FORMATS

@@ -10,7 +10,7 @@ import pytest
 
 from stages.pretrain.config import PretrainConfig
 from stages.runtime.cli import MegatronOptions
-from tests.trainyard.megatron.flags import TRAINING
+from tests.trainyard.megatron_cli.flags import TRAINING
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.absent import HARMLESS
 from trainyard.megatron_cli.command import understand

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.trainyard.tokenizers import models
-from tests.trainyard.tokenizers.test_engine import (
+from tests.trainyard.tokenizers.fast.test_gigatoken import (
     BYTES,
     CL100K,
     END,
@@ -30,7 +30,7 @@ from tests.trainyard.tokenizers.test_engine import (
     library,
     split,
 )
-from tests.trainyard.tokenizers.test_seams import DEEPSEEK, ENDS, O200K, in_turn
+from tests.trainyard.tokenizers.fast.test_seams import DEEPSEEK, ENDS, O200K, in_turn
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast import gigatoken as engine_module
 from trainyard.tokenizers.fast import long_text
