@@ -17,7 +17,7 @@ from prefect import flow
 from flows.runner import retry
 from flows.recipes.stage_job import stage_job
 from flows.backends.outcome import StageError
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 
 folder, python = sys.argv[1:]
 model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 8}
@@ -26,7 +26,7 @@ retry.PAUSES_SECONDS = (0.0, 0.0, 3600.0)
 
 @flow
 async def once():
-    await run_stage_task(job, Place(run_folder=folder + "/runs", python=python))
+    await run_stage_task(job, StageEnvironment(run_folder=folder + "/runs", python=python))
 
 try:
     asyncio.run(once())

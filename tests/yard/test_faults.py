@@ -196,7 +196,7 @@ import asyncio, sys
 from prefect import flow
 from flows.recipes.stage_job import stage_job
 from flows.backends.outcome import StageError
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 
 folder, image = sys.argv[1:]
 model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 8}
@@ -204,7 +204,7 @@ job = stage_job("plan", {**model, "vocab_size": 300, "output_dir": folder + "/pl
 
 @flow
 async def once():
-    await run_stage_task(job, Place(run_folder=folder + "/runs", block="container", image=image))
+    await run_stage_task(job, StageEnvironment(run_folder=folder + "/runs", block="container", image=image))
 
 try:
     asyncio.run(once())

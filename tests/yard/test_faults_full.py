@@ -202,12 +202,12 @@ from prefect import flow
 from flows.recipes.stage_job import read_job
 from flows.backends.container.options import ContainerOptions
 from flows.backends.spec import Mount
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 
 @flow(name="in-a-container")
 async def in_a_container(document: str, folder: str, image: str, mounted: list[str]):
     mounts = [Mount(source=path, target=path) for path in mounted]
-    place = Place(
+    place = StageEnvironment(
         run_folder=folder + "/runs",
         block="container",
         image=image,

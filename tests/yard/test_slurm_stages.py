@@ -101,13 +101,13 @@ import asyncio, json, sys
 from prefect.logging import disable_run_logger
 from flows.recipes.stage_job import stage_job
 from flows.backends.slurm.options import SlurmOptions
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 
 given = json.loads(sys.argv[1])
 options = SlurmOptions(extra=("--hold",))
 with disable_run_logger():
     job = stage_job("plan", given["document"], "test")
-    place = Place(run_folder=given["folder"], block="slurm", slurm=options)
+    place = StageEnvironment(run_folder=given["folder"], block="slurm", slurm=options)
     asyncio.run(run_stage_task.fn(job, place))
 """
 
@@ -162,12 +162,12 @@ import asyncio, json, sys
 from prefect.logging import disable_run_logger
 from flows.recipes.stage_job import stage_job
 from flows.backends.spec import Resources
-from flows.runner.stage_task import Place, run_stage_task
+from flows.runner.stage_task import StageEnvironment, run_stage_task
 
 given = json.loads(sys.argv[1])
 two = {"pretrain": Resources(nodes=2, processes_per_node=1, cpus_per_node=1)}
 network = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-place = Place(
+place = StageEnvironment(
     run_folder=given["runs"], block="slurm", resources_by_stage=two, environment=network
 )
 with disable_run_logger():
