@@ -204,7 +204,8 @@ job = stage_job("plan", {**model, "vocab_size": 300, "output_dir": folder + "/pl
 
 @flow
 async def once():
-    await run_stage_task(job, StageEnvironment(run_folder=folder + "/runs", block="container", image=image))
+    place = StageEnvironment(run_folder=folder + "/runs", block="container", image=image)
+    await run_stage_task(job, place)
 
 try:
     asyncio.run(once())
