@@ -1,10 +1,11 @@
 """What stands before Prefect's server, whose pages and API any site may ask otherwise: requests by
 a foreign name and those of foreign pages are turned away, and no page may frame ours.
 
-The password is Prefect's own business."""
+The password is Prefect's own business, but for what it cannot compare with one."""
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -14,6 +15,10 @@ from flows.server.disk_full import App, Message, Receive, Send
 from flows.server.hosts import OURS, RULE, host_name, not_ours
 
 UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
+
+OF_OTHERS = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+"""Pages about the API, and what they show. They run scripts of other sites, which could read the
+password that a browser keeps for ours."""
 
 
 class Refusal(NamedTuple):
@@ -41,7 +46,7 @@ class Guarded:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope["headers"])
+        refusal = self._refusal(scope["headers"]) or _of_request(scope)
         if refusal is None:
             await self._app(scope, receive, _unframed(send))
         elif scope["type"] == "websocket":
@@ -76,6 +81,24 @@ async def answer(
     headers = [(b"content-type", kind + b"; charset=utf-8"), length, *more]
     await send({"type": "http.response.start", "status": int(status), "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _of_request(scope: Message) -> Refusal | None:
+    """What is turned away whoever asks."""
+    if scope["path"] in OF_OTHERS:
+        return Refusal(HTTPStatus.NOT_FOUND, "pages about the API are not served here")
+    for key, value in scope["headers"]:
+        if key == b"authorization" and not _is_comparable(value):
+            return Refusal(HTTPStatus.UNAUTHORIZED, "a password is of ASCII letters")
+    return None
+
+
+def _is_comparable(authorization: bytes) -> bool:
+    """False for credentials at which Prefect's own comparison ends with an error."""
+    try:
+        return base64.b64decode(authorization.split()[-1]).isascii()
+    except (IndexError, ValueError):
+        return True  # none at all: Prefect says so
 
 
 def _unframed(send: Send) -> Send:

@@ -47,8 +47,26 @@ def make_home(home: Path) -> None:
             )
         if stat.S_IMODE(there.st_mode) & 0o077:
             os.fchmod(descriptor, 0o700)
+        _check_entries(home, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _check_entries(home: Path, descriptor: int) -> None:
+    """Nothing lies in the folder that another user has put there while it was open: a database that
+    they have open too, settings that run a program, a link that leads elsewhere."""
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
+            try:
+                owner = entry.stat(follow_symlinks=False).st_uid
+            except FileNotFoundError:  # of another server, such as a journal, gone meanwhile
+                continue
+            if owner != os.geteuid():
+                raise ConfigError(
+                    f"{home / entry.name} belongs to user {owner}, and this program runs as user "
+                    f"{os.geteuid()}: who put it there may read and change what Prefect keeps. "
+                    f"Remove it"
+                )
 
 
 def private(path: str, flags: int) -> int:

@@ -39,6 +39,9 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("PATCH", "/api/work_pools/local", {"base_job_template": {}}),
     ("POST", "/api/events", []),
     ("GET", "/api/openapi.json", None),
+    ("GET", "/openapi.json", None),
+    ("GET", "/docs", None),
+    ("GET", "/redoc", None),
     ("POST", "/api/health", {}),
     ("GET", "/api//health/../admin/version", None),
     ("GET", "/api/variables/name/health", None),
@@ -72,6 +75,7 @@ CREDENTIALS = [
     basic("admin:admin"),
     basic("None"),
     basic("trainyard:" + 40 * "0"),
+    basic("trainyard:\xe9"),
     "Bearer trainyard",
     "Digest username=trainyard",
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from flows.server.disk_full import Message, Receive, Send
 from flows.server.guard import Guarded
-from tests.security.attacks import EVIL, HOSTS, ORIGINS
+from tests.security.attacks import EVIL, HOSTS, ORIGINS, basic
 
 PORT = 4200
 HOST = f"127.0.0.1:{PORT}"
@@ -21,7 +21,7 @@ async def served(scope: Message, receive: Receive, send: Send) -> None:
     await send({"type": f"{kind}.start", "status": 200, "headers": [(b"x", b"y")]})
 
 
-def first(*headers: tuple[str, str], kind: str = "http", **traits: Any) -> Message:
+def first(*headers: tuple[str, str], kind: str = "http", path: str = "/", **traits: Any) -> Message:
     """The first thing that is said to a request."""
     sent: list[Message] = []
 
@@ -31,7 +31,8 @@ def first(*headers: tuple[str, str], kind: str = "http", **traits: Any) -> Messa
     async def receive() -> Message:
         raise AssertionError("nothing is read of what is refused")
 
-    scope = {"type": kind, "headers": [(k.encode(), v.encode("latin-1")) for k, v in headers]}
+    encoded = [(k.encode(), v.encode("latin-1")) for k, v in headers]
+    scope = {"type": kind, "path": path, "headers": encoded}
     asyncio.run(Guarded(served, **traits)(scope, receive, send))
     return sent[0]
 
@@ -91,3 +92,13 @@ def test_pages_behind_a_proxy_are_known_by_its_name(origin: str, status: int) ->
 def test_no_page_may_frame_what_it_answers() -> None:
     headers = first(("host", HOST))["headers"]
     assert headers == [(b"x", b"y"), (b"content-security-policy", b"frame-ancestors 'none'")]
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"])
+def test_pages_that_run_scripts_of_other_sites_are_not_served(path: str) -> None:
+    assert first(("host", HOST), path=path)["status"] == 404
+
+
+def test_credentials_that_prefect_cannot_compare_are_wrong_ones() -> None:
+    for given, status in ((basic("\xe9:\xfc"), 401), (basic("trainyard:x"), 200), ("Basic", 200)):
+        assert first(("host", HOST), ("authorization", given))["status"] == status

@@ -69,6 +69,20 @@ def test_a_home_of_another_user_is_refused(home: Path) -> None:
         EphemeralServer(home)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize("name", ["prefect.db", "start.lock", "profiles.toml"])
+def test_what_another_user_left_in_an_open_home_is_refused(home: Path, name: str) -> None:
+    victim = home.parent / "victim"
+    victim.write_text("precious")
+    (home / name).symlink_to(victim) if name == "start.lock" else (home / name).touch()
+    os.chown(home / name, NOBODY, NOBODY, follow_symlinks=False)
+    home.chmod(0o777)
+    for _ in range(2):  # closed by the first, it is as bad
+        with pytest.raises(ConfigError, match=f"{name} belongs to user 65534, .* Remove it"):
+            make_home(home)
+    assert victim.read_text() == "precious"
+
+
 def test_the_password_is_kept_and_read_by_a_shell(home: Path) -> None:
     word = kept_password(home)
     replace(home / UI, settings_of_shell(URL, word))
