@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         listening = _bound(given.host, given.port)
         server = address(given.host, listening.getsockname()[1])
         told = f"Prefect's pages: {server}\n{_told(home)}"
-        password = os.environ.get(ASKED) or _kept(home, server)
+        password = _asked() or _kept(home, server)
     except TrainyardError as error:
         return fail(error)
     os.environ.update({**SETTINGS, **closed(server, password, home)})
@@ -94,6 +94,14 @@ def _bound(host: str, port: int) -> socket.socket:
             f"--host {host} --port {port} cannot be listened on: {error}; take another --port "
             f"(UI_PORT of make), or end what listens there"
         ) from error
+
+
+def _asked() -> str:
+    """The password that the environment names; Prefect fails at each request by any but ASCII."""
+    password = os.environ.get(ASKED, "")
+    if not password.isascii():
+        raise ConfigError(f"{ASKED} must be USER:PASSWORD in ASCII characters; choose another one")
+    return password
 
 
 def _kept(home: Path, server: str) -> str:

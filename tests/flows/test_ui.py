@@ -45,3 +45,11 @@ def test_a_root_or_a_folder_is_wanted(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit, match="2"):
         ui.main([])
     assert "--root --home" in capsys.readouterr().err
+
+
+def test_a_password_that_the_server_could_not_compare_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "admin:gr\u00fcn")
+    assert ui.main(["--root", str(tmp_path), "--port", "0"]) == 2
+    assert "PREFECT_SERVER_API_AUTH_STRING must be USER:PASSWORD" in capsys.readouterr().err

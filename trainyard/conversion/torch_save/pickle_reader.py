@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainyard.conversion.torch_save.pickle_names import (
+    ANYTHING,
     CONTAINERS,
     Call,
     Dtype,
@@ -82,8 +83,9 @@ NAMES = {kind: name for name, kind in reversed(CONTAINERS.items()) if isinstance
 class Encoder:
     """Turns what was unpickled into JSON, within limits."""
 
-    def __init__(self, max_nodes: int) -> None:
+    def __init__(self, max_nodes: int, allow: tuple[str, ...]) -> None:
         self._left = max_nodes
+        self._notes_anything = ANYTHING in allow
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """One value."""
@@ -95,9 +97,11 @@ class Encoder:
         if value is None or type(value) in (bool, float, str):
             return value
         if type(value) is int:
-            if value.bit_length() > 256:
-                raise Refused(f"an integer of {value.bit_length()} bits")
-            return value
+            if (bits := value.bit_length()) <= 256:
+                return value
+            if self._notes_anything:
+                return ["o", f"an integer of {bits} bits", ["t", []], None]
+            raise Refused(f"an integer of {bits} bits")
         return self._composed(value, depth + 1)
 
     def _composed(self, value: Any, depth: int) -> Any:
@@ -197,16 +201,16 @@ def read_all(data: bytes, layout: str, allow: tuple[str, ...], max_nodes: int) -
         return Unpickler(file, allow).load()
 
     if layout == "plain":
-        return {"tree": Encoder(max_nodes).encode(load())}
+        return {"tree": Encoder(max_nodes, allow).encode(load())}
     if layout == "several":
-        return _read_several(file, len(data), load, Encoder(max_nodes))
+        return _read_several(file, len(data), load, Encoder(max_nodes, allow))
     if load() != MAGIC or load() != PROTOCOL:
         raise Refused("it is not a file of torch.save")
     system = load()
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise Refused("it was written on a big-endian machine")
     unpickler = Unpickler(file, allow)
-    tree = Encoder(max_nodes).encode(unpickler.load())
+    tree = Encoder(max_nodes, allow).encode(unpickler.load())
     keys = load()
     if not isinstance(keys, list) or any(type(key) is not str for key in keys):
         raise Refused("its list of storages is not one of names")

@@ -54,6 +54,6 @@ def test_what_is_not_needed_never_blocks_the_tensors(tmp_path: Path) -> None:
     without_enum(root)
     more = {"rerun_state_machine": Maker(torch.ones(2)), Maker(torch.ones(1)): [torch.square]}
     change(root, lambda tree: tree.update(more))
-    change(root, lambda tree: vars(tree["args"]).update(helper=Maker(torch.ones(2))))
+    change(root, lambda tree: vars(tree["args"]).update(helper=Maker(torch.ones(2)), huge=10**400))
     found, _ = read_all(root)
     assert all(torch.equal(found[f"model.{name}"], tensor) for name, tensor in whole.items())
