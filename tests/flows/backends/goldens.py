@@ -1,7 +1,7 @@
 """Texts that rendering must give again, letter by letter.
 
-After a wanted change: `TRAINYARD_WRITE_GOLDEN=1 python -m pytest tests/flows/backends`, and read the
-difference."""
+After a wanted change: `TRAINYARD_WRITE_GOLDEN=1 python -m pytest tests/flows/backends`, and read
+the difference."""
 
 from __future__ import annotations
 
