@@ -119,11 +119,11 @@ down: ## End them; what they keep stays in volumes
 test: install ## Unit tests, under two minutes
 	@$(PYTEST) -q -n $(JOBS) --dist loadfile
 
-test-distributed: install ## Training cut over up to eight ranks against one process, minutes
+test-distributed: install ## Trainings on up to eight ranks against one process, every case, minutes
 	@$(PYTEST) -q -m 'not full' --durations=10 $(LAYOUTS)
 
-test-slow: install ## Kill-anywhere and whole-yard suites, minutes
-	@$(PYTEST) -q -m '(slow or kill or yard) and not full' --ignore=$(LAYOUTS)
+test-slow: install ## Slow and kill-anywhere suites, every case, minutes
+	@$(PYTEST) -q -n $(JOBS) -m '(slow or kill) and not yard and not full' --ignore=$(LAYOUTS)
 
 test-yard: install ## Images, compose, Slurm and an object store, brought up and cleaned up by itself
 	@deploy/dev/with-yard.sh $(MAKE) --no-print-directory test-in-yard
@@ -135,10 +135,10 @@ test-in-yard:
 	@$(PYTEST) -q -m 'yard and not full' $(CLUSTERED)
 	@$(PYTEST) -q -m yard -k 'quick_start and compose' tests/yard/test_everywhere.py
 
-test-full: install ## What takes longest: whole corpora, huge inputs, every cut, ten minutes of fuzzing
-	@$(PYTEST) -q -n $(JOBS) -m 'full and not yard' --ignore=$(LAYOUTS)
+test-full: install ## Every case of every test: whole corpora, huge inputs, all layouts, long fuzzing
+	@$(PYTEST) -q -n $(JOBS) -m '(slow or kill or full) and not yard' --ignore=$(LAYOUTS)
+	@$(PYTEST) -q -m 'full or not full' $(LAYOUTS)
 	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m yard tests/yard
-	@$(PYTEST) -q -m full $(LAYOUTS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
 
 fuzz: install ## Readers of files on damaged bytes, each of six for FUZZ_SECONDS

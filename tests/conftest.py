@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import rotation
 from tests.vectors import GOLDEN
 from trainyard.testing.pool import RankPool
 
@@ -31,6 +32,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("yard", deadline=None)
 settings.load_profile("yard")
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """`--third`, which must be known before the command line is read."""
+    pluginmanager.register(rotation)
 
 
 # --- what running so many tests costs ----------------------------------------------------------

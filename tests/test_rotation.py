@@ -1,0 +1,56 @@
+"""The thirds of `--third` are all cases together, and leave no test out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import rotation
+
+pytest_plugins = ["pytester"]
+
+SUITE = """
+import pytest
+
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", range(4))
+def test_of_twelve(a, b): pass
+
+@pytest.mark.parametrize("a", "xy")
+def test_of_two(a): pass
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("a", range(5))
+def test_of_five_that_all_run(a): pass
+
+def test_alone(): pass
+"""
+
+
+def test_the_thirds_are_all_cases_and_each_has_every_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SUITE)
+    pytester.makeconftest(Path(rotation.__file__).read_text())
+    pytester.makeini("[pytest]\nmarkers = every_case")
+    thirds = [_collected(pytester, "--third", str(third)) for third in range(3)]
+    assert set().union(*thirds) == _collected(pytester)
+    for third in thirds:
+        of = [name.partition("[")[0] for name in third]
+        assert of.count("test_of_twelve") == 4
+        assert of.count("test_of_two") == 1
+        assert of.count("test_of_five_that_all_run") == 5
+        assert of.count("test_alone") == 1
+
+
+def test_what_ran_is_printed_also_by_worker_processes(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SUITE)
+    pytester.makeconftest(Path(rotation.__file__).read_text())
+    pytester.makeini("[pytest]\nmarkers = every_case")
+    for options in ([], ["-n", "1"]):
+        result = pytester.runpytest_inprocess("--third", "2", *options)
+        result.stdout.fnmatch_lines(["third 2 of 0 to 2: 11 tests and cases run, 9 cases of 2 *"])
+
+
+def _collected(pytester: pytest.Pytester, *options: str) -> set[str]:
+    result = pytester.runpytest_inprocess("--collect-only", "-q", *options)
+    return {line.partition("::")[2] for line in result.outlines if "::" in line}
