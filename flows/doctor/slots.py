@@ -1,6 +1,7 @@
-"""The slots of a yard's limits, where each belongs to something that runs.
+"""Whether every taken slot of a yard's limits belongs to something that runs.
 
-One that belongs to nothing is never given back: the stage or flow that it limits waits for ever."""
+A slot that belongs to nothing is never given back, so the stage or flow under its limit waits
+forever."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
     TaskRunFilter,
+    TaskRunFilterName,
     TaskRunFilterState,
     TaskRunFilterStateType,
-    TaskRunFilterTags,
 )
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.doctor.check import Answer, Check, ok, skipped, warn
 from flows.doctor.yard import Yard
-from flows.runner.limits import Slots, slots_of, told
-from flows.runner.tags import limit_tag
+from flows.runner.limits import Slots, describe_task_runs, read_slots
+from flows.yard.place import limit_tag
 from trainyard.errors import InfrastructureError
 
 PAGE = 200
@@ -34,9 +35,12 @@ AT_WORK = [StateType.RUNNING, StateType.CANCELLING]
 BUSY = [*AT_WORK, StateType.PENDING]
 """A flow run that waits for a worker has the slot of its deployment."""
 
+Lost = tuple[str, str]
+"""What is wrong, and the command that frees the slots."""
+
 
 def slots(yard: Yard) -> Answer:
-    """No slot of a limit is taken for nothing."""
+    """Every taken slot of a limit belongs to something that runs."""
     try:
         return asyncio.run(_slots(yard))
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
@@ -44,44 +48,42 @@ def slots(yard: Yard) -> Answer:
 
 
 async def _slots(yard: Yard) -> Answer:
-    tags = [limit_tag(yard.place.yard, stage) for stage in yard.place.limited]
+    found, lost = [], []
     async with get_client() as client:
-        read = [(tag, await slots_of(client, tag)) for tag in tags]
-        found = [(tag, limit) for tag, limit in read if limit is not None]
-        ill = [await _lost(client, tag, limit) for tag, limit in found if limit.unleased]
-        ill += await _lost_of_deployments(client, yard.profile.name)
-    if ill:
-        commands = " && ".join(command for _, command in ill)
-        return warn(
-            "; ".join(said for said, _ in ill), f"if it is so a minute later as well: {commands}"
-        )
+        for stage in yard.place.limited:
+            limit = await read_slots(client, limit_tag(yard.place.yard, stage))
+            if limit is not None:
+                found.append(limit)
+                if limit.unleased:
+                    lost.append(await _lost_of_stage(client, stage, limit))
+        lost += await _lost_of_deployments(client, yard.profile.name)
+    if lost:
+        commands = " && ".join(command for _, command in lost)
+        message = "; ".join(message for message, _ in lost)
+        return warn(message, f"if it is so a minute later as well: {commands}")
     if not found:
         return skipped(f"no limit of yard {yard.profile.name} is registered")
-    return ok(", ".join(limit.counted for _, limit in found))
+    return ok(", ".join(limit.counts for limit in found))
 
 
-Lost = tuple[str, str]
-"""What is wrong, and the command that mends it."""
-
-
-async def _lost(client: PrefectClient, tag: str, limit: Slots) -> Lost:
-    """Slots without a lease; a task that runs may have one whose lease the server forgot."""
+async def _lost_of_stage(client: PrefectClient, stage: str, limit: Slots) -> Lost:
+    """Slots without a lease. A running task may have one of them if the server lost its lease."""
     running = await client.read_task_runs(
         task_run_filter=TaskRunFilter(
-            tags=TaskRunFilterTags(all_=[tag]),
+            name=TaskRunFilterName(like_=stage),
             state=TaskRunFilterState(type=TaskRunFilterStateType(any_=AT_WORK)),
         ),
         limit=PAGE,
     )
     others = tuple(run.id for run in running if run.id not in limit.holders)
-    said = f"{limit.counted}, {limit.unleased} of them by nothing that has a lease"
+    message = f"{limit.counts}, {limit.unleased} of them by nothing that has a lease"
     if others:
-        said += f" (look whether it runs: {await told(client, others[:3])})"
-    return said, limit.freeing
+        message += f" (look whether it runs: {await describe_task_runs(client, others[:3])})"
+    return message, limit.free_command
 
 
 async def _lost_of_deployments(client: PrefectClient, yard: str) -> list[Lost]:
-    """Those of flows of which one runs at a time."""
+    """Slots of flows of which one runs at a time."""
     ours = DeploymentFilter(name=DeploymentFilterName(any_=[yard]))
     lost = []
     for deployment in await client.read_deployments(deployment_filter=ours, limit=PAGE):
@@ -97,9 +99,9 @@ async def _lost_of_deployments(client: PrefectClient, yard: str) -> list[Lost]:
         )
         if limit.active_slots > len(runs):
             flow = await client.read_flow(deployment.flow_id)
-            said = f"{limit.active_slots} of {limit.limit} slots of {flow.name}/{yard} taken, and "
+            message = f"{limit.active_slots} of {limit.limit} slots of {flow.name}/{yard} taken, "
             command = f"prefect gcl update {limit.name} --active-slots {len(runs)}"
-            lost.append((f"{said}{len(runs)} of its runs at work", command))
+            lost.append((f"{message}and {len(runs)} of its runs at work", command))
     return lost
 
 

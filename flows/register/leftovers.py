@@ -13,7 +13,7 @@ from prefect.client.schemas.filters import (
 
 from flows.register.report import Report
 from flows.register.wanted import Wanted
-from flows.runner.tags import limit_tag
+from flows.yard.place import limit_tag
 
 PAGE = 200
 

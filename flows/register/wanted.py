@@ -15,7 +15,7 @@ import yaml
 
 from flows.cli.run_flow import PATIENCE
 from flows.register.rehearsal import rehearse
-from flows.runner.tags import limit_tag
+from flows.yard.place import limit_tag
 from flows.yard.profile import Profile, Schedule
 from flows.yard.tables import refuse_unknown
 from trainyard.errors import ConfigError

@@ -1,54 +1,89 @@
-"""What a server knows of a limit: how many slots it has, how many are taken, and by whom.
+"""How many stages of a kind run at once in a yard: `[limits]` of a profile.
 
-Slots are counted in the server's database. Who has them is told by leases, which are renewed while
-a task runs, and end a minute after it died without a word. A server that keeps leases in memory, as
-Prefect does where nobody says otherwise, forgets them when it is started again: their slots stay
-taken until somebody frees them."""
+Prefect's server counts the slots of a limit, so that flows on all machines share them and
+`prefect gcl` changes them. A stage takes its slot when its task begins, with a lease that is
+renewed until the task ends. When its flow is killed, the lease expires and the slot is free again.
+
+The stage takes the slot itself. Prefect's engine would wait without a log line, ignore signals
+while it waits, and give up a lease for good after some minutes without the server.
+
+A server that keeps leases in memory, Prefect's default, forgets them when it restarts. Their slots
+stay taken until a person frees them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from http import HTTPStatus
 from uuid import UUID
 
-from prefect.client.orchestration import PrefectClient
+from httpx import HTTPStatusError
+from prefect import runtime
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectNotFound
+
+from flows.logs.console import Log, headline
+from flows.server.ephemeral import LEASE_SECONDS
+
+LOOK_SECONDS = 3.0
+"""Between two tries to take a slot."""
+RENEW_SECONDS = 10.0
+"""Between two renewals. A server that was away leaves a lease alone for `LEASE_SECONDS`."""
+AGAIN_SECONDS = 1.0
+"""After a renewal that failed."""
+ANSWER_SECONDS = 10.0
+"""Limit of one renewal. Prefect's client alone would retry with pauses of up to a minute."""
+REPEAT_SECONDS = 600.0
+"""Between two log lines of a stage that still waits."""
+LOST_SECONDS = 30.0
+"""A slot without a lease for this long is lost: the server frees those of expired leases every
+15 s."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """The slots of one limit, as they are now."""
+    """The slots of one limit, at one moment."""
 
     name: str
     """Of the limit, as `prefect gcl` takes it."""
-    most: int
+    total: int
     taken: int
     holders: tuple[UUID, ...]
-    """Task runs that have a lease."""
+    """Task runs with a lease."""
 
     @property
     def are_full(self) -> bool:
-        """True when the next one has to wait."""
-        return self.taken >= self.most
+        """Whether the next stage has to wait."""
+        return self.taken >= self.total
 
     @property
     def unleased(self) -> int:
-        """Taken, and held by nobody the server knows of. For an instant also those that change
-        hands, and those of a lease that has just run out."""
+        """Taken slots without a lease. For a moment this includes slots that change hands and those
+        of a lease that just expired."""
         return max(0, self.taken - len(self.holders))
 
     @property
-    def counted(self) -> str:
-        """How many of how many are taken, in words."""
-        return f"{self.taken} of {self.most} slots of {self.name} taken"
+    def counts(self) -> str:
+        """How many of how many are taken, for a message."""
+        return f"{self.taken} of {self.total} slots of {self.name} taken"
 
     @property
-    def freeing(self) -> str:
-        """The command that frees those that nobody has."""
+    def free_command(self) -> str:
+        """The command that frees the slots without a lease."""
         return f"prefect gcl update {self.name} --active-slots {len(self.holders)}"
 
 
-async def slots_of(client: PrefectClient, tag: str) -> Slots | None:
-    """The slots of the limit on a tag; None where there is none, or it is switched off."""
+async def read_slots(client: PrefectClient, tag: str) -> Slots | None:
+    """The slots of the limit on a tag; None if it does not exist or is switched off."""
     name = f"tag:{tag}"
     try:
         limit = await client.read_global_concurrency_limit_by_name(name)
@@ -57,20 +92,163 @@ async def slots_of(client: PrefectClient, tag: str) -> Slots | None:
         holders = (await client.read_concurrency_limit_by_tag(tag)).active_slots
     except ObjectNotFound:
         return None
-    return Slots(name=name, most=limit.limit, taken=limit.active_slots, holders=tuple(holders))
+    return Slots(name=name, total=limit.limit, taken=limit.active_slots, holders=tuple(holders))
 
 
-async def told(client: PrefectClient, holders: tuple[UUID, ...]) -> str:
-    """Task runs by their names, with those of their flow runs."""
-    return ", ".join([await _name(client, holder) for holder in holders])
+async def describe_task_runs(client: PrefectClient, task_runs: tuple[UUID, ...]) -> str:
+    """The names of task runs, with those of their flow runs."""
+    return ", ".join([await _describe(client, task_run) for task_run in task_runs])
 
 
-async def _name(client: PrefectClient, holder: UUID) -> str:
+async def _describe(client: PrefectClient, task_run: UUID) -> str:
     try:
-        task = await client.read_task_run(holder)
+        task = await client.read_task_run(task_run)
         if task.flow_run_id is None:
             return task.name
         flow = await client.read_flow_run(task.flow_run_id)
-    except ObjectNotFound:  # the server is told of a task run some seconds after it began
-        return f"task run {holder}"
+    except ObjectNotFound:  # the server learns of a task run some seconds after it began
+        return f"task run {task_run}"
     return f"{task.name} of flow run {flow.name}"
+
+
+class StageLimit:
+    """The limit on a stage, for the jobs of one flow run."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.turn = asyncio.Lock()
+        """Of the jobs of this flow run, one at a time asks for a slot."""
+
+    @contextlib.asynccontextmanager
+    async def apply(self, job: str, log: Log) -> AsyncIterator[None]:
+        """Run one task inside: it waits in `take_slot`, and its slot is given back at the end."""
+        slot = _Slot(self, job, log)
+        _slot.set(slot)
+        try:
+            yield
+        finally:
+            await slot.give_back()
+
+
+async def take_slot() -> None:
+    """Wait, in a task under a limit, until it has a slot. It keeps the slot for all attempts."""
+    if (slot := _slot.get()) is not None and (task_run := runtime.task_run.id) is not None:
+        await slot.take(UUID(str(task_run)))
+
+
+class _Slot:
+    """The slot of one job: waited for, renewed, given back."""
+
+    def __init__(self, limit: StageLimit, job: str, log: Log) -> None:
+        self._limit, self._job, self._log = limit, job, log
+        self._task_run: UUID | None = None
+        self._lease: UUID | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._logged_at = -math.inf
+        self._lost_since = math.inf
+        self._logged_lost = False
+        self._logged_retake = False
+
+    async def take(self, task_run: UUID) -> None:
+        """Wait for a slot; returns at once in attempts after the first."""
+        if self._renewing is not None:
+            return
+        self._task_run = task_run
+        async with self._limit.turn, get_client() as client:
+            while True:
+                slots = await read_slots(client, self._limit.tag)
+                if slots is None or (not slots.are_full and await self._lease_slot(client)):
+                    break
+                if slots.are_full:
+                    await self._report_wait(client, slots)
+                await asyncio.sleep(LOOK_SECONDS)
+        self._renewing = asyncio.create_task(self._renew_forever())
+
+    async def give_back(self) -> None:
+        """Stop renewing and release the slot. A slot that cannot be released expires."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        if self._lease is None:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), get_client() as client:
+                await client.release_concurrency_slots_with_lease(self._lease)
+        except Exception as error:  # whatever the server answers, the stage has ended
+            tag = self._limit.tag
+            self._log.warning("%s: its slot of %s was not given back: %s", self._job, tag, error)
+
+    async def _lease_slot(self, client: PrefectClient) -> bool:
+        """Take a slot; False if all are taken."""
+        assert self._task_run is not None
+        holder = ConcurrencyLeaseHolder(type="task_run", id=self._task_run)
+        try:
+            answer = await client.increment_concurrency_slots_with_lease(
+                [f"tag:{self._limit.tag}"], 1, "concurrency", LEASE_SECONDS, holder
+            )
+        except HTTPStatusError as error:
+            if error.response.status_code != HTTPStatus.LOCKED:
+                raise
+            return False
+        self._lease = UUID(answer.json()["lease_id"])
+        return True
+
+    async def _renew_forever(self) -> None:
+        pause = RENEW_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS), get_client() as client:
+                    await self._renew(client)
+                pause = RENEW_SECONDS
+            except Exception as error:  # the next try may find the server well
+                log.debug("the slot of %s was not renewed: %s", self._job, error)
+                pause = AGAIN_SECONDS
+
+    async def _renew(self, client: PrefectClient) -> None:
+        """Renew the lease. Take a slot again if the server no longer knows the lease, or if the
+        limit was registered after the stage began."""
+        if self._lease is not None:
+            try:
+                await client.renew_concurrency_lease(self._lease, LEASE_SECONDS)
+                return
+            except HTTPStatusError as error:
+                if error.response.status_code != HTTPStatus.GONE:
+                    raise
+        slots = await read_slots(client, self._limit.tag)
+        if slots is None or self._task_run in slots.holders:
+            return
+        was_lost = self._lease is not None
+        is_taken = await self._lease_slot(client)
+        if was_lost and not self._logged_retake:
+            self._logged_retake = True
+            outcome = "another has it: for once one more may run than the limit says"
+            note = f"that of tag:{self._limit.tag} was lost while the server could not be reached, "
+            note += "and taken again" if is_taken else f"and {outcome}"
+            headline(self._log, self._job, "slot", note=note, level=logging.WARNING)
+
+    async def _report_wait(self, client: PrefectClient, slots: Slots) -> None:
+        """Log who has the slots, if that is new or was logged long ago."""
+        now = time.monotonic()
+        self._lost_since = min(self._lost_since, now) if slots.unleased else math.inf
+        is_lost = now - self._lost_since >= LOST_SECONDS
+        if now - self._logged_at < REPEAT_SECONDS and is_lost <= self._logged_lost:
+            return
+        self._logged_at, self._logged_lost = now, is_lost
+        note = [slots.counts]
+        if slots.holders:
+            note.append(
+                f"by {await describe_task_runs(client, slots.holders)}; a run that was killed "
+                f"gives its slot back within {LEASE_SECONDS} s"
+            )
+        if is_lost:
+            note.append(
+                f"{slots.unleased} by no run that the server knows of. If none of them runs any "
+                f"more: PREFECT_API_URL={client.api_url} {slots.free_command}"
+            )
+        if slots.total == 0:
+            note.append(f"so none may run; prefect gcl update {slots.name} --limit 1 lets one")
+        headline(self._log, self._job, "waits", note=", ".join(note))
+
+
+_slot: ContextVar[_Slot | None] = ContextVar("slot", default=None)

@@ -16,11 +16,11 @@ from flows.pages.run_pages import RunPages
 from flows.recipes.stage_job import StageJob, in_shares, joined
 from flows.recipes.summary import Summary
 from flows.runner.interrupt import heed_interrupt
+from flows.runner.limits import StageLimit
 from flows.runner.run_lock import note_jobs, run_lock
-from flows.runner.slots import StageLimit
 from flows.runner.stage_task import run_stage_task
-from flows.runner.tags import limit_tag
 from flows.yard.links import browsed
+from flows.yard.place import limit_tag
 from flows.yard.profile import Profile
 from flows.yard.read_profile import read_profile
 from trainyard.artifacts import store
@@ -55,7 +55,7 @@ class StageRunner:
         shown = browsed(profile.yard_root(), profile.browse)
         self._board = RunPages(flow, card, root, self._place.run_folder, shown)
         self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))
-        self._gates: dict[str, StageLimit] = {}
+        self._limits: dict[str, StageLimit] = {}
         self._alone = alone
         self._held = contextlib.AsyncExitStack()
 
@@ -114,9 +114,9 @@ class StageRunner:
         if job.stage not in self._place.limited:
             return await run_stage_task(job, self._place)
         tag = limit_tag(self._place.yard, job.stage)
-        gate = self._gates.setdefault(tag, StageLimit(tag))
-        async with gate.passed(job.name, get_run_logger()):
-            return await run_stage_task.with_options(tags=[tag])(job, self._place)
+        limit = self._limits.setdefault(tag, StageLimit(tag))
+        async with limit.apply(job.name, get_run_logger()):
+            return await run_stage_task(job, self._place)
 
     async def drop_all_but(self, jobs: Sequence[StageJob]) -> None:
         """Remove parts beside those of these jobs, left by an earlier corpus with other files."""

@@ -29,8 +29,8 @@ from flows.logs.console import Log, headline
 from flows.pages.stage_pages import show_failed, show_stage
 from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
+from flows.runner.limits import take_slot
 from flows.runner.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
-from flows.runner.slots import note_begin
 from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
 from flows.runner.submission import SETTLED, follow
 from flows.yard.place import SCHEDULED, StageEnvironment
@@ -58,7 +58,7 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
 )
 async def run_stage_task(job: StageJob, place: StageEnvironment) -> Summary:
     """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
-    note_begin()
+    await take_slot()
     task_run = str(runtime.task_run.id or "")
     trying = _tryings.setdefault(task_run, Trying()) if task_run else Trying()
     await _pause(job, trying)

@@ -74,6 +74,11 @@ class Watch:
             raise ConfigError(f"grace_seconds must not be negative, got {self.grace_seconds}")
 
 
+def limit_tag(yard: str, stage: str) -> str:
+    """The name of a stage's limit in a yard; Prefect's server calls it `tag:` and this."""
+    return f"yard:{yard}:{stage}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEnvironment:
     """Where the stages of a flow run, and where their run folders lie."""

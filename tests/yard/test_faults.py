@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.slots import LOST_SECONDS
+from flows.runner.limits import LOST_SECONDS
 from tests.flows import disks
 from tests.yard.containers import running_engine
 from tests.yard.deployed import Api

@@ -37,13 +37,6 @@ def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         server.kill()
 
 
-@pytest.fixture
-def yard(yard: Yard) -> Yard:
-    """One where Prefect gives up a lease soon."""
-    yard.environment["PREFECT_CLIENT_MAX_RETRIES"] = "1"
-    return yard
-
-
 def another_could_begin(server: Server) -> bool:
     """Whether the slot is free for a second training; takes it then."""
     asked = {"slots": 1, "names": [LIMIT], "mode": "concurrency", "lease_duration": 60}

@@ -35,9 +35,6 @@ class Stages:
     def __init__(self) -> None:
         self.ran: list[StageJob] = []
 
-    def with_options(self, **_: Any) -> Stages:
-        return self
-
     async def __call__(self, job: StageJob, place: StageEnvironment) -> Summary:
         self.ran.append(job)
         return Summary(job=job.name, stage=job.stage, reused=False, reason="", seconds=0.0)
@@ -72,16 +69,16 @@ def slot(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
     """What happens while a stage waits for its slot."""
     meanwhile: list[Waiting] = []
 
-    class Gate:
+    class Limit:
         def __init__(self, tag: str) -> None: ...
 
         @contextlib.asynccontextmanager
-        async def passed(self, *_: Any) -> AsyncIterator[None]:
+        async def apply(self, *_: Any) -> AsyncIterator[None]:
             for happens in meanwhile:
                 await asyncio.to_thread(happens)
             yield
 
-    monkeypatch.setattr(stage_runner, "StageLimit", Gate)
+    monkeypatch.setattr(stage_runner, "StageLimit", Limit)
     return meanwhile
 
 
