@@ -5,7 +5,6 @@ Nothing here imports Prefect at the top, since it reads its environment when it 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -75,24 +74,24 @@ def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, An
     from prefect.exceptions import CancelledRun, TerminationSignal
 
     from flows.logs.console import take_over
-    from flows.runner.interrupt import end_in_time, told_to_stop
+    from flows.runner.cancellation import exit_after_signal, received_signal
 
     take_over(verbose)
-    end_in_time()
+    exit_after_signal()
     try:
         return 0, asyncio.run(flow(**parameters))
     except (TrainyardError, StageError) as error:
-        return _stopped(number) if (number := told_to_stop()) else fail(error), None
+        return _stopped(number) if (number := received_signal()) else fail(error), None
     except KeyboardInterrupt:
         return _stopped(signal.SIGINT), None
     except (TerminationSignal, asyncio.CancelledError):
-        return _stopped(told_to_stop() or signal.SIGTERM), None
+        return _stopped(received_signal() or signal.SIGTERM), None
     except CancelledRun:
-        return _stopped(told_to_stop() or signal.SIGTERM, "cancelled in Prefect"), None
+        return _stopped(received_signal() or signal.SIGTERM, "cancelled in Prefect"), None
     except Exception as error:
         if (said := of_server(error)) is not None:
             status = fail(said)
-            return _stopped(number) if (number := told_to_stop()) else status, None
+            return _stopped(number) if (number := received_signal()) else status, None
         traceback.print_exception(error)
         print("error: this is a defect of trainyard", file=sys.stderr)
         return EXIT_DEFECT, None
@@ -124,19 +123,9 @@ def of_server(error: Exception) -> TrainyardError | None:
                 f"{url} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it "
                 f"(for that of `make ui`: `. yard/.prefect/ui.env`)"
             )
-        if status == HTTPStatus.INSUFFICIENT_STORAGE:
-            return InfrastructureError(f"Prefect's API at {url}: {_detail(one.response.text)}")
     if isinstance(error, PrefectException) or _is_of_network(error):
         return InfrastructureError(f"Prefect's API at {url}: {error}")
     return None
-
-
-def _detail(answer: str) -> str:
-    """The words of an answer that is an error, as FastAPI writes it."""
-    try:
-        return str(json.loads(answer)["detail"])
-    except (ValueError, KeyError, TypeError):
-        return answer
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -154,5 +143,5 @@ def _is_of_network(error: BaseException) -> bool:
 
 def _stopped(number: signal.Signals, how: str = "") -> int:
     how = how or f"stopped by {number.name}"
-    print(f"{how}; run it again to go on from here", file=sys.stderr)
+    print(f"{how}; run it again to resume", file=sys.stderr)
     return 128 + number

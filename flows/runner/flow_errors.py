@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from prefect.states import Failed
 
 from flows.backends.outcome import StageError
-from flows.runner.cancelled import heed_cancel
+from flows.runner.cancellation import run_until_cancelled
 from trainyard.errors import TrainyardError
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ def report_errors(
         for name in LOGGERS:
             logging.getLogger(name).addFilter(without_traceback)
         try:
-            return await heed_cancel(run(*args, **kwargs))
+            return await run_until_cancelled(run(*args, **kwargs))
         except OURS as error:
             # What a flow returns in the place of a result is its state.
             return cast(R, Failed(message=str(error), data=error))

@@ -10,12 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from prefect import get_run_logger
-from prefect.exceptions import TerminationSignal
 
 from flows.pages.run_pages import RunPages
 from flows.recipes.stage_job import StageJob, in_shares, joined
 from flows.recipes.summary import Summary
-from flows.runner.interrupt import heed_interrupt
+from flows.runner.cancellation import watch_signals
 from flows.runner.limits import StageLimit
 from flows.runner.run_lock import note_jobs, run_lock
 from flows.runner.stage_task import run_stage_task
@@ -60,8 +59,7 @@ class StageRunner:
         self._held = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> StageRunner:
-        _heed_termination()
-        heed_interrupt()
+        watch_signals()
         if self._alone:
             await self._held.enter_async_context(run_lock(self._root, get_run_logger()))
         await self._board.open()
@@ -123,22 +121,6 @@ class StageRunner:
         if not jobs:
             return
         await asyncio.to_thread(remove_other_parts, [j.output.url for j in jobs if j.output])
-
-
-def _heed_termination() -> None:
-    """Let a SIGTERM stop the flow also when it comes while the event loop is busy.
-
-    Prefect's handler of the signal raises TerminationSignal wherever the program is. Within a
-    callback of the loop nobody awaits that; it ends in the loop's exception handler."""
-    loop, flow = asyncio.get_running_loop(), asyncio.current_task()
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if flow is not None and isinstance(context.get("exception"), TerminationSignal):
-            flow.cancel()
-        else:
-            loop.default_exception_handler(context)
-
-    loop.set_exception_handler(handle)
 
 
 def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:

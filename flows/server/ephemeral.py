@@ -9,6 +9,7 @@ and asks for a password that it alone knows with that program; both have it from
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,13 +20,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from flows.server.disk_full import full, has_no_room
 from flows.server.home import PASSWORD, URL, closed, make_home, new_password, private
 from trainyard.errors import InfrastructureError
 
 START_SECONDS = 240.0
 """Of which it may wait half for others that start on the same home (flows/server/process.py)."""
 STOP_SECONDS = 10.0
+
+FULL_BYTES = 65_536
+"""With less than this free on its disk, SQLite cannot start a database."""
 
 LEASES = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
@@ -115,9 +118,9 @@ class EphemeralServer:
         )
 
     def _why(self) -> str:
-        """The last thing that it said; of a full disk, which keeps no log, that it is full."""
-        if has_no_room(self._home):
-            return full(self._home)
+        """The last line of its log, or that the disk is full, which leaves no log."""
+        if shutil.disk_usage(self._home).free < FULL_BYTES:
+            return f"the disk of {self._home} is full; make room, and run it again"
         with open(self._log.name, "rb") as log:
             log.seek(self._log_began)
             said = log.read().decode(errors="replace").split("\n")

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from flows.server.disk_full import App, Message, Receive, Send
 from flows.server.hosts import OURS, RULE, host_name, not_ours
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 
 UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
 

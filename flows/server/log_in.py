@@ -10,8 +10,7 @@ import base64
 import hashlib
 from http import HTTPStatus
 
-from flows.server.disk_full import App, Message, Receive, Send
-from flows.server.guard import answer
+from flows.server.guard import App, Message, Receive, Send, answer
 
 PATH = "/trainyard/log-in"
 

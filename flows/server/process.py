@@ -15,8 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
-from flows.server.disk_full import App, DiskFullMiddleware
-from flows.server.guard import Guarded
+from flows.server.guard import App, Guarded
 from flows.server.log_in import LogIn
 from trainyard.errors import InfrastructureError
 
@@ -40,7 +39,7 @@ def serve(
     from prefect.server.api.server import create_app  # seconds, in which nobody need wait
 
     def whole() -> App:
-        app: App = DiskFullMiddleware(create_app(), home)
+        app: App = create_app()
         return Guarded(LogIn(app) if has_pages else app, names, any_address)
 
     with ExitStack() as starting:

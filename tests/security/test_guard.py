@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.server.disk_full import Message, Receive, Send
-from flows.server.guard import Guarded
+from flows.server.guard import Guarded, Message, Receive, Send
 from tests.security.attacks import EVIL, HOSTS, ORIGINS, basic
 
 PORT = 4200

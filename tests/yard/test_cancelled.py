@@ -38,7 +38,7 @@ def test_a_flow_that_has_no_worker_stops_when_its_run_is_cancelled(
     ended = flow.ends(30)
     assert ended.status == 128 + signal.SIGTERM, ended.said
     assert ended.states("pretrain") == ["runs", "stopped"]
-    assert "cancelled in Prefect; run it again to go on from here" in ended.said
+    assert "cancelled in Prefect; run it again to resume" in ended.said
     assert "Traceback" not in ended.said
     assert api.state(run["id"]) == "CANCELLED"
     assert not is_training(yard)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import signal
 import sqlite3
 import time
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flows.server.disk_full import FULL_SECONDS
 from tests.flows import disks
 from tests.flows.disks import fill
-from tests.yard.deployed import Api, WholeServer
+from tests.yard.deployed import WholeServer
 from tests.yard.faults import (
     Flow,
     Server,
@@ -174,23 +172,3 @@ def test_a_disk_that_is_full_before_a_flow_starts_is_told_in_words(
     assert "No space left on device" in ended.said or "is full" in ended.said
     assert "Traceback" not in ended.said
     assert ended.seconds < 60
-
-
-@pytest.mark.full
-def test_a_server_whose_disk_is_full_asks_for_patience_and_then_says_so(small_disk: Path) -> None:
-    server = Server(small_disk / "home")
-    try:
-        fill(small_disk)
-        api, answers = Api(server.url), []
-        deadline = time.monotonic() + FULL_SECONDS + 30
-        while 507 not in answers and time.monotonic() < deadline:
-            try:
-                api.ask("flows/", {"name": f"{len(answers)}" + 100_000 * "x"})
-                answers.append(200)
-            except urllib.error.HTTPError as error:  # the tests' client waits out what is 503
-                answers.append(error.code)
-                said = error.read().decode()
-        assert answers[-1] == 507
-        assert f"the disk of {small_disk / 'home'} is full" in said
-    finally:
-        server.kill()

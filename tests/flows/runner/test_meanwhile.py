@@ -51,7 +51,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
 
     done = Stages()
     monkeypatch.setattr(stage_runner, "run_stage_task", done)
-    monkeypatch.setattr(stage_runner, "heed_interrupt", lambda: None)
+    monkeypatch.setattr(stage_runner, "watch_signals", lambda: None)
     for name in ("open", "close"):
         monkeypatch.setattr(RunPages, name, nothing)
     with disable_run_logger():

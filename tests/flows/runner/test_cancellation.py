@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Iterator
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.runner.stage_runner import _heed_termination
+from flows.runner.cancellation import watch_signals
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_termination_raised_within_a_callback_stops_the_flow() -> None:
@@ -15,7 +24,7 @@ def test_a_termination_raised_within_a_callback_stops_the_flow() -> None:
         raise TerminationSignal(15)
 
     async def flow() -> None:
-        _heed_termination()
+        watch_signals()
         asyncio.get_running_loop().call_soon(busy)
         await asyncio.sleep(30)
 
@@ -28,7 +37,7 @@ def test_other_faults_of_callbacks_stop_nothing(caplog: pytest.LogCaptureFixture
         raise KeyError("x")
 
     async def flow() -> str:
-        _heed_termination()
+        watch_signals()
         asyncio.get_running_loop().call_soon(faulty)
         await asyncio.sleep(0.01)
         return "done"
