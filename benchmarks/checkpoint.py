@@ -43,8 +43,8 @@ from trainyard.checkpoint.save import (
 )
 from trainyard.checkpoint.steps import step_folder
 from trainyard.config import to_dict
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 
 STATE_BYTES = 2_000_000_000
 WIDTH = 2048

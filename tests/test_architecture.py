@@ -133,7 +133,7 @@ PLANTED = {
     ],
     "no torch below datasets, in data stages or in flows": [
         ("trainyard.corpus.indexed", "torch"),
-        ("stages.tokenize.run", "trainyard.models.gpt"),
+        ("stages.tokenize.run", "trainyard.models.gpt.model"),
         ("flows.recipes.recipe", "torch"),
     ],
     "torch enters datasets in the loader alone": [("trainyard.datasets.gpt", "torch")],
@@ -144,7 +144,7 @@ PLANTED = {
     "the base of the library is the standard library": [("trainyard.config", "numpy")],
     "the options of a stage are light": [
         ("stages.tokenize.config", "numpy"),
-        ("stages.pretrain.config", "trainyard.models.gpt"),
+        ("stages.pretrain.config", "trainyard.models.gpt.model"),
     ],
     "what only tests install is imported by tests alone": [
         ("trainyard.checkpoint.save", "transformers"),

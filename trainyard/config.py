@@ -113,13 +113,33 @@ def digest_relevant(config: Any) -> dict[str, Any]:
     return {key: value for key, value in to_dict(config).items() if key in relevant}
 
 
+def flag(name: str) -> str:
+    """The command-line spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def check_above_zero(config: Any, *names: str) -> None:
+    """Raise ConfigError for a given value that is not above 0, NaN included; None passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{flag(name)} must be above 0, got {value}")
+
+
+def check_at_most(config: Any, limit: int, *names: str) -> None:
+    """Raise ConfigError for a given value above `limit`; None passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value > limit:
+            raise ConfigError(f"{flag(name)} must be at most {limit}, got {value}")
+
+
 def check_finite(config: Any) -> None:
-    """Refuse NaN and infinity wherever they came from; no option means anything by them."""
+    """Raise ConfigError for NaN and infinity, which no option accepts."""
     for name, value in to_dict(config).items():
         numbers = value if isinstance(value, list) else [value]
         if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} must be a finite number, got {value!r}")
+            raise ConfigError(f"{flag(name)} must be a finite number, got {value!r}")
 
 
 def differing(config: Any) -> dict[str, Any]:
@@ -196,8 +216,9 @@ def _validated(config: C, where: str) -> C:
     for field in dataclasses.fields(typing.cast(Any, config)):
         value = getattr(config, field.name)
         if value is MISSING:
-            flag = "--" + field.name.replace("_", "-")
-            raise ConfigError(f"{where}: {field.name} is required (flag {flag}) and was not given")
+            raise ConfigError(
+                f"{where}: {field.name} is required (flag {flag(field.name)}) and was not given"
+            )
         values[field.name] = _validated(value, where) if dataclasses.is_dataclass(value) else value
     return type(config)(**values)
 

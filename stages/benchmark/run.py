@@ -11,7 +11,7 @@ import torch
 
 from stages.benchmark.config import BenchmarkConfig
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.gpt import LoadedGPT, load_gpt
+from trainyard.checkpoint.model import LoadedModel, load_model
 from trainyard.errors import ConfigError
 from trainyard.inference.measure import device_clock, request_timing, throughput
 from trainyard.inference.static import GenerationResult, check_lengths, check_room, generate
@@ -28,7 +28,7 @@ WARMUP_TOKENS = 10
 def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     """Generate, print, and write the two documents where an output was asked for."""
     device = resolve_device(config.device)
-    loaded = load_gpt(config.load, device=str(device))
+    loaded = load_model(config.load, device=str(device))
     loaded.model.eval()
     if config.num_input_tokens is not None:
         sizes = config.inference_max_requests, config.num_input_tokens
@@ -68,7 +68,7 @@ def prompt_tokens(config: BenchmarkConfig, tokenizer: Tokenizer) -> list[list[in
 
 
 def warm_up(
-    config: BenchmarkConfig, loaded: LoadedGPT, prompts: Sequence[list[int]], device: torch.device
+    config: BenchmarkConfig, loaded: LoadedModel, prompts: Sequence[list[int]], device: torch.device
 ) -> None:
     """The first batch for a few tokens, so that no timing pays for what happens once."""
     batch = prompts[: config.inference_max_requests]
@@ -80,7 +80,7 @@ def warm_up(
 
 def generate_all(
     config: BenchmarkConfig,
-    loaded: LoadedGPT,
+    loaded: LoadedModel,
     prompts: Sequence[list[int]],
     device: torch.device,
     on_prompts: Any,
@@ -110,7 +110,7 @@ def generate_all(
 
 def describe_generations(
     config: BenchmarkConfig,
-    loaded: LoadedGPT,
+    loaded: LoadedModel,
     prompts: Sequence[list[int]],
     repetitions: Sequence[Sequence[GenerationResult]],
 ) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def describe_generations(
 
 
 def describe_timings(
-    loaded: LoadedGPT,
+    loaded: LoadedModel,
     prompts: Sequence[list[int]],
     repetitions: Sequence[Sequence[GenerationResult]],
     device: torch.device,

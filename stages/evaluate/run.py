@@ -7,7 +7,7 @@ from typing import Any
 from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
-from trainyard.checkpoint.gpt import load_gpt
+from trainyard.checkpoint.model import load_model
 from trainyard.errors import DataError
 from trainyard.evaluation.tasks import TASKS
 from trainyard.parallel.device import resolve_device
@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
     """Evaluate, print the known line, and write results.json where an output was asked for."""
     text = read_text(config.valid_data)
-    loaded = load_gpt(config.load, device=str(resolve_device(config.device)))
+    loaded = load_model(config.load, device=str(resolve_device(config.device)))
     loaded.model.eval()
     task = TASKS[config.evaluation.task]
     results = task.run(

@@ -9,9 +9,9 @@ from typing import Any
 from stages.inspect.grid import cut_off, grid
 from trainyard.artifacts.digest import SHORT
 from trainyard.checkpoint.describe import Description
-from trainyard.config import differing, from_dict
+from trainyard.config import differing
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.families import read_model_config
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 """Options of every model; of the others those that are not their defaults are shown."""
@@ -67,7 +67,7 @@ def _ranks(run: dict[str, Any]) -> Iterator[str]:
 def _model(model: dict[str, Any]) -> str:
     options = {key: value for key, value in model.items() if not key.endswith("vocab_size")}
     try:
-        changed = differing(from_dict(GPTConfig, options, "model"))
+        changed = differing(read_model_config(options, "model"))
     except ConfigError:  # of another family or version: all that is known
         changed = options
     names = [*(name for name in SIZES if name in changed), *changed]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, location
+from trainyard.config import check_above_zero, check_at_most, execution, location
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.config_sizes import MAX_SIZE, check_above_zero, check_at_most
-from trainyard.models.cost.memory import Layout
-from trainyard.models.moe_config import MoEConfig
+from trainyard.models.config import MAX_SIZE
+from trainyard.models.gpt.config import GPTConfig, MoEConfig
+from trainyard.models.gpt.memory import check_layout
+from trainyard.models.layout import Layout
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
@@ -132,7 +132,7 @@ class PlanConfig:
                 f"{GROUP} is about the interleaved schedule; give "
                 "--num-virtual-stages-per-pipeline-rank too, or leave it out"
             )
-        self.layout().check(self.model, self.moe)
+        check_layout(self.layout(), self.model, self.moe)
         model = self.model
         model.check_params(self.padded_vocab_size)
         check_model(

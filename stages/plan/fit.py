@@ -14,14 +14,9 @@ from typing import Any
 
 from stages.plan.config import PlanConfig
 from trainyard.errors import ConfigError
-from trainyard.models.cost.memory import (
-    GRADIENT_BYTES,
-    PARAMETER_BYTES,
-    activation_memory,
-    count_parameters,
-    optimizer_bytes_per_parameter,
-)
-from trainyard.models.cost.memory_detail import detailed_memory
+from trainyard.models.gpt.memory import activation_memory, count_parameters
+from trainyard.models.gpt.memory_detail import detailed_memory
+from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES
 
 GIBIBYTE = 2**30
 USABLE = 0.9
@@ -63,7 +58,7 @@ def device_bytes(config: PlanConfig) -> float:
     if not config.moe.enabled:
         return detailed_memory(model, vocab, layout).total
     shard = count_parameters(model, vocab, layout, config.moe).most_loaded_shard
-    optimizer = optimizer_bytes_per_parameter(dataclasses.replace(layout, dp=layout.dp * layout.cp))
+    optimizer = dataclasses.replace(layout, dp=layout.dp * layout.cp).optimizer_bytes_per_parameter
     activations = activation_memory(model, vocab, layout).total / config.context_parallel_size
     return shard * (PARAMETER_BYTES + GRADIENT_BYTES + optimizer) + activations
 

@@ -10,18 +10,19 @@ from stages.plan.config import PlanConfig
 from stages.plan.fit import check_fit
 from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.runtime.context import StageRun
-from trainyard.models.cost.flops import flops_per_iteration, flops_per_token
-from trainyard.models.cost.memory import (
-    GRADIENT_BYTES,
-    PARAMETER_BYTES,
+from trainyard.models.gpt.flops import flops_per_iteration, flops_per_token
+from trainyard.models.gpt.memory import (
     ActivationMemory,
     ParameterCount,
     activation_memory,
     count_parameters,
     full_recompute_bytes,
-    optimizer_bytes_per_parameter,
 )
-from trainyard.models.cost.memory_detail import DetailedMemory, detailed_memory
+from trainyard.models.gpt.memory_detail import DetailedMemory, detailed_memory
+from trainyard.models.layout import (
+    GRADIENT_BYTES,
+    PARAMETER_BYTES,
+)
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20
@@ -94,7 +95,7 @@ def optimizer_bytes(config: PlanConfig) -> float:
     """Of a parameter, on a device; ranks that share a sequence hold the same weights, too, so ZeRO
     spreads over them."""
     layout = config.layout()
-    return optimizer_bytes_per_parameter(replace(layout, dp=layout.dp * layout.cp))
+    return replace(layout, dp=layout.dp * layout.cp).optimizer_bytes_per_parameter
 
 
 def activations_of(config: PlanConfig) -> ActivationMemory:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from stages.plan.config import PlanConfig
-from trainyard.models.cost.flops import matmul_weights_per_token
+from trainyard.models.gpt.flops import matmul_weights_per_token
 from trainyard.parallel.pipeline.partition import StageLayers
 from trainyard.parallel.pipeline.schedule import Action, build_schedule, choose_group_size
 from trainyard.parallel.pipeline.simulate import Simulation, peak_in_flight, simulate

@@ -21,7 +21,7 @@ from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import carried
 from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import partition
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from trainyard.artifacts.listed import read_listed, read_listed_json
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import step_of
-from trainyard.config import from_dict, leaves
+from trainyard.config import leaves
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.families import FAMILIES, read_model_config
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.tokenizers.config import TokenizerConfig
@@ -29,7 +29,7 @@ from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.training import TrainingConfig
 
 COMPONENTS = (
-    GPTConfig,
+    *(family.config for family in FAMILIES.values()),
     TokenizerConfig,
     DataConfig,
     OptimizerConfig,
@@ -187,7 +187,7 @@ def num_parameters(key: str, manifest: Manifest) -> int | None:
     url = join(key, max(configs))
     document = read_listed_json(url, manifest.record(max(configs)))
     try:
-        model = from_dict(GPTConfig, document["model"], url)
+        model = read_model_config(document["model"], url)
         return model.num_params(int(document["padded_vocab_size"]))
     except (ConfigError, KeyError, TypeError, ValueError):
         return None  # a model of another kind

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 
 pytestmark = [

@@ -16,7 +16,7 @@ from tests.trainyard.checkpoint import samples
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.config import from_dict, to_dict
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=64)
 TEXTS = ("the yard", "a", "trains of words")

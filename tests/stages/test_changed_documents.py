@@ -12,7 +12,7 @@ import pytest
 from tests.stages.directly import run_program
 from tests.stages.pretrain_runs import arguments, finished_run
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,8 @@ from tests.stages.directly import run_directly
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError, DataError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 
 MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=32)
 TEXT = "The yard , which shunts 1 @,@ 234 trains , is large . \n"

@@ -11,7 +11,7 @@ import torch
 
 from tests.stages.directly import Done, run_program
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 CONFIG = GPTConfig(num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, swiglu=True)
 NORM = "model.decoder.final_layernorm.weight"

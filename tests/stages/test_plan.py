@@ -352,5 +352,5 @@ def test_the_command_prints_json_without_loading_torch_or_numpy() -> None:
     assert time.monotonic() - began < 5
     assert json.loads(done.stdout) == plan(configure())
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "trainyard.models.cost.flops" in imported
+    assert "trainyard.models.gpt.flops" in imported
     assert not imported & {"torch", "numpy", "tokenizers", "prefect"}

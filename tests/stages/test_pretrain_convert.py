@@ -24,7 +24,7 @@ from trainyard.config import digest_relevant, from_dict
 from trainyard.conversion.megatron.read import open_megatron
 from trainyard.conversion.torch_dist.read import open_torch_dist
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 TOKENS = 257
 GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=16)

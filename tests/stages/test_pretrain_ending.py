@@ -22,7 +22,7 @@ from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.config import from_dict
 from trainyard.errors import DataError, HostMemoryError, StoppedByOption
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.options.pretrain import PretrainConfig as LibraryConfig
 from trainyard.training.pretrain import pretrain

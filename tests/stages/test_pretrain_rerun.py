@@ -16,7 +16,7 @@ from stages.pretrain.run import run
 from tests.stages.directly import run_directly
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.errors import RerunElsewhere, ValidationFailed
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 from trainyard.training.loop.ledger import parse_ledger
 
 MICROBATCHES = 2

@@ -19,10 +19,10 @@ from tests.stages.directly import run_directly
 from tests.stages.pretrain_runs import arguments, ledger
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt, some_tensors
 from tests.trainyard.conversion.huggingface.hf_models import make
-from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.checkpoint.model import load_model
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.testing.kill import Zygote
 
 GPT = GPTConfig(
@@ -70,7 +70,7 @@ def test_a_resharded_checkpoint_is_loaded_like_any_other(tmp_path: Path) -> None
     metrics = reshard(tmp_path / "run" / "iter_0000050", tmp_path / "out", num_shards=2)
     assert metrics["step"] == 50
     assert find_steps(str(tmp_path / "out")) == [50]
-    loaded = load_gpt(str(tmp_path / "out"))
+    loaded = load_model(str(tmp_path / "out"))
     tokens = torch.arange(16).view(1, 16)
     with torch.no_grad():
         assert torch.equal(loaded.model(tokens), model(tokens))
@@ -302,7 +302,7 @@ def test_a_tokenizer_and_rows_are_given_to_what_has_none(
     options = {"tokenizer_model": str(tmp_path / "hf"), "make_vocab_size_divisible_by": 100}
     reshard(tmp_path / "core", tmp_path / "dressed", **options)
     assert "tokenizer" not in caplog.text
-    loaded = load_gpt(str(tmp_path / "dressed"))
+    loaded = load_model(str(tmp_path / "dressed"))
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("the yard")) == "the yard"
     rows = loaded.model.state_dict()["embedding.word_embeddings.weight"]
     assert rows.shape[0] == 300 == loaded.config.padded_vocab_size(257)
@@ -315,7 +315,7 @@ def test_a_tokenizer_of_numbers_needs_no_file(tmp_path: Path) -> None:
     reshard(tmp_path / "run", tmp_path / "core", saver="core")
     numbers = {"tokenizer_type": "NullTokenizer", "vocab_size": 200}
     reshard(tmp_path / "core", tmp_path / "out", **numbers)
-    tokenizer = load_gpt(str(tmp_path / "out")).tokenizer
+    tokenizer = load_model(str(tmp_path / "out")).tokenizer
     assert (tokenizer.encode("3 141 59"), tokenizer.eod) == ([3, 141, 59], 199)
     with pytest.raises(ConfigError, match=r"the tokenizer: 2000 tokens, but .* has rows for"):
         reshard(tmp_path / "core", tmp_path / "no", **{**numbers, "vocab_size": 2000})

@@ -16,7 +16,7 @@ from tests.stages.test_reshard import GPT, contents, reshard
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 META = {"saver": "llama_mistral", "saver_checkpoint_type": "meta"}
 

@@ -14,7 +14,7 @@ from tests.stages.directly import run_program
 from tests.stages.test_reshard import assert_same, contents, reshard, tensors
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=16)
 PER_STAGE = "target_num_layers_per_virtual_pipeline_stage"

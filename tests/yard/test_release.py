@@ -15,7 +15,7 @@ from tests.yard.deployed import ENDED, Api, comes, register, working
 from tests.yard.faults import steps, training
 from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.checkpoint.gpt import load_gpt
+from trainyard.checkpoint.model import load_model
 
 pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -168,7 +168,7 @@ def test_the_export_is_the_trained_model_and_the_measures_are_of_it(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = exported(yard.tiny / "export", monkeypatch)
-    trained = load_gpt(step_url(yard, STEPS[-1])).model
+    trained = load_model(step_url(yard, STEPS[-1])).model
     torch.testing.assert_close(logits(model, TEXT), logits(trained, TEXT), **SAME)
     check_measured(yard.tiny, model, STEPS[-1])
 
@@ -200,7 +200,7 @@ def test_a_step_that_is_named_is_released_apart(
     assert before.items() <= stamps(yard.tiny).items()
 
     model = exported(export, monkeypatch)
-    ours, last = (logits(load_gpt(step_url(yard, step)).model, TEXT) for step in (4, 6))
+    ours, last = (logits(load_model(step_url(yard, step)).model, TEXT) for step in (4, 6))
     torch.testing.assert_close(logits(model, TEXT), ours, **SAME)
     assert not torch.allclose(ours, last, **SAME)
     check_measured(export.parent, model, 4)

@@ -6,8 +6,7 @@ memory. No real model comes near these bounds; within them, the tensors that are
 from __future__ import annotations
 
 from trainyard.errors import ArtifactError
-from trainyard.models.config import GPTConfig
-from trainyard.models.config_sizes import MAX_LAYERS, MAX_PARAMS
+from trainyard.models.config import MAX_LAYERS, MAX_PARAMS, TransformerConfig
 
 
 def check_layers(num_layers: int, where: str) -> int:
@@ -17,7 +16,7 @@ def check_layers(num_layers: int, where: str) -> int:
     return num_layers
 
 
-def check_model(config: GPTConfig, rows: int, num_tensors: int, where: str) -> None:
+def check_model(config: TransformerConfig, rows: int, num_tensors: int, where: str) -> None:
     """Refuse a model that cannot be that of the `num_tensors` tensors which lie there.
 
     rows: of the embedding. where: what describes the model, for messages."""

@@ -8,8 +8,8 @@ import torch
 
 from trainyard.artifacts.strict_json import shown
 from trainyard.errors import ArtifactError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import family_of
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -20,10 +20,10 @@ MAX_NAME = 300
 """Letters of a line of the list."""
 
 
-def model_shapes(config: GPTConfig, padded_vocab_size: int) -> dict[str, tuple[int, ...]]:
+def model_shapes(config: TransformerConfig, padded_vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model, by its name there; no memory is taken."""
     with torch.device("meta"):
-        model = GPTModel(config, padded_vocab_size)
+        model = family_of(config).load_class()(config, padded_vocab_size)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

@@ -17,7 +17,7 @@ from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.conversion.tokenizer_files import Carried
 from trainyard.errors import ArtifactError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.gpt import gpt_config
 from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.model import model_config
 from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.conversion.vocabulary import REPEATED, has_rows
+from trainyard.models.gpt.config import GPTConfig
 
 KEPT = ("model.", "optimizer.")
 """Begins the names of the tensors that other formats have a place for."""
@@ -32,7 +33,9 @@ class CheckpointSource(Closing):
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.url = checkpoint.url
-        self.config, self.padded_vocab_size = gpt_config(checkpoint)
+        config, self.padded_vocab_size = model_config(checkpoint)
+        assert isinstance(config, GPTConfig), "foreign formats hold GPTs alone"
+        self.config = config
         document, state = checkpoint.config, checkpoint.state
         self.vocab_size = int(document.get("vocab_size", self.padded_vocab_size))
         self.generation: Mapping[str, Any] = document.get(GENERATION, {})

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from trainyard.checkpoint.safetensors.file import TensorSpec
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 
 class Source(Protocol):

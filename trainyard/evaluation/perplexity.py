@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainyard.errors import DataError
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 
 LARGEST_EXPONENT = 20.0
 """Losses above it are reported as exp(20), as upstream does."""

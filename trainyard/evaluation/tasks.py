@@ -9,7 +9,7 @@ from typing import Any
 from trainyard.evaluation.config import EvaluationConfig
 from trainyard.evaluation.perplexity import check_text, summary, total_loss
 from trainyard.evaluation.wikitext import DETOKENIZERS
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 from trainyard.progress import Progress
 from trainyard.tokenizers.base import Tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainyard.attention.masks import causal_mask
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 
 
 class StaticKVCache:
@@ -21,7 +21,7 @@ class StaticKVCache:
 
     def __init__(
         self,
-        config: GPTConfig,
+        config: TransformerConfig,
         batch_size: int,
         capacity: int,
         *,

@@ -17,7 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig
 from trainyard.inference.kv_cache import StaticKVCache
 from trainyard.inference.sampling import choose_tokens, draw_uniforms, request_generators
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import check_memory
 
 PADDING = 0

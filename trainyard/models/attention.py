@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.errors import ConfigError
 from trainyard.models.attention_backend import asked_of, backend_table
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.context_attention import ContextAttention, check_context
 from trainyard.models.norm import build_norm
 from trainyard.models.recompute import recomputed
@@ -44,7 +44,9 @@ class SelfAttention(nn.Module):
     Rows of linear_qkv lie per query group: its n/g query heads, then its key, then its value. So
     tensor parallelism cuts them between groups."""
 
-    def __init__(self, config: GPTConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
+    def __init__(
+        self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.parallel = parallel
@@ -115,7 +117,9 @@ class CoreAttention(nn.Module):
     """Softmax attention between projections, by the backend that fits, over all ranks that share
     the sequence."""
 
-    def __init__(self, config: GPTConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
+    def __init__(
+        self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
+    ) -> None:
         super().__init__()
         self.parallel = parallel
         self.dropout = config.attention_dropout

@@ -18,7 +18,7 @@ from trainyard.attention.base import AttentionBackend, Numerics
 from trainyard.attention.build import build_backend
 from trainyard.attention.choice import Choice, Device, Needs, Request, choose_backend
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.parallel.model import ModelParallel
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ Key = tuple[str, torch.dtype, bool]
 """Type of device, dtype, whether samples are packed documents."""
 
 
-def asked_of(config: GPTConfig, layer: int, parallel: ModelParallel) -> Asked:
+def asked_of(config: TransformerConfig, layer: int, parallel: ModelParallel) -> Asked:
     """What layer `layer`, counted from 0 over the whole model, asks for."""
     request: Request = "flash" if config.use_flash_attn else config.attention_backend
     # Kernels keep scores in fp32, where scaling them by the layer and back does nothing; without it
@@ -144,7 +144,7 @@ def _installed(name: str) -> bool:
 
 
 def choose_attention(
-    config: GPTConfig,
+    config: TransformerConfig,
     parallel: ModelParallel,
     device: torch.device,
     dtype: torch.dtype,
@@ -163,7 +163,7 @@ def choose_attention(
 
 
 def report_attention(
-    config: GPTConfig,
+    config: TransformerConfig,
     parallel: ModelParallel,
     device: torch.device,
     dtype: torch.dtype,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.models.attention import SelfAttention
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
 from trainyard.models.norm import build_norm
@@ -30,7 +30,9 @@ AFTER_ATTENTION, AFTER_MLP = 0, 1
 class TransformerLayer(nn.Module):
     """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), dropout on each branch."""
 
-    def __init__(self, config: GPTConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
+    def __init__(
+        self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
+    ) -> None:
         super().__init__()
         self.dropout = config.hidden_dropout
         self.recompute_norms = config.recomputes("layernorm")
@@ -82,7 +84,7 @@ class TransformerBlock(nn.Module):
     where the model ends."""
 
     def __init__(
-        self, config: GPTConfig, parallel: ModelParallel = ALONE, stage: ModelStage = WHOLE
+        self, config: TransformerConfig, parallel: ModelParallel = ALONE, stage: ModelStage = WHOLE
     ) -> None:
         super().__init__()
         self.config = config

@@ -1,20 +1,147 @@
-"""What a GPT is made of, under Megatron-LM's names, and the numbers that follow from it.
+"""Options of a transformer, under Megatron-LM's names, and the numbers that follow from them.
 
-Standard library only: a stage reads it before torch, and `plan` never needs torch at all."""
+Shared by all model families. Standard library only: `stages.plan` and the command lines read it
+without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from trainyard.config import check_above_zero, check_at_most, execution, flag
 from trainyard.errors import ConfigError
-from trainyard.models.config_layer import AttentionOptions, MLPOptions
-from trainyard.models.config_memory import RecomputeOptions
-from trainyard.models.config_sizes import MAX_PARAMS, ModelSizes, check_above_zero
+from trainyard.models.layer_pattern import window_of_layer
+
+MAX_LAYERS = 4096
+"""Each layer has a dozen tensors, and every checkpoint lists their names."""
+MAX_SIZE = 2**31 - 1
+"""Limit for widths, head counts, lengths and vocabularies: token files and kernels use 32 bits."""
+MAX_PARAMS = 10**15
+"""Limit for a whole model; the bytes of its checkpoint still fit in 64 bits."""
+LLAMA3_LENGTH = 8192
+"""Original length that Llama 3.1 scales from; fixed in the code of Meta and Megatron-LM."""
+
+Normalization = Literal["LayerNorm", "RMSNorm"]
+PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "none"]
+SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "quick_geglu", "squared_relu"]
+RecomputeGranularity = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "mlp", "layernorm"]
+
+ACTIVATION_FLAGS = ("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "openai_gelu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitOptions(ModelSizes):
-    """The first values of the weights."""
+class TransformerConfig:
+    """A stack of transformer layers: sizes, norms, positions, attention, MLP, memory."""
+
+    num_layers: int
+    """Transformer layers."""
+    hidden_size: int
+    """Width of the residual stream."""
+    num_attention_heads: int
+    """Query heads of each layer."""
+    ffn_hidden_size: int | None = None
+    """Width inside the MLP; unset: 4 x hidden size, with --swiglu 8/3 of it in steps of 64."""
+    kv_channels: int | None = None
+    """Width of one attention head; unset: hidden size / attention heads."""
+    group_query_attention: bool = False
+    """Let several query heads share one key and value head."""
+    num_query_groups: int = 1
+    """Key and value heads under --group-query-attention."""
+    seq_length: int
+    """Tokens of a training sample."""
+    make_vocab_size_divisible_by: int = 128
+    """Pad the vocabulary to a multiple of this, times the tensor-parallel size."""
+
+    normalization: Normalization = "LayerNorm"
+    """Normalisation before attention, before the MLP and at the end."""
+    norm_epsilon: float = 1e-5
+    """Added to the variance inside a normalisation."""
+    apply_layernorm_1p: bool = False
+    """Store the scale of a normalisation as its distance from 1."""
+    norm_backend: Literal["auto", "torch", "apex", "transformer_engine"] = execution("auto")
+    """Normalisation kernel: torch's, apex's or Transformer Engine's (CUDA, where installed);
+    auto: torch, whose operators --compile-layers fuses with their neighbours."""
+    fp32_residual_connection: bool = False
+    """Keep the residual stream between layers in fp32."""
+    hidden_dropout: float = 0.1
+    """Dropout after the embedding, attention and the MLP."""
+    attention_dropout: float = 0.1
+    """Dropout on attention weights."""
+
+    max_position_embeddings: int | None = None
+    """Longest sequence that has positions; unset: the sequence length."""
+    position_embedding_type: PositionEmbeddingType = "learned_absolute"
+    """A learned table, rotary embedding (rope), rotary embedding stretched by YaRN (yarn), or
+    none."""
+    rotary_base: float = 10000.0
+    """Base of the rotary wavelengths (theta)."""
+    rotary_percent: float = 1.0
+    """Share of each head's channels that rotate."""
+    rotary_interleaved: bool = False
+    """Rotate neighbouring channels together (RoFormer); otherwise channel i with i + half."""
+    rotary_seq_len_interpolation_factor: float | None = None
+    """Divide positions by this before rotation (linear interpolation)."""
+    use_rope_scaling: bool = False
+    """Stretch long wavelengths as Llama 3.1 does."""
+    rope_scaling_factor: float = 8.0
+    """Stretch factor of --use-rope-scaling."""
+    rope_scaling_original_max_position_embeddings: int = LLAMA3_LENGTH
+    """Training length before --use-rope-scaling; Megatron-LM knows no other value."""
+    yarn_rotary_scaling_factor: float = 1.0
+    """Stretch factor of YaRN (arXiv:2309.00071)."""
+    yarn_original_max_position_embeddings: int = 4096
+    """Training length before YaRN."""
+    yarn_beta_fast: float = 32.0
+    """Channels that turn more often than this over the original length are not stretched."""
+    yarn_beta_slow: float = 1.0
+    """Channels that turn less often than this over the original length are fully stretched."""
+    yarn_mscale: float = 1.0
+    """Growth of attention with the logarithm of the scaling factor."""
+    yarn_mscale_all_dim: float = 0.0
+    """Growth that is divided out again."""
+    yarn_correction_range_round_to_int: bool = True
+    """Round the bounds between kinds of channels to whole channels."""
+
+    add_qkv_bias: bool = False
+    """Keep the bias of the QKV projection where --disable-bias-linear drops the others."""
+    qk_layernorm: bool = False
+    """Normalise every query and key head."""
+    window_size: str | None = None
+    """Attention window LEFT,RIGHT without the token itself: 4095,0 sees 4096 tokens; -1 is no
+    bound."""
+    window_attn_skip_freq: str | None = None
+    """Which layers ignore the window: N for every Nth, or a list with 1 for a window and 0 for
+    none, such as [1,1,0] or ([1]*3+[0])*8."""
+    softmax_type: SoftmaxType = "vanilla"
+    """Softmax over the keys alone, or with one more key of value 0 whose score is fixed
+    (off-by-one) or learnt for each head (learnable)."""
+    attention_softmax_in_fp32: bool = False
+    """Compute the softmax of unfused attention in fp32; fused kernels always do."""
+    apply_query_key_layer_scaling: bool = False
+    """Scale scores by 1 / layer number before the softmax and back inside it, against fp16
+    overflow; softmax is then in fp32."""
+    attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = execution("auto")
+    """Attention kernel: flash, fused (cuDNN), unfused, local (plain torch), or the fastest."""
+    use_flash_attn: bool = execution(False)
+    """The same as --attention-backend flash."""
+
+    swiglu: bool = False
+    """Gated MLP, silu(gate) x up, in place of GELU."""
+    quick_geglu: bool = False
+    """Gated MLP, gate x sigmoid(1.702 gate) x up."""
+    squared_relu: bool = False
+    """relu(x)^2 in place of GELU."""
+    quick_gelu: bool = False
+    """x sigmoid(1.702 x) in place of GELU (CLIP)."""
+    openai_gelu: bool = False
+    """GELU in its tanh form, with or without biases."""
+    bias_gelu_fusion: bool = True
+    """GELU in its tanh form where linear layers have biases, as Megatron-LM's fused kernel
+    computes it; without, and without biases, GELU is exact."""
+    disable_bias_linear: bool = False
+    """Leave the biases of linear layers out."""
 
     init_method_std: float = 0.02
     """Standard deviation of the initial weights."""
@@ -23,30 +150,139 @@ class InitOptions(ModelSizes):
     init_method_xavier_uniform: bool = False
     """Draw the matrices of the layers uniformly, by Xavier's rule."""
 
-    def _check_init(self) -> None:
-        check_above_zero(self, "init_method_std", "embedding_init_method_std")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig(RecomputeOptions, InitOptions, MLPOptions, AttentionOptions):
-    """A decoder-only transformer: GPT-2 and GPT-3, Llama, Mistral, Qwen and their kind."""
-
-    untie_embeddings_and_output_weights: bool = False
-    """Give the output layer weights of its own."""
+    recompute_granularity: Literal["none", "selective", "full"] = execution("none")
+    """Activations to recompute in the backward pass: those of some modules (selective) or of
+    whole layers (full)."""
+    recompute_activations: bool = execution(False)
+    """The same as --recompute-granularity selective."""
+    recompute_modules: tuple[RecomputeModule, ...] = execution(("core_attn",))
+    """Modules that selective recomputation covers."""
+    recompute_method: Literal["uniform", "block"] | None = execution(None)
+    """Full recomputation of all layers in groups (uniform), or of the first ones of each stage
+    (block); unset: uniform."""
+    recompute_num_layers: int | None = execution(None)
+    """uniform: layers of a group, of which only the input is kept; block: layers of each stage
+    that are recomputed. Unset: 1."""
+    cpu_offloading_num_layers: int = execution(0)
+    """The first so many layers of each stage keep their activations in host memory."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built, in words."""
+        """Raise ConfigError for options that contradict each other or cannot be built."""
         self._check_sizes()
-        self._check_norms()
+        check_above_zero(self, "norm_epsilon", "init_method_std", "embedding_init_method_std")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
         self._check_positions()
         self._check_attention()
-        self._check_mlp()
-        self._check_init()
+        chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name)]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
         self._check_recompute()
         self.check_params(self.make_vocab_size_divisible_by)
 
+    def num_params(self, padded_vocab_size: int) -> int:
+        """Exact number of trained parameters of the whole model, which its family knows."""
+        raise NotImplementedError
+
+    # --- derived values -------------------------------------------------------------------
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def query_groups(self) -> int:
+        """Key and value heads: as many as query heads unless grouped."""
+        return self.num_query_groups if self.group_query_attention else self.num_attention_heads
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.head_dim * self.num_attention_heads
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together (values alike)."""
+        return self.head_dim * self.query_groups
+
+    def padded_vocab_size(self, vocab_size: int, tensor_parallel_size: int = 1) -> int:
+        """Rows of the embedding for a tokenizer of `vocab_size` tokens."""
+        multiple = self.make_vocab_size_divisible_by * tensor_parallel_size
+        return -(-vocab_size // multiple) * multiple
+
+    @property
+    def positions(self) -> int:
+        """Longest sequence the model can see."""
+        return self.max_position_embeddings or self.seq_length
+
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys rotate."""
+        return self.position_embedding_type in ("rope", "yarn")
+
+    @property
+    def rotary_dim(self) -> int:
+        """Channels of a head that rotate."""
+        return int(self.head_dim * self.rotary_percent)
+
+    def attention_window(self, layer: int) -> tuple[int, int] | None:
+        """(left, right) reach of layer `layer`, counted from 0 over the whole model; -1: no bound;
+        None: the layer sees all keys."""
+        return window_of_layer(self.window_size, self.window_attn_skip_freq, self.num_layers, layer)
+
+    @property
+    def activation(self) -> Activation:
+        """Function between the matrices of the MLP."""
+        if self.swiglu:
+            return "swiglu"
+        if self.quick_geglu:
+            return "quick_geglu"
+        if self.squared_relu:
+            return "squared_relu"
+        if self.quick_gelu:
+            return "quick_gelu"
+        fused = self.bias_gelu_fusion and not self.disable_bias_linear
+        return "gelu_tanh" if fused or self.openai_gelu else "gelu"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the first matrix of the MLP is two, gate and up."""
+        return self.swiglu or self.quick_geglu
+
+    @property
+    def ffn_size(self) -> int:
+        """Width inside the MLP, given or derived."""
+        if self.ffn_hidden_size is not None:
+            return self.ffn_hidden_size
+        if self.swiglu:
+            return max(int(self.hidden_size * 8 / 3 / 64), 1) * 64
+        return 4 * self.hidden_size
+
+    @property
+    def linear_bias(self) -> bool:
+        """Whether linear layers other than QKV have a bias."""
+        return not self.disable_bias_linear
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the QKV projection has a bias."""
+        return self.linear_bias or self.add_qkv_bias
+
+    @property
+    def recompute(self) -> RecomputeGranularity:
+        """What the backward pass recomputes."""
+        return "selective" if self.recompute_activations else self.recompute_granularity
+
+    def recomputes(self, module: RecomputeModule) -> bool:
+        """Whether a layer recomputes this module selectively."""
+        return self.recompute == "selective" and module in self.recompute_modules
+
+    # --- checks ---------------------------------------------------------------------------
+
     def check_params(self, padded_vocab_size: int) -> None:
-        """Refuse a model of more parameters than can be counted in bytes."""
+        """Raise ConfigError for a model whose bytes would not fit in 64 bits."""
         count = self.num_params(padded_vocab_size)
         if count > MAX_PARAMS:
             raise ConfigError(
@@ -58,32 +294,107 @@ class GPTConfig(RecomputeOptions, InitOptions, MLPOptions, AttentionOptions):
                 "embedding"
             )
 
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether the QKV projection has a bias."""
-        return self.linear_bias or self.add_qkv_bias
+    def _check_sizes(self) -> None:
+        sizes = (
+            *("hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
+            *("seq_length", "make_vocab_size_divisible_by"),
+        )
+        check_above_zero(self, "num_layers", *sizes, "num_query_groups")
+        check_at_most(self, MAX_LAYERS, "num_layers")
+        check_at_most(self, MAX_SIZE, *sizes)
+        heads, groups = self.num_attention_heads, self.num_query_groups
+        if self.kv_channels is None and self.hidden_size % heads:
+            raise ConfigError(
+                f"--hidden-size ({self.hidden_size}) must be divisible by --num-attention-heads "
+                f"({heads}); or give the width of a head with --kv-channels"
+            )
+        if not self.group_query_attention and groups != 1:
+            raise ConfigError(
+                f"--num-query-groups {groups} has no effect without --group-query-attention; "
+                "add that flag or leave the number out"
+            )
+        if self.group_query_attention and heads % groups:
+            raise ConfigError(
+                f"--num-attention-heads ({heads}) must be divisible by "
+                f"--num-query-groups ({groups})"
+            )
 
-    # --- questions before anything is built -----------------------------------------------
+    def _check_positions(self) -> None:
+        originals = ("rope_scaling_original_max_position_embeddings",)
+        lengths = ("max_position_embeddings", *originals, "yarn_original_max_position_embeddings")
+        factors = (
+            *("rotary_base", "rotary_seq_len_interpolation_factor", "rope_scaling_factor"),
+            *("yarn_rotary_scaling_factor", "yarn_beta_fast", "yarn_beta_slow"),
+        )
+        check_above_zero(self, *lengths, *factors)
+        check_at_most(self, MAX_SIZE, *lengths)
+        if not 0.0 < self.rotary_percent <= 1.0:
+            raise ConfigError(f"--rotary-percent must be in (0, 1], got {self.rotary_percent}")
+        if self.positions < self.seq_length:
+            raise ConfigError(
+                f"--max-position-embeddings ({self.positions}) must be at least --seq-length "
+                f"({self.seq_length})"
+            )
+        if self.rotary and (self.rotary_dim % 2 or not self.rotary_dim):
+            raise ConfigError(
+                f"--rotary-percent {self.rotary_percent} of a head of {self.head_dim} channels "
+                f"gives {self.rotary_dim} rotating channels; it must be an even number above 0"
+            )
+        kind = self.position_embedding_type
+        if self.use_rope_scaling and kind != "rope":
+            raise ConfigError(
+                f"--use-rope-scaling needs --position-embedding-type rope, which is {kind}; "
+                "leave one of them out"
+            )
+        if kind == "yarn" and self.rotary_interleaved:
+            raise ConfigError(
+                "--rotary-interleaved has no meaning with --position-embedding-type yarn; leave it "
+                "out"
+            )
+        if self.yarn_beta_fast < self.yarn_beta_slow:
+            raise ConfigError(
+                f"--yarn-beta-fast ({self.yarn_beta_fast}) must be at least --yarn-beta-slow "
+                f"({self.yarn_beta_slow})"
+            )
 
-    def num_params(self, padded_vocab_size: int) -> int:
-        """Every trained number, exactly: what `GPTModel.parameters()` sums to."""
-        h = self.hidden_size
-        embedding = padded_vocab_size * h
-        if self.position_embedding_type == "learned_absolute":
-            embedding += self.positions * h
-        output = padded_vocab_size * h if self.untie_embeddings_and_output_weights else 0
-        return embedding + self.num_layers * self.layer_params() + self.norm_params() + output
+    def _check_attention(self) -> None:
+        if self.window_attn_skip_freq is not None and self.window_size is None:
+            raise ConfigError(
+                "--window-attn-skip-freq has no effect without --window-size; give both or none"
+            )
+        if self.use_flash_attn and self.attention_backend not in ("auto", "flash"):
+            raise ConfigError(
+                f"--use-flash-attn contradicts --attention-backend {self.attention_backend}; give "
+                "one of them"
+            )
+        for layer in range(self.num_layers):
+            self.attention_window(layer)
 
-    def norm_params(self) -> int:
-        """Trained numbers of one normalisation of the residual stream."""
-        return self.norm_tensors * self.hidden_size
-
-    def layer_params(self) -> int:
-        """Trained numbers of one layer."""
-        h, f = self.hidden_size, self.ffn_size
-        qkv, fc1 = self.query_size + 2 * self.kv_size, f * (2 if self.gated else 1)
-        weights = qkv * h + self.query_size * h + fc1 * h + f * h
-        biases = (qkv if self.qkv_bias else 0) + (2 * h + fc1 if self.linear_bias else 0)
-        heads = 2 * self.norm_tensors * self.head_dim if self.qk_layernorm else 0
-        sinks = self.num_attention_heads if self.softmax_type == "learnable" else 0
-        return weights + biases + 2 * self.norm_params() + heads + sinks
+    def _check_recompute(self) -> None:
+        if self.recompute_activations and self.recompute_granularity == "full":
+            raise ConfigError(
+                "--recompute-activations means --recompute-granularity selective, which is full; "
+                "give one of them"
+            )
+        if not self.recompute_modules:
+            raise ConfigError("--recompute-modules names no module; leave it out for core_attn")
+        layers, count = self.num_layers, self.recompute_num_layers
+        if count is not None and not 0 < count <= layers:
+            raise ConfigError(
+                f"--recompute-num-layers ({count}) must be from 1 to --num-layers ({layers})"
+            )
+        if self.recompute != "full" and (count is not None or self.recompute_method is not None):
+            raise ConfigError(
+                "--recompute-method and --recompute-num-layers need --recompute-granularity full"
+            )
+        offloaded = self.cpu_offloading_num_layers
+        if not 0 <= offloaded <= layers:
+            raise ConfigError(
+                f"--cpu-offloading-num-layers ({offloaded}) must be from 0 to --num-layers "
+                f"({layers})"
+            )
+        if offloaded and self.recompute != "none":
+            raise ConfigError(
+                f"--cpu-offloading-num-layers moves what --recompute-granularity {self.recompute} "
+                "does not keep; give one of them"
+            )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.parallel.invariant_dropout import of_sequence_part
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import mark_partial_grad
@@ -28,7 +28,9 @@ class Table(nn.Module):
 class Embedding(nn.Module):
     """Word embedding, plus position embedding if learned. Dropout follows in the model."""
 
-    def __init__(self, config: GPTConfig, vocab_size: int, parallel: ModelParallel = ALONE) -> None:
+    def __init__(
+        self, config: TransformerConfig, vocab_size: int, parallel: ModelParallel = ALONE
+    ) -> None:
         super().__init__()
         self.parallel = parallel
         self.word_embeddings = VocabParallelEmbedding(

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.config import TransformerConfig
 from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import Shard, ShardBox, shard_of
 
@@ -32,14 +32,25 @@ STRIDE = 16
 """torch draws normal numbers on the CPU 16 at a time; whole strides do not see what follows."""
 
 
-def init_parameters(model: GPTModel, seed: int) -> None:
+class ConfiguredModel(Protocol):
+    """A built-in model, or the part of it that a stage holds."""
+
+    @property
+    def config(self) -> TransformerConfig:
+        """Its options."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of an nn.Module."""
+
+
+def init_parameters(model: ConfiguredModel, seed: int) -> None:
     """Fill every parameter of `model`, or of the part of it that is here, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _fill(parameter, copy_of(parameter) or name, model.config, seed)
 
 
-def init_module(module: nn.Module, config: GPTConfig, seed: int) -> None:
+def init_module(module: nn.Module, config: TransformerConfig, seed: int) -> None:
     """Fill every parameter of a model of another kind by the rules of GPT's: biases 0, other
     vectors 1, matrices N(0, --init-method-std), drawn by name so that no cut of it matters."""
     with torch.no_grad():
@@ -51,7 +62,7 @@ def init_module(module: nn.Module, config: GPTConfig, seed: int) -> None:
                 _fill(parameter, name, config, seed)
 
 
-def draw_parameter(name: str, shape: torch.Size, config: GPTConfig, seed: int) -> Tensor:
+def draw_parameter(name: str, shape: torch.Size, config: TransformerConfig, seed: int) -> Tensor:
     """The whole first value of the parameter called `name`, fp32 on the CPU."""
     whole = torch.empty(shape, device="cpu", dtype=torch.float32)
     _fill(whole, name, config, seed)
@@ -59,7 +70,7 @@ def draw_parameter(name: str, shape: torch.Size, config: GPTConfig, seed: int) -
 
 
 def draw_rows(
-    name: str, shape: tuple[int, ...], rows: range, config: GPTConfig, seed: int
+    name: str, shape: tuple[int, ...], rows: range, config: TransformerConfig, seed: int
 ) -> Tensor:
     """Rows of the first value of the weight called `name` of this shape, fp32 on the CPU; no more
     than these and a block are held."""
@@ -70,7 +81,7 @@ def draw_rows(
     return target
 
 
-def _fill(target: Tensor, name: str, config: GPTConfig, seed: int) -> None:
+def _fill(target: Tensor, name: str, config: TransformerConfig, seed: int) -> None:
     constant = _constant(name, config)
     if constant is not None:
         target.fill_(constant)
@@ -80,7 +91,7 @@ def _fill(target: Tensor, name: str, config: GPTConfig, seed: int) -> None:
         _take(target, shard, start, block)
 
 
-def _constant(name: str, config: GPTConfig) -> float | None:
+def _constant(name: str, config: TransformerConfig) -> float | None:
     if name.endswith(".bias"):
         return 0.0
     if name.endswith("layernorm.weight"):
@@ -89,7 +100,7 @@ def _constant(name: str, config: GPTConfig) -> float | None:
 
 
 def _blocks(
-    name: str, shape: tuple[int, ...], config: GPTConfig, seed: int
+    name: str, shape: tuple[int, ...], config: TransformerConfig, seed: int
 ) -> Iterator[tuple[int, Tensor]]:
     """The whole tensor from its first row on, in blocks of rows, each with its first row's number.
 
@@ -110,7 +121,7 @@ def _draw(
     block: Tensor,
     name: str,
     shape: tuple[int, ...],
-    config: GPTConfig,
+    config: TransformerConfig,
     generator: torch.Generator,
 ) -> None:
     bound = xavier_bound(name, shape, config)
@@ -138,7 +149,7 @@ def _whole(shape: tuple[int, ...]) -> Shard:
     return Shard(shape, 0, (ShardBox(0, 0, shape[0]),))
 
 
-def weight_std(name: str, config: GPTConfig) -> float:
+def weight_std(name: str, config: TransformerConfig) -> float:
     """Standard deviation of the weight called `name`."""
     if name.endswith(OUTPUT_PROJECTIONS):
         return config.init_method_std / math.sqrt(2.0 * config.num_layers)
@@ -147,7 +158,7 @@ def weight_std(name: str, config: GPTConfig) -> float:
     return config.init_method_std
 
 
-def xavier_bound(name: str, shape: tuple[int, ...], config: GPTConfig) -> float | None:
+def xavier_bound(name: str, shape: tuple[int, ...], config: TransformerConfig) -> float | None:
     """Bound of a uniform draw under --init-method-xavier-uniform; None where it does not apply.
 
     It does to the matrices of layers. The vocabulary's stay normal: their bound would follow the

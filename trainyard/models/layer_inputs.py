@@ -17,6 +17,10 @@ from trainyard.parallel.invariant_dropout import DropoutPlace
 if TYPE_CHECKING:
     from trainyard.models.attention import KVCache
 
+DROPOUT_SEED = "dropout_seed"
+"""Key of a batch: () int64 on the device of the model, another for every micro-batch of the run,
+the same on all ranks that share it."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:

@@ -1,6 +1,5 @@
-"""Which layers have a property: Megatron-LM's frequencies, `4` or `[1,1,0]` or `([1]*3+[0])*8`.
-
-Standard library only."""
+"""Options that differ by layer: Megatron-LM's patterns `4`, `[1,1,0]`, `([1]*3+[0])*8`, and the
+attention window. Standard library only."""
 
 from __future__ import annotations
 
@@ -50,3 +49,27 @@ def _evaluate(node: ast.expr) -> int | list[int]:
             if isinstance(a, list) and isinstance(b, list):
                 return a + b
     raise ValueError(ast.dump(node))
+
+
+def window_of_layer(
+    window_size: str | None, skip_freq: str | None, num_layers: int, layer: int
+) -> tuple[int, int] | None:
+    """(left, right) of --window-size in a layer; None where --window-attn-skip-freq skips it."""
+    if window_size is None:
+        return None
+    option = "--window-attn-skip-freq"
+    if skip_freq is not None and not layer_pattern(skip_freq, num_layers, option)[layer]:
+        return None
+    parts = window_size.strip().strip("()").split(",")
+    try:
+        left, right = (int(part) for part in parts)
+    except ValueError:
+        raise ConfigError(
+            f"--window-size must be LEFT,RIGHT such as 4095,0, got {window_size!r}"
+        ) from None
+    if left < -1 or right not in (-1, 0):
+        raise ConfigError(
+            f"--window-size {window_size}: LEFT must be -1 (no bound) or more, and RIGHT 0, since "
+            "a decoder sees nothing to the right"
+        )
+    return left, right

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -58,7 +58,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """linear_fc1, activation, linear_fc2; gated: the rows of linear_fc1 are [gate; up]."""
 
-    def __init__(self, config: GPTConfig, parallel: ModelParallel = ALONE) -> None:
+    def __init__(self, config: TransformerConfig, parallel: ModelParallel = ALONE) -> None:
         super().__init__()
         h, ffn, parts = config.hidden_size, config.ffn_size, 2 if config.gated else 1
         bias = config.linear_bias

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.norms.kernels import NormKernel
 from trainyard.models.norms.select import norm_kernel
 from trainyard.parallel.model import ALONE, ModelParallel
@@ -64,7 +64,7 @@ NORMS: dict[str, type[LayerNorm | RMSNorm]] = {"LayerNorm": LayerNorm, "RMSNorm"
 
 
 def build_norm(
-    config: GPTConfig, parallel: ModelParallel = ALONE, *, size: int | None = None
+    config: TransformerConfig, parallel: ModelParallel = ALONE, *, size: int | None = None
 ) -> LayerNorm | RMSNorm:
     """The normalisation that `--normalization` names, over the residual stream, or over the
     channels of a head if `size` is given.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def forgetting_norm(norm: nn.Module, matrices: Callable[[Tensor], Tensor], x: Te
         return matrices(normalised)
 
 
-def layer_groups(config: GPTConfig, layers: Iterable[T]) -> Iterator[tuple[list[T], bool]]:
+def layer_groups(config: TransformerConfig, layers: Iterable[T]) -> Iterator[tuple[list[T], bool]]:
     """The layers of a stage in the groups that run as one, each with whether it is recomputed."""
     remaining = iter(layers)
     size = config.recompute_num_layers or 1

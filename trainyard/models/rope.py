@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 
 LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
 """Wavelengths longer than the original length / low are stretched, shorter than / high are not."""
@@ -29,7 +29,7 @@ class Rotary(NamedTuple):
     """Neighbouring channels rotate together, not channel i with i + r/2."""
 
 
-def build_rotary(config: GPTConfig, positions: Tensor, dtype: torch.dtype) -> Rotary:
+def build_rotary(config: TransformerConfig, positions: Tensor, dtype: torch.dtype) -> Rotary:
     """The rotation at each of `positions`, (b, s) or (1, s) integers, in the dtype of the heads."""
     frequencies = rotary_frequencies(config, positions.device)
     turned = positions.t().float()
@@ -47,7 +47,7 @@ def build_rotary(config: GPTConfig, positions: Tensor, dtype: torch.dtype) -> Ro
     return Rotary(cos.to(dtype), sin.to(dtype), config.rotary_interleaved)
 
 
-def rotary_frequencies(config: GPTConfig, device: torch.device) -> Tensor:
+def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
     """Radians by which each pair of channels turns from one position to the next, (r/2) fp32."""
     dim = config.rotary_dim
     exponents = torch.arange(0, dim, 2, device=device, dtype=torch.float32)
@@ -68,7 +68,7 @@ def _llama3_scaled(frequencies: Tensor, factor: float, original_length: int) -> 
     return (1 - kept) * frequencies / factor + kept * frequencies
 
 
-def _yarn_scaled(frequencies: Tensor, config: GPTConfig) -> Tensor:
+def _yarn_scaled(frequencies: Tensor, config: TransformerConfig) -> Tensor:
     """The share of stretching rises linearly from one bounding channel to the other."""
     low = _yarn_channel(config, config.yarn_beta_fast)
     high = _yarn_channel(config, config.yarn_beta_slow)
@@ -82,14 +82,14 @@ def _yarn_scaled(frequencies: Tensor, config: GPTConfig) -> Tensor:
     return frequencies / factor * stretched + frequencies * (1 - stretched)
 
 
-def _yarn_channel(config: GPTConfig, turns: float) -> float:
+def _yarn_channel(config: TransformerConfig, turns: float) -> float:
     """The pair of channels that turns so often over the original length."""
     length = config.yarn_original_max_position_embeddings
     numerator = config.rotary_dim * math.log(length / (turns * 2 * math.pi))
     return numerator / (2 * math.log(config.rotary_base))
 
 
-def yarn_gain(config: GPTConfig) -> float:
+def yarn_gain(config: TransformerConfig) -> float:
     """Factor on queries and keys: attention grows with the logarithm of the stretch."""
     growth = 0.1 * math.log(max(config.yarn_rotary_scaling_factor, 1.0))
     return (config.yarn_mscale * growth + 1.0) / (config.yarn_mscale_all_dim * growth + 1.0)

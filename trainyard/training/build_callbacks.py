@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from trainyard.artifacts import store
 from trainyard.config import to_dict
-from trainyard.models.cost.flops import FlopConvention
-from trainyard.models.cost.memory import Layout
+from trainyard.models.family import FlopConvention
+from trainyard.models.layout import Layout
 from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.training.logging.loggers import Guarded, build_sinks
@@ -60,12 +60,12 @@ class Companions:
         device: torch.device,
         length: RunLength,
         vocab_size: int,
-        is_gpt: bool,
+        is_built_in: bool,
         flops: FlopConvention,
     ) -> None:
         self._config, self._keeper, self._groups = config, keeper, groups
         self._device, self._length = device, length
-        self._vocab_size, self._is_gpt = vocab_size, is_gpt
+        self._vocab_size, self._is_built_in = vocab_size, is_built_in
         self._folder = logs_folder(config.save)
         self.facts = RunInfo(
             steps=length.steps,
@@ -183,7 +183,7 @@ class Companions:
         config, dims = self._config, self._groups.dims
         micro, count = config.training.micro_batch_size, self._length.schedule.final
         layout = layout_of(config.model, config.parallel, dims, micro, count.num_microbatches)
-        if not self._is_gpt:
+        if not self._is_built_in:
             return None, layout
         return plan_memory(config.model, self._vocab_size, layout, config.precision), layout
 

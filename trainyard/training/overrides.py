@@ -13,7 +13,9 @@ from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.user_datasets import Samples, as_dataset
 from trainyard.datasets.vocabulary import check_sample
 from trainyard.errors import ConfigError, DataError
-from trainyard.models.cost.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER, FlopConvention
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import family_of
+from trainyard.models.family import GIVEN, PER_PARAMETER, FlopConvention
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.events import Callback
@@ -54,11 +56,10 @@ class Overrides:
     callbacks: Sequence[Callback] = ()
     """Told of every step, after ours, on every rank."""
 
-    @property
-    def flop_convention(self) -> FlopConvention:
-        """What figures of speed count."""
+    def flop_convention(self, config: TransformerConfig) -> FlopConvention:
+        """What figures of speed count. config: of the built-in model."""
         if self.model_provider is None:
-            return MODEL_FLOPS
+            return family_of(config).flop_convention
         return PER_PARAMETER if self.flops_per_token is None else GIVEN
 
     @property

@@ -14,8 +14,7 @@ from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.datasets.sample_format import sample_format
-from trainyard.models.cost.flops import flops_per_iteration
-from trainyard.models.gpt import GPTModel
+from trainyard.models.families import family_of
 from trainyard.models.init import init_module, init_parameters
 from trainyard.models.pipeline_stage import ModelStage
 from trainyard.optim.schedule import Schedule, build_schedule
@@ -30,8 +29,8 @@ from trainyard.training.logging.timings import Timings
 from trainyard.training.loop.build import (
     ModelProvider,
     build_trainee,
-    gpt_layout,
-    gpt_provider,
+    built_in_provider,
+    layout_of_model,
     parameter_count,
     whole_parameter_count,
 )
@@ -115,8 +114,8 @@ class Trainer:
             device,
             self.length,
             self.vocab_size,
-            self._is_gpt,
-            self.parts.flop_convention,
+            self._is_built_in,
+            self.parts.flop_convention(config.model),
         )
         self.companions.check_memory()
         keep = self.keeper.keep_timings if self.keeper else _drop
@@ -184,20 +183,20 @@ class Trainer:
     # --- building ---------------------------------------------------------------------------
 
     @property
-    def _is_gpt(self) -> bool:
+    def _is_built_in(self) -> bool:
         return self.parts.model_provider is None
 
     def _padded_vocab_size(self) -> int:
         """Rows of the embedding; another model pads as it likes."""
         found = self.tokenizer.vocab_size
-        if not self._is_gpt:
+        if not self._is_built_in:
             return found
         return self.config.model.padded_vocab_size(found, self.groups.dims.tp)
 
     def _build_data(self) -> RunData:
         config, dp_rank = self.config, self.groups.dp_rank
         if self.parts.dataset_provider is not None:
-            vocab_size = self.tokenizer.vocab_size if self._is_gpt else None
+            vocab_size = self.tokenizer.vocab_size if self._is_built_in else None
             provide = self.parts.dataset_provider
             return provided_data(provide, config, self.length, dp_rank, vocab_size)
         length, training = config.model.seq_length, config.training
@@ -208,7 +207,7 @@ class Trainer:
         provide = self.parts.model_provider
         if provide is not None:
             return partial(_placed, provide)
-        return gpt_provider(self.config.model, self.vocab_size, self.tokenizer.vocab_size)
+        return built_in_provider(self.config.model, self.vocab_size, self.tokenizer.vocab_size)
 
     def _build_trainee(self) -> TrainModule:
         config, training = self.config, self.config.training
@@ -218,12 +217,12 @@ class Trainer:
             config,
             self.groups.model_parallel(config.parallel),
             self.device,
-            is_gpt=self._is_gpt,
+            is_built_in=self._is_built_in,
             say=self.groups.rank == 0,
         )
         return build_trainee(
             self._model_provider(),
-            gpt_layout(config.model, training.micro_batch_size),
+            layout_of_model(config.model, training.micro_batch_size),
             config.parallel,
             config.optimizer,
             config.precision,
@@ -244,18 +243,19 @@ class Trainer:
             or self.parts.dataset_provider is not None,
             # Whether the layers of another model can be compiled is for its author to say.
             compile_layers=should_compile(compiled, self.device)
-            and (self._is_gpt or compiled == "on"),
+            and (self._is_built_in or compiled == "on"),
         )
 
     def _count_parameters(self, trainee: TrainModule) -> int:
-        if self._is_gpt:
+        if self._is_built_in:
             return self.config.model.num_params(self.vocab_size)
         return whole_parameter_count(trainee)
 
     def _workload(self) -> Workload:
         length = self.config.model.seq_length
-        if self._is_gpt:
-            flops = flops_per_iteration(self.config.model, self.vocab_size, 1)
+        if self._is_built_in:
+            model = self.config.model
+            flops = family_of(model).flops_per_iteration(model, self.vocab_size, 1)
         else:
             flops = (self.parts.flops_per_token or 6.0 * self._parameters) * length
         return Workload(length, flops, self.groups.dims.world_size)
@@ -286,9 +286,10 @@ class Trainer:
         if self.parts.initialize is not None:
             return self.parts.initialize
         config = self.config.model
+        built_in = family_of(config).load_class()
 
         def by_name(chunk: nn.Module, seed: int) -> None:
-            if isinstance(chunk, GPTModel):
+            if isinstance(chunk, built_in):
                 init_parameters(chunk, seed)
             else:
                 init_module(chunk, config, seed)

@@ -11,7 +11,7 @@ import torch
 from trainyard.attention.choice import Device, Needs, choose_backend
 from trainyard.errors import ConfigError
 from trainyard.models.attention_backend import report_attention
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.model import ALONE
 
 HOPPER, AMPERE = Device("cuda", (9, 0)), Device("cuda", (8, 0))

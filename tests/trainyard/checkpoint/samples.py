@@ -13,8 +13,8 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.save import StepContents, save_step
 from trainyard.config import to_dict
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 
 END = "<|endoftext|>"

@@ -18,7 +18,7 @@ from tests.trainyard.checkpoint.samples import (
 )
 from trainyard.checkpoint.describe import Description, describe, kind_of
 from trainyard.checkpoint.load import open_checkpoint
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 
 def described(root: Path) -> Description:

@@ -12,14 +12,14 @@ import torch
 
 from tests.trainyard.checkpoint.samples import END, PADDED_VOCAB, random_gpt, save_gpt
 from trainyard.artifacts import store
-from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.model import load_model
 from trainyard.conversion.huggingface.config import architecture
 from trainyard.conversion.huggingface.folder import write_hf_folder
 from trainyard.conversion.huggingface.to_hf import split_qkv
 from trainyard.conversion.native import CheckpointSource
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 SAME_LOGITS = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -91,7 +91,7 @@ def test_transformers_computes_the_same_logits(
     assert theirs.dtype == torch.float32
     tokens = torch.randint(0, 257, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        ours = load_gpt(str(tmp_path / "run")).model(tokens)
+        ours = load_model(str(tmp_path / "run")).model(tokens)
         # They do not know that the rows behind the tokens are padding.
         torch.testing.assert_close(theirs.eval()(tokens).logits[..., :257], ours, **SAME_LOGITS)
     files = sorted(p.name for p in (tmp_path / "hf").glob("*.safetensors*"))
@@ -106,7 +106,7 @@ def test_transformers_loads_the_tokenizer(tmp_path: Path, monkeypatch: pytest.Mo
     save_gpt(str(tmp_path / "run"), random_gpt(GPTConfig(**LLAMA)))
     export(str(tmp_path / "run"), tmp_path / "hf", 1)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    ours = load_gpt(str(tmp_path / "run")).tokenizer
+    ours = load_model(str(tmp_path / "run")).tokenizer
     text = f"the yard, at dawn{END}naive"
     assert theirs(text)["input_ids"] == ours.encode(text)
     assert (theirs.eos_token, theirs.eos_token_id) == (END, ours.eod)

@@ -18,8 +18,8 @@ from trainyard.conversion.huggingface.files import weight_map
 from trainyard.conversion.huggingface.read import open_huggingface
 from trainyard.conversion.meta.read import open_meta
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.config_sizes import MAX_LAYERS
+from trainyard.models.config import MAX_LAYERS
+from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = pytest.mark.timeout(20)  # a reader that builds what is told runs for minutes
 

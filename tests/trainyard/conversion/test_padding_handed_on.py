@@ -11,7 +11,7 @@ from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.config import to_dict
 from trainyard.conversion.native import CheckpointSource
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 TOKENS = 257
 TABLE = "embedding.word_embeddings.weight"

@@ -13,9 +13,9 @@ from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from tests.trainyard.conversion.huggingface.hf_models import make, some_tokens
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
-from trainyard.checkpoint.gpt import load_gpt
 from trainyard.checkpoint.layout import Slice, split_large
 from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.model import load_model
 from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.checkpoint.save import publish_step
 from trainyard.conversion.detect import kind_of_names, loader_for
@@ -27,7 +27,7 @@ from trainyard.conversion.tokenizer_files import Carried
 from trainyard.conversion.vocabulary import Adjusted
 from trainyard.conversion.write_native import LastRead, check_source, write_step_of
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 pytest.importorskip("transformers")
 
@@ -61,7 +61,7 @@ def test_a_step_holds_what_the_source_holds(num_shards: int, tmp_path: Path) -> 
             assert ours.generation == source.generation != {}
             assert (ours.step, ours.num_updates, ours.checkpoint.state["stays"]) == (0, 0, True)
     assert len(list(step.glob("model-*"))) == num_shards
-    loaded = load_gpt(str(tmp_path))
+    loaded = load_model(str(tmp_path))
     tokens = some_tokens()
     with torch.no_grad():
         expected = theirs(tokens).logits[..., :257]  # they do not know of padding

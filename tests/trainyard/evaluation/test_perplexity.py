@@ -10,8 +10,8 @@ import torch
 from trainyard.errors import ConfigError, DataError
 from trainyard.evaluation.config import EvaluationConfig
 from trainyard.evaluation.perplexity import check_text, summary, total_loss, windows
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 
 LENGTH = 12

@@ -11,8 +11,8 @@ from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.kv_cache import StaticKVCache
 from trainyard.inference.static import generate
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 
 VOCAB = 64

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from trainyard.inference.static import generate
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 
 BOS = 1
 STEPS = 200

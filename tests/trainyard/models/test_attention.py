@@ -13,7 +13,7 @@ from trainyard.attention.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.errors import ConfigError
 from trainyard.inference.kv_cache import StaticKVCache
 from trainyard.models.attention import SelfAttention
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.rope import build_rotary
 from trainyard.parallel.context.split import cut_sequence, local_positions
 from trainyard.parallel.model import ALONE, ModelParallel

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.parallel.model import ModelParallel
 from trainyard.testing.pool import RankPool

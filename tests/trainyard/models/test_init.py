@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trainyard.models import init
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
 from trainyard.models.pipeline_stage import ModelStage
 from trainyard.models.tied import EMBEDDING, is_copy, shared_embedding

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.pipeline_stage import WHOLE, ModelStage
 from trainyard.models.tied import EMBEDDING, is_copy

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.rope import Rotary, apply_rotary, build_rotary, rotary_frequencies
 
 CPU = torch.device("cpu")

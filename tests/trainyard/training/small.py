@@ -11,8 +11,8 @@ import torch
 
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Sample
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
@@ -21,7 +21,7 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.build import build_trainee as build
-from trainyard.training.loop.build import gpt_layout, gpt_provider
+from trainyard.training.loop.build import built_in_provider, layout_of_model
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.ledger import Ledger
@@ -89,8 +89,8 @@ def build_trainee(
 ) -> TrainModule:
     model = replace(MODEL, hidden_dropout=dropout, attention_dropout=dropout)
     trainee = build(
-        gpt_provider(model, VOCAB),
-        gpt_layout(model, training.micro_batch_size),
+        built_in_provider(model, VOCAB),
+        layout_of_model(model, training.micro_batch_size),
         ParallelConfig(),
         OptimizerConfig(lr=0.01),
         PrecisionConfig(),

@@ -12,8 +12,8 @@ import torch
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets.gpt import GPTDataset, SampleFormat
 from trainyard.datasets.loader import Batch, collate
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.parallel.groups import ALONE
 from trainyard.training.loop.microbatch import Preparation

@@ -21,15 +21,15 @@ from stages.pretrain.config import PretrainConfig as StageConfig
 from stages.runtime.up_to_date import decide
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.manifest import read_manifest
-from trainyard.checkpoint.gpt import load_gpt
+from trainyard.checkpoint.model import load_model
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import Batch
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError, DataError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.pipeline_stage import ModelStage
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.config import ParallelConfig
@@ -246,7 +246,7 @@ def test_model_loss_and_first_weights_are_the_callers(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "iter_0000004/config.json").read_text())
     assert document["provided"]["model_provider"].endswith("callers.<locals>.model")
     with pytest.raises(ArtifactError, match="a model that a program brought along"):
-        load_gpt(str(tmp_path))
+        load_model(str(tmp_path))
 
 
 class Loading(Counting):

@@ -13,7 +13,8 @@ from torch import nn
 
 from tests.trainyard.training.test_pretrain_api import MODEL, TRAINING, counting, options
 from trainyard.errors import ConfigError
-from trainyard.models.cost.flops import GIVEN, MODEL_FLOPS, PER_PARAMETER
+from trainyard.models.family import GIVEN, PER_PARAMETER
+from trainyard.models.gpt.flops import MODEL_FLOPS
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.logging.run_info import RunInfo
@@ -31,18 +32,18 @@ KERNELS = [
 
 
 @pytest.mark.parametrize(
-    ("is_gpt", "say", "lines"),
+    ("is_built_in", "say", "lines"),
     [(True, True, KERNELS), (False, True, KERNELS[2:]), (True, False, [])],
 )
 def test_one_rank_says_whose_kernels_are_taken(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    is_gpt: bool,
+    is_built_in: bool,
     say: bool,
     lines: list[str],
 ) -> None:
     with caplog.at_level(logging.INFO):
-        report_kernels(options(tmp_path), ALONE, CPU, is_gpt=is_gpt, say=say)
+        report_kernels(options(tmp_path), ALONE, CPU, is_built_in=is_built_in, say=say)
     assert caplog.messages == lines
 
 
@@ -85,10 +86,12 @@ def test_the_convention_is_that_of_whoever_counts() -> None:
     def model(parallel: Any, stage: Any) -> nn.Module:
         raise AssertionError
 
-    assert Overrides().flop_convention is MODEL_FLOPS
-    assert Overrides(flops_per_token=7.0).flop_convention is MODEL_FLOPS  # a GPT counts its own
-    assert Overrides(model_provider=model).flop_convention is PER_PARAMETER
-    assert Overrides(model_provider=model, flops_per_token=7.0).flop_convention is GIVEN
+    assert Overrides().flop_convention(MODEL) is MODEL_FLOPS
+    assert (
+        Overrides(flops_per_token=7.0).flop_convention(MODEL) is MODEL_FLOPS
+    )  # a GPT counts its own
+    assert Overrides(model_provider=model).flop_convention(MODEL) is PER_PARAMETER
+    assert Overrides(model_provider=model, flops_per_token=7.0).flop_convention(MODEL) is GIVEN
 
 
 def test_the_peak_is_told_with_the_convention() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY, yarn_gain
 
 LLAMA = "LlamaForCausalLM"

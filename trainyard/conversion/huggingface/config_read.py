@@ -21,7 +21,7 @@ from trainyard.conversion.huggingface.config import (
 )
 from trainyard.conversion.huggingface.rope_read import read_rope
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from trainyard.conversion.huggingface.config import GPT2
 from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.conversion.lazy_tensors import Make, Recipe, as_is
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 
 def join_qkv(parts: Sequence[Tensor], config: GPTConfig) -> Tensor:

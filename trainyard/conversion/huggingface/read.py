@@ -28,7 +28,7 @@ from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.conversion.lazy_tensors import About, AssembledSource, TheirTensors
 from trainyard.conversion.tokenizer_files import find_tokenizer
 from trainyard.errors import ArtifactError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"

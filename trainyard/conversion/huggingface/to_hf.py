@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainyard.conversion.huggingface.config import GPT2, architecture
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 
 @dataclass(frozen=True, slots=True)

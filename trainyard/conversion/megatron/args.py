@@ -12,9 +12,8 @@ from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.config_positions import LLAMA3_LENGTH
-from trainyard.models.config_sizes import MAX_LAYERS
+from trainyard.models.config import LLAMA3_LENGTH, MAX_LAYERS
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
 SAME_NAME = (

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 Cut = Literal["rows", "gated", "columns", "whole"]
 

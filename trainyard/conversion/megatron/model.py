@@ -16,7 +16,7 @@ from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import PLAIN
 from trainyard.conversion.vocabulary import Adjusted, has_rows
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 MEGATRON_DIVISOR = 128
 """Default of its --make-vocab-size-divisible-by."""

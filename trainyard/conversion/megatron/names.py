@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 ModelClass = Literal["core", "legacy"]
 TransformerImpl = Literal["transformer_engine", "local"]

@@ -25,7 +25,7 @@ from trainyard.conversion.torch_save.file import TorchFile
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
 from trainyard.conversion.torch_save.pickles import Noted, TensorRef
 from trainyard.errors import ArtifactError
-from trainyard.models.config_sizes import MAX_LAYERS
+from trainyard.models.config import MAX_LAYERS
 
 ALLOWED = (ANYTHING,)
 """Of the files that hold more than tensors: `args`, states of random generators, the scaler of the

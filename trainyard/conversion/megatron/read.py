@@ -55,7 +55,7 @@ from trainyard.conversion.megatron.tokens import tokens_of
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)
 

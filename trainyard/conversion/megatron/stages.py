@@ -17,8 +17,8 @@ from trainyard.conversion.megatron.names import (
 )
 from trainyard.conversion.megatron.optimizer import Unknown
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.config_sizes import MAX_LAYERS
+from trainyard.models.config import MAX_LAYERS
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition, StageLayers, partition
 
 OTHER_ORDERS = ("use_legacy_models", "use_kitchen", "use_transformer_engine_op_fuser")

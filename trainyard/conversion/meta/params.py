@@ -13,7 +13,7 @@ from trainyard.checkpoint.bounds import check_layers
 from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.conversion.fields import Fields
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY
 
 log = logging.getLogger(__name__)

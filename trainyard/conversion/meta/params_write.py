@@ -24,8 +24,8 @@ from trainyard.conversion.meta.params import (
     scaling_factor,
 )
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.config_positions import LLAMA3_LENGTH
+from trainyard.models.config import LLAMA3_LENGTH
+from trainyard.models.gpt.config import GPTConfig
 
 STEPS = (256, 1024, 4096, *(2**power for power in range(14, -1, -1)))
 """Tried as multiple_of, those of published files first."""

@@ -43,7 +43,7 @@ from trainyard.conversion.meta.params import EMBEDDING, OUTPUT, read_params
 from trainyard.conversion.tokenizer_files import find_tokenizer
 from trainyard.conversion.torch_save.weights import TorchWeights
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 PARAMS = "params.json"
 SLICE = re.compile(r"consolidated\.(\d+)\.pth")

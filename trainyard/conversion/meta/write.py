@@ -35,7 +35,7 @@ from trainyard.conversion.meta.read import PARAMS, slice_name
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import nearest
 from trainyard.tokenizers.base import DESCRIPTION
 

@@ -51,7 +51,7 @@ from trainyard.conversion.megatron.stages import (
 from trainyard.conversion.torch_dist.index import Place, Shape, StoredTensor
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TorchFile
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 KINDS = (MAIN, *MOMENTS)
 

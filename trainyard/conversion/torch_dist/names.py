@@ -21,7 +21,7 @@ from trainyard.conversion.megatron.names import (
     our_name,
     their_name,
 )
-from trainyard.models.config_sizes import MAX_LAYERS
+from trainyard.models.config import MAX_LAYERS
 
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\.(.+)")
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.")

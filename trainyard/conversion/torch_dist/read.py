@@ -57,7 +57,7 @@ from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.errors import ArtifactError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 
 from trainyard.attention.choice import Device
 from trainyard.models.attention_backend import probe_device
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.norms.choice import (
     NormChoice,
     NormNeeds,
@@ -21,7 +21,7 @@ from trainyard.models.norms.kernels import NormKernel, build_norm_kernel
 log = logging.getLogger(__name__)
 
 
-def norm_kernel(config: GPTConfig, size: int) -> NormKernel | None:
+def norm_kernel(config: TransformerConfig, size: int) -> NormKernel | None:
     """The kernel for one normalisation of `size` channels; None: torch's own operators.
 
     A model that is only read may have been trained where there were other packages: what is not
@@ -41,7 +41,11 @@ def _device() -> Device:
 
 
 def norm_needs(
-    config: GPTConfig, dtype: torch.dtype, size: int | None = None, *, compiled: bool = False
+    config: TransformerConfig,
+    dtype: torch.dtype,
+    size: int | None = None,
+    *,
+    compiled: bool = False,
 ) -> NormNeeds:
     """What a normalisation of `size` channels, or of the residual stream, asks for."""
     return NormNeeds(
@@ -55,7 +59,12 @@ def norm_needs(
 
 
 def report_norm(
-    config: GPTConfig, device: torch.device, dtype: torch.dtype, *, compiled: bool, say: bool = True
+    config: TransformerConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    compiled: bool,
+    say: bool = True,
 ) -> NormChoice:
     """Whose kernel normalises the residual stream; ConfigError for what cannot be had. say: in the
     log too, with why."""

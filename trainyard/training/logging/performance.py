@@ -45,7 +45,7 @@ def performance_document(
         "ranks": facts.world_size,
         "steps_measured": len(steady),
         "conventions": {
-            "flops": f"{facts.flops.name}: {facts.flops.words}",
+            "flops": f"{facts.flops.name}: {facts.flops.meaning}",
             "mfu": PEAK,
             "peak_tflops": peak_tflops(facts.device_name),
         },

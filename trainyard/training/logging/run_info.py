@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainyard.checkpoint.background import SaveReport
-from trainyard.models.cost.flops import MODEL_FLOPS, FlopConvention
+from trainyard.models.family import PER_PARAMETER, FlopConvention
 from trainyard.training.loop.peaks import CONVENTION, peak_tflops
 from trainyard.training.loop.throughput import StepTiming
 
@@ -26,7 +26,7 @@ class RunInfo:
     device_name: str = "cpu"
     save: str = ""
     """Folder of the run."""
-    flops: FlopConvention = MODEL_FLOPS
+    flops: FlopConvention = PER_PARAMETER
     """What its TFLOP/s and MFU count."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Options, flat."""
@@ -42,7 +42,7 @@ class RunInfo:
         mfu = f"MFU is the {CONVENTION}, {peak} TFLOP/s"
         if peak is None:
             mfu = f"no MFU, as the peak of {self.device_name} is not known"
-        return f"{self.flops.name} ({self.flops.words}); {mfu}"
+        return f"{self.flops.name} ({self.flops.meaning}); {mfu}"
 
     def mfu(self, tflops_per_gpu: float) -> float | None:
         """Share of the device's peak (peaks.CONVENTION); None where the peak is not known."""

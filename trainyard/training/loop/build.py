@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from trainyard.datasets.loader import Batch
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import family_of
 from trainyard.models.pipeline_stage import ModelStage
 from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
 from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
@@ -50,19 +50,22 @@ class Layout:
     """Stages hand fp32 on, whatever the weights are (--fp32-residual-connection)."""
 
 
-def gpt_provider(
-    config: GPTConfig, padded_vocab_size: int, true_vocab_size: int | None = None
+def built_in_provider(
+    config: TransformerConfig, padded_vocab_size: int, true_vocab_size: int | None = None
 ) -> ModelProvider:
-    """GPT over a vocabulary whose rows from `true_vocab_size` on are padding; unset: none is."""
+    """Builds a model of the configuration's family. Rows of the vocabulary from `true_vocab_size`
+    on are padding; unset: none."""
+    model_class = family_of(config).load_class()
 
     def provide(parallel: ModelParallel, stage: ModelStage) -> nn.Module:
-        return GPTModel(config, padded_vocab_size, parallel, stage, true_vocab_size)
+        model: nn.Module = model_class(config, padded_vocab_size, parallel, stage, true_vocab_size)
+        return model
 
     return provide
 
 
-def gpt_layout(config: GPTConfig, micro_batch_size: int) -> Layout:
-    """What of a GPT decides how it is cut."""
+def layout_of_model(config: TransformerConfig, micro_batch_size: int) -> Layout:
+    """The sizes that decide how a model is sharded."""
     return Layout(
         config.num_layers,
         config.hidden_size,

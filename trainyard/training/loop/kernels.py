@@ -18,13 +18,13 @@ def report_kernels(
     parallel: ModelParallel,
     device: torch.device,
     *,
-    is_gpt: bool,
+    is_built_in: bool,
     say: bool,
 ) -> None:
     """Attention, norms and optimizer; ConfigError for what cannot be had here. say: one line for
     each in the log, with why; on one rank. A model of another kind chooses its own but for the
     optimizer."""
-    if is_gpt:
+    if is_built_in:
         dtype, data = params_dtype(config.precision), config.data
         attention = report_attention if say else choose_attention
         attention(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainyard.attention.masks import trim_bounds
 from trainyard.datasets.loader import SAMPLE_IDS, Batch
-from trainyard.models.gpt import DROPOUT_SEED
+from trainyard.models.layer_inputs import DROPOUT_SEED
 from trainyard.parallel.context.split import cut_sequence
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.model import group_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 CONVENTION = "share of the dense bf16 peak of the datasheet"
-"""One line for whoever prints an MFU; the operations are those of `trainyard.models.cost.flops`."""
+"""One line for whoever prints an MFU; the operations are those of `trainyard.models.gpt.flops`."""
 
 PEAK_TFLOPS = (
     ("GB300", 2500.0),

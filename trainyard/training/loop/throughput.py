@@ -23,7 +23,7 @@ class StepTiming:
     tokens_per_second: float
     """Over all ranks."""
     tflops_per_gpu: float
-    """10^12 operations a second and device, by the convention of `trainyard.models.cost.flops`."""
+    """10^12 operations a second and device, by the convention of `trainyard.models.gpt.flops`."""
     data_wait_ms: float
     """Part of `ms` in which the loader was waited for."""
     memory_bytes: int

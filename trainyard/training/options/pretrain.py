@@ -9,7 +9,7 @@ from trainyard.artifacts.output import Output
 from trainyard.config import execution, location
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig

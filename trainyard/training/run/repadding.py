@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
-from trainyard.models.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.init import draw_rows
 from trainyard.models.tied import EMBEDDING
 
@@ -33,7 +33,7 @@ class Repadding:
 
     theirs: int
     ours: int
-    config: GPTConfig
+    config: TransformerConfig
     seed: int
     dtype: torch.dtype
     """Of the run's weights, which main parameters begin with too."""
@@ -89,7 +89,7 @@ class Repadding:
 
 @lru_cache(maxsize=2)
 def _drawn(
-    parameter: str, shape: tuple[int, ...], first: int, config: GPTConfig, seed: int
+    parameter: str, shape: tuple[int, ...], first: int, config: TransformerConfig, seed: int
 ) -> Tensor:
     """All rows from `first` on: a multiple's worth at most, and drawn once for all boxes."""
     return draw_rows(parameter, shape, range(first, shape[0]), config, seed)

@@ -1,22 +1,15 @@
 """What a rank needs in theory, before it is built, and what was used in the end.
 
-The theory is that of `trainyard.models.cost.memory`, on the most loaded rank of the layout."""
+The theory is that of the model's family, on the most loaded rank of the layout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainyard.models.config import GPTConfig
-from trainyard.models.cost.memory import (
-    GRADIENT_BYTES,
-    PARAMETER_BYTES,
-    Layout,
-    activation_memory,
-    count_parameters,
-    full_recompute_bytes,
-    optimizer_bytes_per_parameter,
-)
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import family_of
+from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES, Layout
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
@@ -61,7 +54,7 @@ def gigabytes(num_bytes: float) -> str:
 
 
 def layout_of(
-    config: GPTConfig,
+    config: TransformerConfig,
     parallel: ParallelConfig,
     dims: ParallelDims,
     micro_batch_size: int,
@@ -87,20 +80,15 @@ def layout_of(
 
 
 def plan_memory(
-    config: GPTConfig, padded_vocab_size: int, layout: Layout, precision: PrecisionConfig
+    config: TransformerConfig, padded_vocab_size: int, layout: Layout, precision: PrecisionConfig
 ) -> MemoryPlan:
     """The bytes of a rank. In fp32 the weights are their own master copy, and everything kept for
     the backward pass is twice as large."""
     is_fp32 = precision.params_format == "fp32"
-    shard = count_parameters(config, padded_vocab_size, layout).most_loaded_shard
-    optimizer = optimizer_bytes_per_parameter(layout) * (8 / 12 if is_fp32 else 1)
-    full = layout.recompute == "full"
-    activations = (
-        full_recompute_bytes(config, padded_vocab_size, layout)
-        if full
-        else activation_memory(config, padded_vocab_size, layout).total
-    )
-    activations /= layout.cp
+    family = family_of(config)
+    shard = family.shard_params(config, padded_vocab_size, layout)
+    optimizer = layout.optimizer_bytes_per_parameter * (8 / 12 if is_fp32 else 1)
+    activations = family.activation_bytes(config, padded_vocab_size, layout) / layout.cp
     grads = 2 if precision.grads_format == "bf16" else GRADIENT_BYTES
     return MemoryPlan(
         parameters=shard * (4 if is_fp32 else PARAMETER_BYTES),

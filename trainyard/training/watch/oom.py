@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from trainyard.errors import DeviceMemoryError, HostMemoryError, lack_of_memory
-from trainyard.models.cost.memory import Layout
+from trainyard.models.layout import Layout
 from trainyard.training.watch.memory_monitor import measure
 from trainyard.training.watch.memory_report import MemoryPlan, gigabytes
 

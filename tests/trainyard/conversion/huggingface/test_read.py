@@ -32,8 +32,8 @@ from trainyard.conversion.lazy_tensors import AssembledSource
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.rope import rotary_frequencies, yarn_gain
 

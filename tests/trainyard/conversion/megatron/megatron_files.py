@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.conversion.megatron.megatron_states import Whole, add_optimizer
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 BOTH = ("weight", "bias")
 

@@ -23,7 +23,7 @@ from tests.trainyard.conversion.megatron import megatron_core_program, megatron_
 from tests.trainyard.conversion.megatron.megatron_files import Layout, arguments, part_of_rank
 from tests.trainyard.conversion.megatron.test_read import GPT, LLAMA, QWEN
 from trainyard.conversion.torch_dist.read import open_torch_dist
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = pytest.mark.full
 

@@ -22,7 +22,7 @@ from trainyard.conversion.loaders import LOADERS, open_source
 from trainyard.conversion.torch_dist.index import read_index
 from trainyard.conversion.write_native import SCHEDULER
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(20)]  # one that builds what is told runs on
 

@@ -19,8 +19,8 @@ from tests.trainyard.conversion.megatron import megatron_package
 from tests.trainyard.conversion.megatron.megatron_files import Layout, arguments
 from tests.trainyard.conversion.megatron.test_read import GPT, LLAMA, QWEN
 from trainyard.conversion.loaders import open_source
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 
 pytestmark = pytest.mark.full
 

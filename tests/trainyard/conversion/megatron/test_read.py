@@ -23,8 +23,8 @@ from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.read import open_megatron
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from tests.trainyard.conversion.megatron.megatron_frozen import (
 )
 from trainyard.conversion.loaders import open_source
 from trainyard.conversion.megatron.args import TAKEN
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

@@ -28,7 +28,7 @@ from tests.trainyard.conversion.megatron.test_write import (
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.conversion.megatron.names import flatten
 from trainyard.conversion.megatron.read import open_megatron
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = pytest.mark.slow
 

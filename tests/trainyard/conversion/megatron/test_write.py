@@ -31,7 +31,7 @@ from trainyard.conversion.megatron.read import open_megatron
 from trainyard.conversion.megatron.write import write_megatron
 from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 TOKENS = 257
 RUN: dict[str, Any] = {

@@ -20,7 +20,7 @@ from trainyard.conversion.meta.read import CUT_ALONG, halves_of_pairs, open_meta
 from trainyard.conversion.tokenizer_files import tokenizer_of
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.inference.static import generate
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 
 SAME_LOGITS = {"rtol": 1e-5, "atol": 1e-5}
 

@@ -27,8 +27,8 @@ from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import Carried
 from trainyard.conversion.write_native import check_source
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 
 SAME_LOGITS = {"rtol": 1e-5, "atol": 1e-5}
 

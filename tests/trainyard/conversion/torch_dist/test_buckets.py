@@ -34,7 +34,7 @@ from trainyard.conversion.torch_dist.buckets import (
 from trainyard.conversion.torch_dist.index import StoredTensor
 from trainyard.conversion.torch_dist.read import open_torch_dist
 from trainyard.conversion.torch_dist.tensors import StoredTensors
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 GPT, LLAMA, QWEN = ranks.GPT, ranks.LLAMA, ranks.QWEN
 TIED_LLAMA = replace(LLAMA, untie_embeddings_and_output_weights=False)

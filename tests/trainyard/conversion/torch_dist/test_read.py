@@ -36,7 +36,7 @@ from trainyard.conversion.megatron.tokens import tokens_of
 from trainyard.conversion.torch_dist.index import fills, read_index
 from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = pytest.mark.slow
 

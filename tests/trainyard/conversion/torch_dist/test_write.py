@@ -32,7 +32,7 @@ from trainyard.conversion.torch_dist.read import open_torch_dist
 from trainyard.conversion.torch_dist.write import write_torch_dist
 from trainyard.conversion.vocabulary import has_rows
 from trainyard.errors import ArtifactError, Stopped
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = pytest.mark.slow
 

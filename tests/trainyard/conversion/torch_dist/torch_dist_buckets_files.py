@@ -28,7 +28,7 @@ from tests.trainyard.conversion.torch_dist.torch_dist_files import (
     stored_of,
     write_around,
 )
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 EMBEDDING = "embedding.word_embeddings.weight"
 IMPLS = {"core": "local", "engine": "transformer_engine"}

@@ -41,7 +41,7 @@ from torch.distributed.checkpoint.planner import (
 from tests.trainyard.conversion.megatron.megatron_files import Layout as RankLayout
 from tests.trainyard.conversion.megatron.megatron_files import arguments, megatron_modules
 from tests.trainyard.conversion.megatron.megatron_states import Whole
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
 ENGINE = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from trainyard.attention.choice import Device
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.norm import NORMS
 from trainyard.models.norms import kernels
 from trainyard.models.norms.choice import NormChoice, NormNeeds, choose_norm

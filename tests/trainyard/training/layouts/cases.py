@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Literal
 
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig

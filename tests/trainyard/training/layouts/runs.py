@@ -19,14 +19,14 @@ from tests.trainyard.training.layouts.cases import (
 )
 from trainyard.checkpoint.layout import Held, slices_held
 from trainyard.datasets.loader import Batch
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.optim.schedule import Rates
 from trainyard.parallel.dims import dims_of
 from trainyard.parallel.groups import ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.loop.build import build_trainee, gpt_layout, gpt_provider
+from trainyard.training.loop.build import build_trainee, built_in_provider, layout_of_model
 from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
@@ -121,8 +121,8 @@ def trainee_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModule:
     groups = build_groups(dims, dist.get_rank() if is_several else 0)
     rows = padded_vocab_size or cut.padded_vocab_size
     trainee = build_trainee(
-        gpt_provider(cut.model, rows, min(rows, cut.vocab_size)),
-        gpt_layout(cut.model, MICRO_BATCH_SIZE),
+        built_in_provider(cut.model, rows, min(rows, cut.vocab_size)),
+        layout_of_model(cut.model, MICRO_BATCH_SIZE),
         cut.parallel,
         cut.optimizer,
         cut.precision,

@@ -14,6 +14,7 @@ import torch
 from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
+from trainyard.models.gpt.flops import MODEL_FLOPS
 from trainyard.training.logging.console import training_line
 from trainyard.training.logging.jsonl import JsonLines
 from trainyard.training.logging.loggers import Guarded, build_sinks
@@ -27,7 +28,13 @@ from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.options.logging import LoggingConfig
 
-FACTS = RunInfo(6, 48, 12, world_size=2, device_name="NVIDIA H100 80GB HBM3", save="runs/tiny")
+FACTS = RunInfo(
+    *(6, 48, 12),
+    world_size=2,
+    device_name="NVIDIA H100 80GB HBM3",
+    save="runs/tiny",
+    flops=MODEL_FLOPS,
+)
 
 
 def event(step: int, **fields: Any) -> StepEvent:

@@ -25,7 +25,7 @@ from tests.trainyard.training.layouts.runs import (
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.save import StepContents, save_step
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import Rates
 from trainyard.testing.pool import RankPool

@@ -12,7 +12,7 @@ import torch
 
 from tests.trainyard.training.small import MODEL, VOCAB, Collector, build_loop, build_trainee
 from trainyard.errors import ConfigError, HangError, HostMemoryError, InfrastructureError
-from trainyard.models.cost.memory import Layout
+from trainyard.models.layout import Layout
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims

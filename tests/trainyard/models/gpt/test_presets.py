@@ -10,9 +10,9 @@ import pytest
 
 from stages.pretrain.config import PretrainConfig
 from trainyard.config import from_dict, leaves
-from trainyard.models.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig
 
-FOLDER = Path(__file__).parents[3] / "recipes" / "models"
+FOLDER = Path(__file__).parents[4] / "recipes" / "models"
 PUBLISHED = {
     "gpt-125m": (50257, 124_439_808),
     "gpt-345m": (50257, 354_823_168),

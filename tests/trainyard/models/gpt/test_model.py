@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from trainyard.attention.masks import AttentionMask
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}

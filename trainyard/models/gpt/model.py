@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from trainyard.attention.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.models.attention import KVCache
 from trainyard.models.block import TransformerBlock
-from trainyard.models.config import GPTConfig
 from trainyard.models.embedding import Embedding
-from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.layer_inputs import DROPOUT_SEED, DropoutPlaces, LayerInputs
 from trainyard.models.pipeline_stage import WHOLE, ModelStage
 from trainyard.models.rope import Rotary, build_rotary
 from trainyard.models.tied import mark_copy, mark_shared
@@ -27,10 +27,6 @@ from trainyard.parallel.tensor.linear import ColumnParallelLinear
 from trainyard.parallel.tensor.mappings import gather_from_tp
 from trainyard.parallel.tensor.overlap import column_linear
 from trainyard.parallel.tensor.vocab import vocab_parallel_cross_entropy
-
-DROPOUT_SEED = "dropout_seed"
-"""Key of a batch: () int64 on the device of the model, another for every micro-batch of the run,
-the same on all ranks that share it."""
 
 
 class GPTModel(nn.Module):

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from trainyard.conversion.huggingface.config import architecture, model_document
 from trainyard.conversion.huggingface.to_hf import targets
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.mlp import ACTIVATIONS
 from trainyard.models.rope import rotary_frequencies, yarn_gain

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.cost.flops import flops_per_token
-from trainyard.models.cost.memory import Layout
-from trainyard.models.cost.memory_detail import detailed_memory
-from trainyard.models.moe_config import MoEConfig
+from trainyard.models.gpt.config import GPTConfig, MoEConfig
+from trainyard.models.gpt.flops import flops_per_token
+from trainyard.models.gpt.memory_detail import detailed_memory
+from trainyard.models.layout import Layout
 
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32}
 

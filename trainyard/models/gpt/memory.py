@@ -7,80 +7,30 @@ vocabulary."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.config_memory import RecomputeGranularity
-from trainyard.models.moe_config import DENSE, MoEConfig
-
-PARAMETER_BYTES = 2
-GRADIENT_BYTES = 4
-OPTIMIZER_BYTES = 12
+from trainyard.models.gpt.config import DENSE, GPTConfig, MoEConfig
+from trainyard.models.layout import Layout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How a run is cut over devices and steps, as far as memory depends on it."""
-
-    micro_batch_size: int = 1
-    num_microbatches: int | None = None
-    """Micro-batches of a step on each replica; unset: as many as the pipeline can hold."""
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    """Ranks that share each sequence; the report upstream does not know of them."""
-    dp: int = 1
-    ep: int = 1
-    expert_tp: int | None = None
-    """Tensor-parallel size inside experts; unset: tp."""
-    layers_per_virtual_stage: int | None = None
-    """Layers of one chunk under the interleaved schedule; unset: the plain schedule."""
-    virtual_stages: int | None = None
-    """Chunks of a pipeline rank, where these are given in place of their layers."""
-    first_rank_layers: int | None = None
-    """Layers of the first pipeline rank, where not all ranks have as many."""
-    sequence_parallel: bool = False
-    recompute: RecomputeGranularity = "none"
-    distributed_optimizer: bool = False
-    fp32: bool = False
-    """Weights and activations in fp32 and no master copy, in place of 16 bits; not in the
-    report."""
-
-    def check(self, config: GPTConfig, moe: MoEConfig = DENSE) -> None:
-        """Refuse a layout that the model cannot be cut by."""
-        if self.first_rank_layers is None:
-            _divides("--num-layers", config.num_layers, "--pipeline-model-parallel-size", self.pp)
-        heads, groups = config.num_attention_heads, config.query_groups
-        _divides("--num-attention-heads", heads, "--tensor-model-parallel-size", self.tp)
-        if config.group_query_attention:
-            _divides("--num-query-groups", groups, "--tensor-model-parallel-size", self.tp)
-        _divides("--ffn-hidden-size", config.ffn_size, "--tensor-model-parallel-size", self.tp)
-        if self.layers_per_virtual_stage is not None:
-            self._check_interleaving(config.num_layers // self.pp, self.layers_per_virtual_stage)
-        if moe.num_experts is not None:
-            _divides("--num-experts", moe.num_experts, "--expert-model-parallel-size", self.ep)
-
-    @property
-    def is_interleaved(self) -> bool:
-        """Whether a pipeline rank holds several chunks."""
-        return self.layers_per_virtual_stage is not None or (self.virtual_stages or 1) > 1
-
-    def layers_as_on_first(self, config: GPTConfig) -> int:
-        """Layers of the model, if all ranks had as many as the first one, which is looked at."""
-        uneven = self.first_rank_layers
-        return config.num_layers if uneven is None else uneven * self.pp
-
-    def _check_interleaving(self, layers_per_stage: int, chunk: int) -> None:
-        if self.pp == 1:
-            raise ConfigError(
-                "--num-layers-per-virtual-pipeline-stage needs "
-                "--pipeline-model-parallel-size above 1"
-            )
-        _divides(
-            "layers of a stage", layers_per_stage, "--num-layers-per-virtual-pipeline-stage", chunk
-        )
+def check_layout(layout: Layout, config: GPTConfig, moe: MoEConfig = DENSE) -> None:
+    """Raise ConfigError for a layout that does not divide the model."""
+    pp, tp, chunk = layout.pp, layout.tp, layout.layers_per_virtual_stage
+    if layout.first_rank_layers is None:
+        _divides("--num-layers", config.num_layers, "--pipeline-model-parallel-size", pp)
+    by = "--tensor-model-parallel-size"
+    _divides("--num-attention-heads", config.num_attention_heads, by, tp)
+    if config.group_query_attention:
+        _divides("--num-query-groups", config.query_groups, by, tp)
+    _divides("--ffn-hidden-size", config.ffn_size, by, tp)
+    if chunk is not None:
+        by = "--num-layers-per-virtual-pipeline-stage"
+        if pp == 1:
+            raise ConfigError(f"{by} needs --pipeline-model-parallel-size above 1")
+        _divides("layers of a stage", config.num_layers // pp, by, chunk)
+    if moe.num_experts is not None:
+        _divides("--num-experts", moe.num_experts, "--expert-model-parallel-size", layout.ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +94,16 @@ def count_parameters(
     )
 
 
-def optimizer_bytes_per_parameter(layout: Layout) -> float:
-    """Master weight and moments, shared out over replicas by the distributed optimizer."""
-    return OPTIMIZER_BYTES / (layout.dp if layout.distributed_optimizer else 1)
+def shard_params(config: GPTConfig, padded_vocab_size: int, layout: Layout) -> float:
+    """Parameters of the most loaded rank."""
+    return count_parameters(config, padded_vocab_size, layout).most_loaded_shard
 
 
-def weight_and_optimizer_bytes(
-    config: GPTConfig, padded_vocab_size: int, layout: Layout, moe: MoEConfig = DENSE
-) -> float:
-    """Parameters, gradients and optimizer state on the most loaded device."""
-    shard = count_parameters(config, padded_vocab_size, layout, moe).most_loaded_shard
-    per_parameter = PARAMETER_BYTES + GRADIENT_BYTES + optimizer_bytes_per_parameter(layout)
-    return shard * per_parameter
+def activation_bytes(config: GPTConfig, padded_vocab_size: int, layout: Layout) -> float:
+    """Activations of the most loaded rank in 16 bits, of whole sequences."""
+    if layout.recompute == "full":
+        return full_recompute_bytes(config, padded_vocab_size, layout)
+    return activation_memory(config, padded_vocab_size, layout).total
 
 
 def activation_memory(
@@ -175,7 +123,7 @@ def activation_memory(
     share = 1 / tp if precise else 1.0
     embedding = (8 * tokens + tokens * h) * layout.pp * share  # ids as int64, dropout mask
     total = per_layer * layout.layers_as_on_first(config) + embedding
-    penalty, in_flight = schedule_growth(config, layout)
+    penalty, in_flight = layout.activation_growth(config)
     total *= penalty if layout.is_interleaved else in_flight / layout.pp
     if layout.pp == 1:
         total += _loss_bytes(tokens, h, padded_vocab_size, tp, precise)
@@ -195,23 +143,11 @@ def full_recompute_bytes(config: GPTConfig, padded_vocab_size: int, layout: Layo
     inputs = 2.0 * tokens * config.hidden_size * layout.layers_as_on_first(config)
     if layout.sequence_parallel:
         inputs /= layout.tp
-    penalty, in_flight = schedule_growth(config, layout)
+    penalty, in_flight = layout.activation_growth(config)
     inputs *= penalty if layout.is_interleaved else in_flight / layout.pp
     one_layer = activation_memory(config, padded_vocab_size, layout).per_layer
     loss = _loss_bytes(tokens, config.hidden_size, padded_vocab_size, layout.tp, False)
     return inputs + one_layer + (loss if layout.pp == 1 else 0.0)
-
-
-def schedule_growth(config: GPTConfig, layout: Layout) -> tuple[float, int]:
-    """Growth under the interleaved schedule, and micro-batches held at once by the first stage."""
-    if layout.is_interleaved:
-        chunks = layout.virtual_stages
-        if chunks is None:
-            assert layout.layers_per_virtual_stage is not None
-            chunks = config.num_layers // layout.pp // layout.layers_per_virtual_stage
-        penalty = 1 + (layout.pp - 1) / (layout.pp * chunks)
-        return penalty, math.ceil(penalty * layout.pp)
-    return 1.0, min(layout.num_microbatches or layout.pp, layout.pp)
 
 
 def _loss_bytes(tokens: int, h: int, vocab: int, tp: int, precise: bool) -> float:

@@ -6,30 +6,14 @@ optimizer and recomputation do not count. Standard library only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from trainyard.models.config import GPTConfig
-from trainyard.models.moe_config import DENSE, MoEConfig
-
-
-@dataclass(frozen=True, slots=True)
-class FlopConvention:
-    """What a figure of TFLOP/s or MFU counts, for whoever prints one."""
-
-    name: str
-    """To stand beside the figure."""
-    words: str
-    """What it means, in a line."""
-
+from trainyard.models.family import FlopConvention
+from trainyard.models.gpt.config import DENSE, GPTConfig, MoEConfig
 
 MODEL_FLOPS = FlopConvention(
     "6N+causal",
     "6 for each matrix weight and token, output layer in, causal attention at half, no recompute",
 )
 """What this module counts."""
-PER_PARAMETER = FlopConvention("6N", "6 for each parameter and token, attention and recompute not")
-"""For a model that is only known by its size."""
-GIVEN = FlopConvention("flops_per_token", "operations of a token as the program gave them")
 
 
 def flops_per_iteration(

@@ -1,9 +1,10 @@
-"""A GPT from a checkpoint alone: model, configuration and tokenizer, for tools that take --load."""
+"""Loads a model, its configuration and its tokenizer from a checkpoint alone (--load)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,28 +14,27 @@ from trainyard.checkpoint.compatibility import refuse_differences
 from trainyard.checkpoint.layout import slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.steps import CONFIG
-from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.gpt import GPTModel
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import family_of, read_model_config
 from trainyard.parallel.device import check_memory
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedGPT:
+class LoadedModel:
     """What a tool needs of a trained model."""
 
-    model: GPTModel
+    model: Any
     """In evaluation mode, weights of the checkpoint."""
-    config: GPTConfig
+    config: TransformerConfig
     tokenizer: Tokenizer
     step: int
     checkpoint: Checkpoint
 
 
-def gpt_config(checkpoint: Checkpoint) -> tuple[GPTConfig, int]:
+def model_config(checkpoint: Checkpoint) -> tuple[TransformerConfig, int]:
     """The configuration of the model in a checkpoint, and its padded vocabulary size."""
     url = join(checkpoint.url, CONFIG)
     document = checkpoint.config
@@ -48,7 +48,7 @@ def gpt_config(checkpoint: Checkpoint) -> tuple[GPTConfig, int]:
     if not isinstance(document.get("model"), dict) or type(padded) is not int:
         raise ArtifactError(f"{url}: has no 'model' table and 'padded_vocab_size'; not a GPT")
     try:
-        config = from_dict(GPTConfig, document["model"], f"{url}: model")
+        config = read_model_config(document["model"], f"{url}: model")
         check_model(config, padded, len(checkpoint.names("model.")), url)
         return config, padded
     except ConfigError as error:
@@ -56,12 +56,14 @@ def gpt_config(checkpoint: Checkpoint) -> tuple[GPTConfig, int]:
         raise ArtifactError(f"{told}; the checkpoint was made by another version") from error
 
 
-def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--load") -> LoadedGPT:
+def load_model(
+    url: str, device: torch.device | str = "cpu", *, option: str = "--load"
+) -> LoadedModel:
     """The model at a step folder, or at the latest step of a run folder.
 
     Raises ConfigError, naming `option`, when there is no checkpoint."""
     checkpoint = open_checkpoint(url, option)
-    config, padded_vocab_size = gpt_config(checkpoint)
+    config, padded_vocab_size = model_config(checkpoint)
     _check_tensors(checkpoint, config, padded_vocab_size)
     count = config.num_params(padded_vocab_size)
     check_memory(
@@ -72,11 +74,11 @@ def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--l
     )
     with torch.device(device):
         tokens = _tokens(checkpoint, padded_vocab_size)
-        model = GPTModel(config, padded_vocab_size, true_vocab_size=tokens)
+        model = family_of(config).load_class()(config, padded_vocab_size, true_vocab_size=tokens)
     targets = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     restore(checkpoint, targets, "model.")
     checkpoint.close()
-    return LoadedGPT(
+    return LoadedModel(
         model.eval(),
         config,
         checkpoint_tokenizer(checkpoint),
@@ -85,13 +87,15 @@ def load_gpt(url: str, device: torch.device | str = "cpu", *, option: str = "--l
     )
 
 
-def _check_tensors(checkpoint: Checkpoint, config: GPTConfig, padded_vocab_size: int) -> None:
+def _check_tensors(
+    checkpoint: Checkpoint, config: TransformerConfig, padded_vocab_size: int
+) -> None:
     """Refuse tensors that are not those of the configuration before memory is asked for it."""
     held = {name: checkpoint.spec(name) for name in checkpoint.names("model.")}
     if sum(math.prod(spec.shape) for spec in held.values()) == config.num_params(padded_vocab_size):
         return
     with torch.device("meta"):
-        model = GPTModel(config, padded_vocab_size)
+        model = family_of(config).load_class()(config, padded_vocab_size)
     wanted = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     shards = {name: slices_held(name, tensor) for name, tensor in wanted.items()}
     refuse_differences(checkpoint.url, held, shards, "model.")

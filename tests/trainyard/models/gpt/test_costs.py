@@ -12,19 +12,18 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from trainyard.errors import ConfigError
-from trainyard.models.config import GPTConfig
-from trainyard.models.cost.flops import flops_per_iteration, flops_per_token
-from trainyard.models.cost.memory import (
-    Layout,
+from trainyard.models.gpt.config import GPTConfig, MoEConfig
+from trainyard.models.gpt.flops import flops_per_iteration, flops_per_token
+from trainyard.models.gpt.memory import (
     activation_memory,
+    check_layout,
     count_parameters,
     full_recompute_bytes,
-    weight_and_optimizer_bytes,
 )
-from trainyard.models.cost.memory_detail import detailed_memory, layer_activation_bytes
-from trainyard.models.gpt import GPTModel
+from trainyard.models.gpt.memory_detail import detailed_memory, layer_activation_bytes
+from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.models.moe_config import MoEConfig
+from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES, Layout
 
 GPT_345M = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 2048}
 UPSTREAM_NAMES = {
@@ -86,8 +85,9 @@ def test_flops_equal_the_upstream_numbers(golden: Path, name: str) -> None:
 @every_model
 def test_weights_and_optimizer_equal_the_upstream_numbers(golden: Path, name: str) -> None:
     case = Case(golden, name)
-    measured = weight_and_optimizer_bytes(case.config, case.vocab, case.layout, case.moe)
-    assert measured == case.numbers["weight_and_optimizer_bytes"]
+    shard = count_parameters(case.config, case.vocab, case.layout, case.moe).most_loaded_shard
+    per_parameter = PARAMETER_BYTES + GRADIENT_BYTES + case.layout.optimizer_bytes_per_parameter
+    assert shard * per_parameter == case.numbers["weight_and_optimizer_bytes"]
 
 
 @every_model
@@ -145,7 +145,7 @@ def test_full_recompute_keeps_less_than_none() -> None:
 )
 def test_a_layout_that_does_not_divide_is_refused(layout: Layout, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        layout.check(GPTConfig(**GPT_345M))
+        check_layout(layout, GPTConfig(**GPT_345M))
 
 
 # --- our own count ----------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainyard.models.config import GPTConfig
-from trainyard.models.cost.memory import Layout, schedule_growth
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.layout import Layout
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
@@ -160,7 +160,7 @@ def layer_activation_bytes(config: GPTConfig, layout: Layout) -> float:
 def _stage_activations(config: GPTConfig, layout: Layout, layers: int, name: str) -> float:
     """Of all layers of a stage and all micro-batches in flight, for one token of each."""
     kept, transient = _kept_by_layers(config, layout, layers)
-    growth, in_flight = schedule_growth(config, layout)
+    growth, in_flight = layout.activation_growth(config)
     if name == "last":
         return kept + transient
     if layout.is_interleaved:

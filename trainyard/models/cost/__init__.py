@@ -1,1 +1,0 @@
-"""What a model costs in arithmetic and memory, before anything is built."""

@@ -1,0 +1,52 @@
+"""What code outside `models/` needs to know about a family of models. Standard library only."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.models.config import TransformerConfig
+from trainyard.models.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class FlopConvention:
+    """What a figure of TFLOP/s or MFU counts."""
+
+    name: str
+    """Printed beside the figure."""
+    meaning: str
+    """One line that explains it."""
+
+
+PER_PARAMETER = FlopConvention("6N", "6 for each parameter and token, attention and recompute not")
+"""For a model of which only the size is known."""
+GIVEN = FlopConvention("flops_per_token", "operations of a token as the program gave them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """The options of a kind of model, its module, and what it costs.
+
+    Functions take (config, padded vocabulary size, ...), with a config of the family's class."""
+
+    config: type[TransformerConfig]
+    module: str
+    """MODULE:CLASS; a string, since options and plans are read without torch.
+
+    The class takes (config, padded_vocab_size, ModelParallel, ModelStage, vocab_size) and is an
+    nn.Module with `forward_stage`, `config` and `stage`; its parameters are unfilled."""
+    flops_per_iteration: Callable[[Any, int, int], float]
+    """Operations of a step of so many samples, forward and backward."""
+    flop_convention: FlopConvention
+    shard_params: Callable[[Any, int, Layout], float]
+    """Parameters of the most loaded rank."""
+    activation_bytes: Callable[[Any, int, Layout], float]
+    """Activations of the most loaded rank in 16 bits, recomputation considered."""
+
+    def load_class(self) -> Any:
+        """The nn.Module class."""
+        module, _, name = self.module.partition(":")
+        return getattr(importlib.import_module(module), name)

@@ -1,0 +1,1 @@
+"""The GPT family: options, module, FLOPs, memory, names in foreign checkpoints."""

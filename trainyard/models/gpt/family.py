@@ -1,0 +1,15 @@
+"""GPT's row in the table of model families. Standard library only."""
+
+from trainyard.models.family import ModelFamily
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.flops import MODEL_FLOPS, flops_per_iteration
+from trainyard.models.gpt.memory import activation_bytes, shard_params
+
+GPT = ModelFamily(
+    config=GPTConfig,
+    module="trainyard.models.gpt.model:GPTModel",
+    flops_per_iteration=flops_per_iteration,
+    flop_convention=MODEL_FLOPS,
+    shard_params=shard_params,
+    activation_bytes=activation_bytes,
+)

@@ -1,0 +1,67 @@
+"""How a run is spread over devices, as far as memory depends on it. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainyard.models.config import RecomputeGranularity, TransformerConfig
+
+PARAMETER_BYTES = 2
+GRADIENT_BYTES = 4
+OPTIMIZER_BYTES = 12
+"""fp32 master weight and two Adam moments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism, micro-batches and what saves memory."""
+
+    micro_batch_size: int = 1
+    num_microbatches: int | None = None
+    """Micro-batches of a step on each replica; unset: as many as the pipeline can hold."""
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    """Ranks that share each sequence; Megatron-LM's report ignores them."""
+    dp: int = 1
+    ep: int = 1
+    expert_tp: int | None = None
+    """Tensor-parallel size inside experts; unset: tp."""
+    layers_per_virtual_stage: int | None = None
+    """Layers of one chunk under the interleaved schedule; unset: the plain schedule."""
+    virtual_stages: int | None = None
+    """Chunks of a pipeline rank, as an alternative to the layers of a chunk."""
+    first_rank_layers: int | None = None
+    """Layers of the first pipeline rank, where ranks differ."""
+    sequence_parallel: bool = False
+    recompute: RecomputeGranularity = "none"
+    distributed_optimizer: bool = False
+    fp32: bool = False
+    """Weights and activations in fp32 without a master copy; not in Megatron-LM's report."""
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether a pipeline rank holds several chunks."""
+        return self.layers_per_virtual_stage is not None or (self.virtual_stages or 1) > 1
+
+    @property
+    def optimizer_bytes_per_parameter(self) -> float:
+        """Master weight and moments, sharded over replicas by the distributed optimizer."""
+        return OPTIMIZER_BYTES / (self.dp if self.distributed_optimizer else 1)
+
+    def layers_as_on_first(self, config: TransformerConfig) -> int:
+        """Layers of the model if every rank had as many as the first one, the most loaded."""
+        uneven = self.first_rank_layers
+        return config.num_layers if uneven is None else uneven * self.pp
+
+    def activation_growth(self, config: TransformerConfig) -> tuple[float, int]:
+        """(growth under the interleaved schedule, micro-batches in flight on the first stage)."""
+        if self.is_interleaved:
+            chunks = self.virtual_stages
+            if chunks is None:
+                assert self.layers_per_virtual_stage is not None
+                chunks = config.num_layers // self.pp // self.layers_per_virtual_stage
+            penalty = 1 + (self.pp - 1) / (self.pp * chunks)
+            return penalty, math.ceil(penalty * self.pp)
+        return 1.0, min(self.num_microbatches or self.pp, self.pp)
