@@ -15,7 +15,7 @@ import sys
 from trainyard.artifacts import store
 from trainyard.artifacts.backends import s3_client
 from trainyard.artifacts.backends.s3 import S3Backend
-from trainyard.artifacts.store_probe import check_reachable, examine, is_open_to_all
+from trainyard.artifacts.store_probe import check_reachable, is_open_to_all, probe
 from trainyard.errors import TrainyardError
 
 SECONDS = 10.0
@@ -24,7 +24,7 @@ SECONDS = 10.0
 
 def make_bucket(url: str) -> None:
     """Make the bucket unless it is there."""
-    bucket = S3Backend("s3").place(url)["Bucket"]
+    bucket = S3Backend("s3").address(url)["Bucket"]
     with store.operation("make", url):  # which has words for who is not let in
         try:
             s3_client.call("head_bucket", Bucket=bucket)
@@ -35,7 +35,7 @@ def make_bucket(url: str) -> None:
 
 def check(url: str) -> bool:
     """Try everything and say what came of it; True when the store is fit."""
-    trials = list(examine(url))
+    trials = list(probe(url))
     for trial in trials:
         print(f"{'WRONG' if trial.fault else 'ok':<6}{trial.name:<26}{trial.fault}")
     if is_open_to_all(url, SECONDS):

@@ -8,7 +8,7 @@ from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
 from flows.doctor.yard import FOLDER, Yard
 from trainyard.artifacts import store
 from trainyard.artifacts.backends import s3_client
-from trainyard.artifacts.store_probe import check_reachable, examine, is_open_to_all, seconds_ahead
+from trainyard.artifacts.store_probe import check_reachable, is_open_to_all, probe, seconds_ahead
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -32,7 +32,7 @@ def reach(yard: Yard) -> Answer:
 
 def conditions(yard: Yard) -> Answer:
     """Conditional writes, raced; and everything else that a stage asks of a store."""
-    faults = [trial for trial in examine(join(yard.root, FOLDER)) if trial.fault]
+    faults = [trial for trial in probe(join(yard.root, FOLDER)) if trial.fault]
     if not faults:
         return ok("create-only and if-match writes are honoured, one winner in every race")
     told = "; ".join(f"{trial.name}: {trial.fault}" for trial in faults)

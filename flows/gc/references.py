@@ -14,7 +14,7 @@ from typing import Any
 from flows.gc.contents import Artifact, Contents
 from flows.runner.run_lock import JOBS, TURN
 from trainyard.artifacts import store
-from trainyard.artifacts.listed import read_listed_json
+from trainyard.artifacts.manifest import read_listed_json
 from trainyard.artifacts.urls import basename, canonical, join
 from trainyard.errors import ArtifactError
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_digest
-from trainyard.artifacts.listed import read_listed_json
-from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.manifest import Manifest, read_listed_json, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import CONFIG, STATE, locate_step, step_folder, step_of

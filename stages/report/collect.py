@@ -14,8 +14,7 @@ from stages.report.formats import is_number
 from stages.report.goodput import read_goodput
 from stages.report.saves import FILE as SAVES
 from stages.report.saves import parse_saves
-from trainyard.artifacts.listed import read_listed, read_listed_json
-from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import step_of
 from trainyard.config import leaves

@@ -20,7 +20,7 @@ from stages.runtime.context import StageRun
 from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.pack import Pack, Summary
 from stages.tokenize.unit import Job
-from trainyard.artifacts import readahead, store
+from trainyard.artifacts import inputs, store
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
@@ -104,7 +104,7 @@ class Assembly:
         """The pack on this machine: where it was made, or fetched if an earlier run made it."""
         if job.copies is not None and Path(job.copies, name).exists():
             return Path(job.copies, name)
-        return readahead.fetch(store.join(job.work_url, name), self._stage.scratch / "packs")
+        return inputs.fetch(store.join(job.work_url, name), self._stage.scratch / "packs")
 
     def _add_first(self, job: Job, pack: Pack) -> None:
         summary, unit = pack.summary, job.unit

@@ -52,7 +52,7 @@ def test_a_corpus_on_a_web_server_makes_the_bytes_of_a_local_one(
 @pytest.mark.parametrize(
     ("traits", "words"),
     [
-        ({"ranges": False}, "does not hand out parts of a file"),
+        ({"ranges": False}, "does not serve parts of a file"),
         ({"ranges": False, "lengths": False}, "no Content-Length"),
     ],
 )

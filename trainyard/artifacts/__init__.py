@@ -1,1 +1,1 @@
-"""Artifacts at rest: stores, digests, manifests, claims."""
+"""Stored artifacts: stores, digests, manifests, claims."""

@@ -1,9 +1,8 @@
 """Claims: at most one run writes an output.
 
-A claim is a small document created exclusively beside the manifest. Its holder renews it every few
-seconds; a waiter takes over, conditionally, one that has stood still for `STALE_SECONDS` of the
-waiter's own clock, or at once when it was made on this machine by a process that is gone. Clocks
-are never compared."""
+A claim is a small document created exclusively next to the manifest. Its holder renews it every few
+seconds. A waiter takes it over, conditionally, when it did not change for `STALE_SECONDS` of the
+waiter's clock, or at once if a dead process of this machine made it. Clocks are never compared."""
 
 from __future__ import annotations
 
@@ -25,16 +24,16 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
-AWAY_SECONDS = 10.0
-"""A store that takes longer to say who holds a claim was away meanwhile."""
+UNAVAILABLE_SECONDS = 10.0
+"""If reading a claim takes longer, the store was unavailable in between."""
 
-TELL_SECONDS = 60.0
-"""Between two words about a claim that cannot be renewed."""
+WARN_SECONDS = 60.0
+"""Between two warnings about a claim that cannot be renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a claim; enough to tell on the same machine whether it is still alive."""
+    """Who holds a claim. On the same machine this shows whether the holder is alive."""
 
     run: str
     host: str
@@ -47,7 +46,7 @@ class Holder:
 
     @staticmethod
     def of_this_process() -> Holder:
-        """This process, with a run id of its own."""
+        """This process, with a new run id."""
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         pid = os.getpid()
         return Holder(
@@ -55,7 +54,7 @@ class Holder:
         )
 
     def is_gone(self) -> bool:
-        """True only when the process certainly does not exist any more."""
+        """True only if the process certainly no longer exists."""
         return self.machine == machine_mark() and started(self.pid) != self.pid_started
 
     def encode(self, beat: int) -> bytes:
@@ -77,29 +76,29 @@ class Claim:
 
     def _renew(self) -> None:
         beat = 0
-        trouble = Trouble(self.url)
+        failures = RenewalLog(self.url)
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
             try:
-                with retry.no_retry():  # the next beat asks again
+                with retry.no_retry():  # the next renewal tries again
                     version = conditional.replace_if_match(
                         self.url, self.holder.encode(beat), self._version
                     )
             except TrainyardError as error:
-                trouble.met(error)
+                failures.failed(error)
                 continue
-            trouble.passed()
+            failures.succeeded()
             if version is None and not self._stop.is_set():
                 self.lost = True
-                log.error("the claim %s was taken over by another run; stopping", self.url)
+                log.error("another run took over the claim %s; stopping", self.url)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self._version = version or self._version
 
     def release(self) -> None:
-        """Stop renewing and remove the claim, unless another run has it by now.
+        """Stop renewing and remove the claim, unless another run holds it.
 
-        Never raises: it runs on the way out of errors, and a claim that stays is taken over."""
+        Never raises: it runs while errors are handled, and a claim that stays is taken over."""
         self._stop.set()
         self._thread.join()
         try:
@@ -111,32 +110,30 @@ class Claim:
             log.warning("could not remove the claim: %s", error)
 
     def check(self) -> None:
-        """Raise InfrastructureError when another run has taken the output over."""
+        """Raise ClaimHeldError if another run took the output over."""
         if self.lost:
-            raise ClaimHeldError(
-                f"{self.url}: another run took this output over; nothing more is written"
-            )
+            raise ClaimHeldError(f"{self.url}: another run took this output over; writing stops")
 
 
-class Trouble:
-    """Says at once, and then once a minute, that a claim cannot be renewed; and that it can again.
+class RenewalLog:
+    """Warns at once, and then once a minute, that a claim cannot be renewed.
 
-    A store that is away, or a disk that is full, ends whoever writes to it, in words. A claim ends
-    nothing: what is computed meanwhile may still be saved when the store is back."""
+    An unavailable store or a full disk fails the writer that meets it. A claim fails nothing: the
+    run may still save its results when the store is back."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._since: float | None = None
-        self._told_at = 0.0
+        self._warned_at = 0.0
 
-    def met(self, error: TrainyardError) -> None:
-        """It was not renewed."""
+    def failed(self, error: TrainyardError) -> None:
+        """The claim was not renewed."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        elif now - self._told_at < TELL_SECONDS:
+        elif now - self._warned_at < WARN_SECONDS:
             return
-        self._told_at = now
+        self._warned_at = now
         for_long = f" for {now - self._since:.0f} s" if now > self._since else ""
         log.warning(
             "could not renew the claim%s, trying again every %.0f s; after %.0f s another run may "
@@ -147,8 +144,8 @@ class Trouble:
             error,
         )
 
-    def passed(self) -> None:
-        """It was renewed, or is another's."""
+    def succeeded(self) -> None:
+        """The claim was renewed, or another run holds it."""
         if self._since is not None:
             log.info("the claim %s can be renewed again", self._url)
             self._since = None
@@ -165,9 +162,9 @@ def _read(url: str) -> tuple[Holder, str] | None:
 
 
 def acquire(url: str, wait_seconds: float) -> Claim:
-    """Claim an output; waits for a living holder up to `wait_seconds`, takes over a stale one.
+    """Claim an output. Waits for a live holder up to `wait_seconds`; takes over a stale claim.
 
-    Raises ClaimHeldError naming the holder."""
+    Raises ClaimHeldError, which names the holder."""
     holder = Holder.of_this_process()
     deadline = time.monotonic() + wait_seconds
     seen: tuple[str, float] | None = None
@@ -181,16 +178,16 @@ def acquire(url: str, wait_seconds: float) -> Claim:
             continue
         other, other_version = current
         now = time.monotonic()
-        # Where the store was away, the holder could not renew it either.
-        was_away = now - asked > AWAY_SECONDS
-        if seen is None or seen[0] != other_version or was_away:
+        # While the store was unavailable, the holder could not renew it either.
+        was_unavailable = now - asked > UNAVAILABLE_SECONDS
+        if seen is None or seen[0] != other_version or was_unavailable:
             if seen is None and not other.is_gone():
                 log.info("waiting for %s, held by %s", url, _name(other))
             seen = (other_version, now)
         if other.is_gone() or now - seen[1] >= STALE_SECONDS:
             version = conditional.replace_if_match(url, holder.encode(0), other_version)
             if version is not None:
-                log.info("took over a claim whose run is gone: %s", _name(other))
+                log.info("took over the claim of a dead run: %s", _name(other))
                 return Claim(url, holder, version)
             continue
         if now >= deadline:

@@ -1,6 +1,6 @@
-"""The version of the code that a stage uses: a digest of every source that its imports reach.
+"""The version of a stage's code: a digest of every source file that its imports reach.
 
-Follows static imports of our own packages, also those inside functions; nothing is imported."""
+Follows static imports of trainyard's packages, also those inside functions; imports nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMPORT = re.compile(
 
 def _source(module: str, listed: Callable[[str], frozenset[str]]) -> Path | None:
     folder, _, name = module.rpartition(".")
-    names = listed(folder)  # most names that are asked for are no modules
+    names = listed(folder)  # most names looked up here are not modules
     if f"{name}.py" in names:
         return ROOT.joinpath(*folder.split("."), f"{name}.py")
     if name in names and "__init__.py" in listed(module):
@@ -33,7 +33,7 @@ def _source(module: str, listed: Callable[[str], frozenset[str]]) -> Path | None
 
 
 def _listed(package: str) -> frozenset[str]:
-    """Names in the folder of a package; none where there is no such folder."""
+    """Names in the folder of a package; empty without such a folder."""
     try:
         return frozenset(os.listdir(ROOT.joinpath(*package.split("."))))
     except (FileNotFoundError, NotADirectoryError):
@@ -46,12 +46,12 @@ def _imports(source: bytes) -> set[str]:
         module = (origin or plain).decode()
         found.add(module)
         for name in re.findall(rb"\w+", names):
-            found.add(f"{module}.{name.decode()}")  # a submodule, or else no file and passed over
+            found.add(f"{module}.{name.decode()}")  # a submodule; skipped if it has no file
     return found
 
 
 def sources(*modules: str) -> dict[str, Path]:
-    """Every source file of ours that the modules reach, by its path below the root."""
+    """Every source file of trainyard that the modules reach, by its path below the root."""
     pending, seen, files = list(modules), set(modules), {}
     listed = cache(_listed)
     while pending:

@@ -11,10 +11,10 @@ from typing import Any
 from blake3 import blake3
 
 SHORT = 12
-"""Digits that are enough for a person to tell two digests apart."""
+"""Digits that distinguish two digests for a reader."""
 
 LARGE = 4 * 2**20
-"""Bytes from which on a piece of memory is worth a thread of its own."""
+"""Bytes from which a separate thread is worth its start."""
 
 
 def hasher() -> Any:
@@ -24,22 +24,23 @@ def hasher() -> Any:
 
 @contextmanager
 def digesting(running: Any, data: memoryview) -> Iterator[None]:
-    """Add to a running digest while the body does something else with the same bytes: writes them,
-    which takes about as long. Both leave Python's lock."""
+    """Update a running digest while the body writes the same bytes, which takes about as long.
+
+    Both release Python's lock."""
     if len(data) < LARGE:
         yield
         running.update(data)
         return
-    beside = threading.Thread(target=running.update, args=(data,), daemon=True)
-    beside.start()
+    thread = threading.Thread(target=running.update, args=(data,), daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        beside.join()
+        thread.join()
 
 
 def digest_bytes(data: bytes | memoryview) -> str:
-    """The digest of a piece of memory."""
+    """The digest of bytes in memory."""
     return blake3(data).hexdigest()
 
 

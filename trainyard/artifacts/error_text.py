@@ -1,12 +1,69 @@
-"""Words for what stores refuse."""
+"""Messages for errors of stores, and for what is in the way of a local file.
+
+Looks at names only, and opens nothing."""
 
 from __future__ import annotations
 
 import errno
+import glob
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
 
-from trainyard.artifacts.links import TOO_LONG, why_absent
-from trainyard.artifacts.urls import is_local, is_web
+from trainyard.artifacts.urls import has_glob, is_local, is_web, local_path
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError, TrainyardError
+
+NO_FILE = "not a file but a pipe or a device; copy it into a file"
+
+TOO_LONG = "the file system takes no name as long; choose a shorter one"
+
+
+def why_absent(url: str, otherwise: str = "there is no such file or object") -> str:
+    """Why there is no file: a bad link, pipe or name on its path, or `otherwise`."""
+    path = local_path(url)
+    return (_in_place_of(path) if path is not None else None) or otherwise
+
+
+def _in_place_of(path: Path) -> str | None:
+    for at in (*reversed(path.parents), path):
+        if os.path.islink(at) and (fault := _fault_of_link(at)):
+            return f"{at} is {fault}" if at != path else fault
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return TOO_LONG if error.errno == errno.ENAMETOOLONG else None
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else NO_FILE
+
+
+def _fault_of_link(path: Path) -> str | None:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return f"a link to {os.readlink(path)}, which does not exist; fix or remove it"
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return f"a link to {os.readlink(path)}, which leads back to it; fix or remove it"
+    return None
+
+
+def broken_link(url: str) -> tuple[Path, str] | None:
+    """The first broken link that matches a pattern or is below a folder, and its fault."""
+    root = local_path(url)
+    if root is None:
+        return None
+    if has_glob(url) and not root.is_file():
+        found: Iterable[Path] = map(Path, glob.glob(str(root), recursive=True))
+    else:
+        found = (Path(at, name) for at, _, names in os.walk(root) for name in names)
+    for path in found:
+        shown = path.relative_to(root).parts if root in path.parents else ()
+        if os.path.islink(path) and not any(part.startswith(".") for part in shown):
+            fault = _fault_of_link(path)
+            if fault is not None:
+                return path, fault
+    return None
+
 
 CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
 
@@ -19,11 +76,11 @@ def rights(url: str) -> str:
 
 
 def system_fault(url: str, name: str, error: OSError) -> TrainyardError:
-    """What the system raised during an operation, in our words."""
+    """An error of the operating system during an operation, as an error of ours."""
     writes = name in ("open", "create", "replace", "move")
     no_folder = isinstance(error, FileExistsError | NotADirectoryError)
     if no_folder and writes:
-        return ConfigError(f"{url}: a file stands where a folder is needed; choose another place")
+        return ConfigError(f"{url}: a file stands where a folder is needed; choose another path")
     if "bucket does not exist" in str(error):
         return ConfigError(f"{url}: the bucket does not exist; create it first")
     if error.errno == errno.ENAMETOOLONG and writes:
@@ -39,7 +96,7 @@ def system_fault(url: str, name: str, error: OSError) -> TrainyardError:
 
 
 def store_fault(url: str, name: str, error: Exception) -> TrainyardError:
-    """What a library of object stores raised during an operation, in our words."""
+    """An error of an object store's library during an operation, as an error of ours."""
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         return ConfigError(
             f"{url}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "

@@ -1,7 +1,7 @@
-"""Inputs: which files stand behind a URL, and the digest that they count by.
+"""Inputs: the files behind a URL, and their digest.
 
-The digest of an input with a manifest is the manifest's: nothing is read. A raw file is read once
-and remembered by URL, size and version."""
+The digest of an input with a manifest comes from the manifest, without reading. A raw file is read
+once; its digest is cached by URL, size and version."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
+from trainyard.artifacts.error_text import why_absent
 from trainyard.artifacts.manifest import Manifest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
-from trainyard.artifacts.readahead import read_whole
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import (
     basename,
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 SIDECAR = ".docs"
 
 SETTLED_SECONDS = 2.0
-"""A file younger than this may change again within the resolution of its modification time."""
+"""A file younger than this may change again without a new modification time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,14 @@ class Input:
     name: str
     urls: tuple[str, ...]
     files: tuple[str, ...]
-    """URL of every file behind it, in the order in which they are to be read."""
+    """URLs of all its files, in reading order."""
     digest: str
 
 
 def resolve(name: str, urls: Sequence[str]) -> Input:
     """The files behind the URLs of one input, in order, and their digest.
 
-    Raises ArtifactError when a URL stands for nothing, or for an artifact that is being made."""
+    Raises ArtifactError for a URL without files, and for an artifact that is being written."""
     manifests = Manifests()
     parts = [_resolve_one(url, manifests) for url in urls]
     files = tuple(file for files, _ in parts for file in files)
@@ -73,21 +74,21 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
         return _files_alone(store.expand(url), manifests)
     pair = [url + ending for ending in (".bin", ".idx") if store.exists(url + ending)]
     if pair:
-        # The sidecar names places; the tokens are the same wherever their text lay.
-        beside = [url + SIDECAR] if store.exists(url + SIDECAR) else []
-        return sorted([*pair, *beside]), _files_alone(pair, manifests)[1]
+        # Not in the digest: the sidecar names locations, and tokens do not depend on them.
+        sidecar = [url + SIDECAR] if store.exists(url + SIDECAR) else []
+        return sorted([*pair, *sidecar]), _files_alone(pair, manifests)[1]
     return _folder(url, manifests)
 
 
 def _own_manifests(url: str) -> list[tuple[str, str]]:
-    """Where the manifest of an artifact at this URL would be, and what its names are added to."""
-    if is_web(url):  # nothing is published there, and many servers refuse what is not there
+    """Possible manifest URLs of an artifact at this URL, each with the base of its file names."""
+    if is_web(url):  # nothing is published there, and many servers refuse a missing name
         return []
     return [(f"{url}.{MANIFEST}", url), (join(url, MANIFEST), url.rstrip("/") + "/")]
 
 
 def _files_of(manifest: Manifest, base: str) -> list[str]:
-    """What the output digest is of, and where documents came from, which it is not of."""
+    """The files in the output digest, and the sidecar of document sources, which is not in it."""
     files = manifest.files
     listed = sorted(one.path for one in files if not one.volatile or one.path.endswith(SIDECAR))
     return [base + path for path in listed]
@@ -112,7 +113,7 @@ def _folder(url: str, manifests: Manifests) -> tuple[list[str], str]:
 
 
 class Manifests:
-    """The manifests met while one input is resolved, and each folder's listing: read once."""
+    """Manifests and folder listings of one input, each read once."""
 
     def __init__(self) -> None:
         self._read: dict[str, Manifest | None] = {}
@@ -122,7 +123,7 @@ class Manifests:
     def read(self, url: str) -> Manifest | None:
         """The manifest at a URL, None when there is none.
 
-        Raises ArtifactError for one that a run is replacing: what it listed does not exist."""
+        Raises ArtifactError for one that a run is replacing: its files do not exist."""
         if url not in self._read:
             found = read_manifest(url)
             if found is None and read_slot(url) is not None:
@@ -139,15 +140,14 @@ class Manifests:
         return store.info(url).size_bytes if listed is None else listed
 
     def file_digest(self, url: str) -> str:
-        """The digest of one file: from the manifest that lists it, from the cache, by reading."""
+        """The digest of one file: from the manifest that lists it, the cache, or the contents."""
         record = self.record(url)
         if record is not None and record.size_bytes == self.size(url):
             return record.digest
         return raw_digest(url)
 
     def record(self, url: str) -> FileRecord | None:
-        """What the manifest of the artifact that a file belongs to says of it; None for a file
-        that no manifest lists."""
+        """The file's record in the manifest of its artifact; None if no manifest lists it."""
         folder, name = parent(url), basename(url)
         for manifest in self._covering(folder, name):
             manifest_url = join(folder, manifest)
@@ -163,9 +163,9 @@ class Manifests:
 
     def _covering(self, folder: str, name: str) -> list[str]:
         """Manifests in a folder that may list the file: the folder's, or one of its prefix."""
-        beside = self._folder(folder)  # asked by name: there may be thousands of both
+        listed = self._folder(folder)  # looked up by name: there may be thousands of both
         names = [MANIFEST, *(f"{name[:end]}.{MANIFEST}" for end in range(1, len(name) + 1))]
-        return [name for name in names if name in beside]
+        return [name for name in names if name in listed]
 
     def _by_name(self, url: str) -> dict[str, FileRecord]:
         if url not in self._records:
@@ -182,23 +182,23 @@ class Manifests:
 
 
 def _may_be_replacing(manifest_url: str, name: str) -> bool:
-    """Whether a file may be one of the artifact whose manifest is gone or broken, rather than one
-    whose name happens to begin as its prefix does."""
+    """Whether a file may belong to the artifact whose manifest is missing or broken, and does not
+    merely share its prefix."""
     prefix = manifest_url.removesuffix("." + MANIFEST)
     slot = read_slot(manifest_url)
     if slot is None or not slot.files or basename(manifest_url) == MANIFEST:
         return True
     work = Output.prefix(prefix).work_url
-    notes = [note for note in store.list_files(work) if note.startswith(FINAL_NAMES)]
-    begun = {final for note in notes for final in store.read_json(join(work, note))}
-    return name.removeprefix(basename(prefix)) in begun.union(slot.files)
+    records = [name for name in store.list_files(work) if name.startswith(FINAL_NAMES)]
+    started = {final for record in records for final in store.read_json(join(work, record))}
+    return name.removeprefix(basename(prefix)) in started.union(slot.files)
 
 
 # --- raw files --------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:
-    """What a machine keeps between runs: TRAINYARD_CACHE, else the user's cache folder."""
+    """Folder of what a machine keeps between runs: TRAINYARD_CACHE, else the user's cache."""
     chosen = os.environ.get("TRAINYARD_CACHE")
     if chosen:
         return Path(chosen)
@@ -206,14 +206,14 @@ def cache_folder() -> Path:
 
 
 def digests_folder() -> Path:
-    """Where digests of raw inputs are remembered: TRAINYARD_DIGESTS, which many machines and
-    containers may share, else in the cache folder."""
+    """Folder of the digests of raw inputs: TRAINYARD_DIGESTS, which machines and containers may
+    share, else in the cache folder."""
     chosen = os.environ.get("TRAINYARD_DIGESTS")
     return Path(chosen) if chosen else cache_folder() / "digests"
 
 
 def raw_digest(url: str) -> str:
-    """The digest of a file that no manifest lists: remembered, or read now."""
+    """The digest of a file that no manifest lists: from the cache, or from its contents."""
     path = local_path(url)
     absolute = str(path.resolve()) if path is not None else url
     found = store.info(url)
@@ -228,25 +228,25 @@ def raw_digest(url: str) -> str:
     digest = read_digest(url)
     if found.version and _is_settled(url):
         try:
-            _remember(entry, {"state": state, "digest": digest})
+            _save_digest(entry, {"state": state, "digest": digest})
         except OSError as error:
-            _say_once(str(entry.parent), f"{type(error).__name__}: {error.strerror}")
+            _warn_once(str(entry.parent), f"{type(error).__name__}: {error.strerror}")
     return digest
 
 
-def _remember(entry: Path, document: dict[str, object]) -> None:
+def _save_digest(entry: Path, document: dict[str, object]) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
-    # A process id alone is not one of its own: each container has a process 7.
+    # A process id is not unique: each container has a process 7.
     temporary = entry.with_suffix(f".{uuid.uuid4().hex}.tmp")
     temporary.write_text(json.dumps(document))
     temporary.replace(entry)
 
 
 @lru_cache(maxsize=8)
-def _say_once(folder: str, fault: str) -> None:
+def _warn_once(folder: str, fault: str) -> None:
     log.warning(
-        "%s: digests cannot be remembered, files are read again by the next run (%s); "
-        "TRAINYARD_DIGESTS names another folder",
+        "%s: digests cannot be saved, so the next run reads the files again (%s); "
+        "set TRAINYARD_DIGESTS to another folder",
         folder,
         fault,
     )
@@ -263,10 +263,39 @@ def read_digest(url: str) -> str:
     """The digest of a file's contents, by reading all of it."""
     running = hasher()
     if not is_local(url):
-        for block in read_whole(url):
+        for block in store.read_whole(url):
             running.update(block)
         return str(running.hexdigest())
     with store.open_input(url) as file:
         while piece := file.read(store.CHUNK):
             running.update(piece)
     return str(running.hexdigest())
+
+
+# --- local copies -------------------------------------------------------------------------------
+
+
+def download(url: str, target: Path) -> None:
+    """Copy a file to this machine; it appears there when it is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=target.parent, delete=False) as copy:
+        try:
+            for block in store.read_whole(url):
+                copy.write(block)
+        except BaseException:
+            Path(copy.name).unlink()
+            raise
+    Path(copy.name).replace(target)
+
+
+def fetch(url: str, folder: Path) -> Path:
+    """A local path with the contents of a URL: the file itself, or a copy under `folder`."""
+    path = local_path(url)
+    if path is not None:
+        if not store.exists(url):
+            raise ArtifactError(f"{url}: {why_absent(url)}")
+        return path
+    target = folder / f"{digest_bytes(url.encode())[:16]}-{basename(url)}"
+    if not target.exists():
+        download(url, target)
+    return target

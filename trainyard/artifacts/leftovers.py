@@ -1,7 +1,6 @@
-"""What runs leave that were killed, as a store holds it: everything below a place with its age, and
-uploads that nobody completed.
+"""Leftovers of killed runs: all files below a URL with their ages, and incomplete uploads.
 
-Ages are by the clock of the store itself, so that no two clocks are compared."""
+Ages are by the store's own clock, so that no two clocks are compared."""
 
 from __future__ import annotations
 
@@ -24,18 +23,18 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file below a place."""
+    """A file below a URL."""
 
     name: str
-    """Relative to the place."""
+    """Relative to the URL."""
     size_bytes: int
     age_seconds: float
-    """Since it was last written."""
+    """Since the last write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The parts of an object that was never completed: no object, and yet paid for."""
+    """The parts of an object that was never completed: not an object, but stored and paid for."""
 
     url: str
     upload_id: str
@@ -44,9 +43,9 @@ class Upload:
 
 
 def entries(url: str) -> list[Entry]:
-    """Every file below a folder, temporary ones too, in the order of their names; empty for none.
+    """Every file below a folder, also temporary ones, sorted by name.
 
-    Raises ConfigError for a kind of store that is only read from."""
+    Raises ConfigError for a store that trainyard only reads."""
     with store.operation("list", url) as behind:
         path = local_path(url)
         if path is not None:
@@ -56,7 +55,7 @@ def entries(url: str) -> list[Entry]:
 
 def _s3(backend: Backend, url: str) -> S3Backend:
     if not isinstance(backend, S3Backend):
-        raise ConfigError(f"{url}: nothing is removed there: trainyard writes to s3:// only")
+        raise ConfigError(f"{url}: cannot remove files there: trainyard writes to s3:// only")
     return backend
 
 
@@ -67,15 +66,14 @@ def _local_entries(root: Path) -> Iterator[Entry]:
     for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder, name)
-            with suppress(FileNotFoundError):  # gone since; a link counts as itself
+            with suppress(FileNotFoundError):  # removed since; a link counts as itself
                 stat = path.lstat()
                 relative = path.relative_to(root).as_posix()
                 yield Entry(relative, stat.st_size, max(0.0, now - stat.st_mtime))
 
 
 def _file_system_now(folder: Path) -> float:
-    """The time as the file system's own machine gives it to a new file; ours where we may not
-    write."""
+    """The modification time that the file system gives a new file; our clock if that fails."""
     probe = folder / f".tmp-probe-{uuid.uuid4().hex[:12]}"
     try:
         probe.touch()
@@ -89,38 +87,37 @@ def _file_system_now(folder: Path) -> float:
 
 def _s3_entries(backend: S3Backend, url: str) -> Iterator[Entry]:
     for name, age, found in _listed(backend, url, "list_objects_v2", "Contents", "LastModified"):
-        if not found["Key"].endswith("/"):  # what stands for a folder in some tools
+        if not found["Key"].endswith("/"):  # a folder marker of some tools
             yield Entry(name, int(found["Size"]), age)
 
 
 def _listed(
     backend: S3Backend, url: str, operation: str, items: str, since: str
 ) -> Iterator[tuple[str, float, Any]]:
-    """What a store lists below a folder: path from there, seconds since, and all it tells.
+    """A listing below a folder: relative path, age in seconds, and the store's entry.
 
-    items, since: the store's names of the list in an answer, and of the time of one in it."""
+    items, since: fields of the reply that hold the list, and of an entry that holds its time."""
     folder = backend.folder(url)
     root = folder["Prefix"]
     for reply in backend.pages(operation, **folder):
         now = _date(reply)
         for found in reply.get(items, ()):
-            if found["Key"].startswith(root):  # not every store knows Prefix of uploads
+            if found["Key"].startswith(root):  # not every store supports Prefix for uploads
                 age = max(0.0, now - found[since].timestamp())
                 yield found["Key"][len(root) :], age, found
 
 
 def _date(reply: Any) -> float:
     """When the store answered, by its clock."""
-    told = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return parsedate_to_datetime(told).timestamp() if told else time.time()
+    date = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return parsedate_to_datetime(date).timestamp() if date else time.time()
 
 
 # --- uploads ----------------------------------------------------------------------------------
 
 
 def uploads(url: str) -> list[Upload]:
-    """The uploads below a folder that are not completed: begun by runs that live, or that were
-    killed. None on a file system."""
+    """Incomplete uploads below a folder, of live or killed runs. Empty on a file system."""
     if is_local(url):
         return []
     with store.operation("list", url) as behind:
@@ -136,14 +133,16 @@ def _uploads(backend: S3Backend, url: str) -> Iterator[Upload]:
 def _size_of_parts(backend: S3Backend, bucket: str, upload: Any) -> int:
     asked = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
     total = 0
-    with suppress(FileNotFoundError):  # completed or given up since
+    with suppress(FileNotFoundError):  # completed or aborted since
         for reply in backend.pages("list_parts", **asked):
             total += sum(int(part["Size"]) for part in reply.get("Parts", ()))
     return total
 
 
 def abort(upload: Upload) -> None:
-    """Remove the parts of an upload, if they are there still."""
+    """Remove the parts of an upload, if they still exist."""
     with store.operation("delete", upload.url) as behind, suppress(FileNotFoundError):
         assert isinstance(behind, S3Backend)
-        behind.call("abort_multipart_upload", **behind.place(upload.url), UploadId=upload.upload_id)
+        behind.call(
+            "abort_multipart_upload", **behind.address(upload.url), UploadId=upload.upload_id
+        )

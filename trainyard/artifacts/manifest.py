@@ -1,4 +1,4 @@
-"""Manifests: the last thing a stage writes, and the only thing that makes an artifact exist.
+"""Manifests: a stage writes them last, and an artifact exists only with its manifest.
 
     {"format_version": 1, "status": "complete", "stage": "tokenize", "lineage": "...",
      "code": {"version": "0.1.0", "digest": "..."}, "config": {...}, "config_digest": "...",
@@ -6,9 +6,10 @@
      "files": [{"path": "...", "size_bytes": 1, "digest": "...", "volatile": false}],
      "output_digest": "...", "metrics": {...}, "run": {"seconds": 1.5, ...}}
 
-The output digest is a pure function of the files that are not volatile. Before the first final file
-is overwritten by a re-run the manifest is replaced by one of status "replacing", which readers take
-for absent."""
+The output digest is a pure function of the files that are not volatile. Before a rerun overwrites
+the first final file, it replaces the manifest by one of status "replacing", which readers treat as
+missing. `read_listed` reads documents of an artifact and compares them with the manifest: size
+first, then digest."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from trainyard.artifacts import conditional
-from trainyard.artifacts.digest import digest_files
+from trainyard.artifacts import conditional, store
+from trainyard.artifacts.digest import digest_bytes, digest_files
+from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import check_relative
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
@@ -38,7 +41,7 @@ class InputRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What an artifact is, where it came from, and what it is made of."""
+    """An artifact: its stage, configuration, inputs and files."""
 
     stage: str
     lineage: str = ""
@@ -54,7 +57,7 @@ class Manifest:
 
     @property
     def output_digest(self) -> str:
-        """A pure function of the contents: equal outputs have equal digests, wherever they lie."""
+        """A pure function of the contents: equal outputs have equal digests at any URL."""
         return digest_files((f.path, f.size_bytes, f.digest) for f in self.files if not f.volatile)
 
     def to_document(self) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def parse(data: bytes, url: str) -> Manifest | None:
         ) from error
     if manifest.output_digest != document.get("output_digest"):
         raise ArtifactError(
-            f"{url}: the output digest does not follow from the files listed; it was edited"
+            f"{url}: the output digest does not match the listed files; the manifest was edited"
         )
     return manifest
 
@@ -139,15 +142,15 @@ def read_manifest(url: str) -> tuple[Manifest, Version] | None:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What stands where a manifest goes: a manifest, or the mark of a run that is replacing one."""
+    """The document at a manifest's URL: a manifest, or the mark of a run that is replacing one."""
 
     version: Version
     files: tuple[str, ...]
-    """The files that it lists: ours to remove when the next manifest does not list them."""
+    """The files that it lists. The next run removes those that its manifest does not list."""
 
 
 def read_slot(url: str) -> Slot | None:
-    """Whatever stands where the manifest goes, a half-replaced one included."""
+    """The document at a manifest's URL, also one that is being replaced; None without any."""
     found = conditional.read_version(url)
     if found is None:
         return None
@@ -160,9 +163,9 @@ def read_slot(url: str) -> Slot | None:
 
 
 def retire(url: str, slot: Slot, by: str) -> Slot:
-    """Mark the manifest that was read as being replaced; from here on the artifact does not exist.
+    """Mark the manifest that was read as being replaced; from then on the artifact does not exist.
 
-    Raises InfrastructureError when another run replaced it in between."""
+    Raises InfrastructureError if another run replaced it in between."""
     tombstone = _encode(
         {
             "format_version": FORMAT_VERSION,
@@ -175,15 +178,15 @@ def retire(url: str, slot: Slot, by: str) -> Slot:
     replaced = conditional.replace_if_match(url, tombstone, version)
     if replaced is None:
         raise InfrastructureError(
-            f"{url}: another run replaced this manifest meanwhile; nothing was written"
+            f"{url}: another run replaced this manifest at the same time; nothing was written"
         )
     return Slot(replaced, slot.files)
 
 
 def publish(url: str, manifest: Manifest, replacing: Version | None) -> Version:
-    """Write the manifest: create-only, or in the place of the version that was read.
+    """Write the manifest: create-only, or over the version that was read.
 
-    Raises InfrastructureError for the loser of a race; the winner's manifest stands."""
+    Raises InfrastructureError for the loser of a race; the winner's manifest stays."""
     data = _encode(manifest.to_document())
     if replacing is None:
         version = conditional.put_if_absent(url, data)
@@ -191,6 +194,43 @@ def publish(url: str, manifest: Manifest, replacing: Version | None) -> Version:
         version = conditional.replace_if_match(url, data, replacing)
     if version is None:
         raise InfrastructureError(
-            f"{url}: another run published first; its result stands, ours was dropped"
+            f"{url}: another run published first; its result stays, ours was dropped"
         )
     return version
+
+
+# --- files that a manifest lists --------------------------------------------------------------
+
+
+DAMAGED = "the file is damaged or was replaced"
+
+
+def read_listed(url: str, record: FileRecord | None) -> bytes:
+    """A whole file, if it matches `record`, its entry in the manifest (None: it has none).
+
+    Raises ArtifactError for a file that differs; before reading if the size differs."""
+    if record is None:
+        raise ArtifactError(f"{url}: {MANIFEST} does not list it")
+    size = store.info(url).size_bytes
+    if size != record.size_bytes:
+        raise ArtifactError(
+            f"{url}: {size} bytes, {MANIFEST} says {record.size_bytes} bytes; {DAMAGED}"
+        )
+    data = store.read_bytes(url)
+    check_digest(url, record, digest_bytes(data))
+    return data
+
+
+def read_listed_json(url: str, record: FileRecord | None) -> Any:
+    """A JSON document, read with `read_listed`."""
+    document = parse_json(read_listed(url, record), url)
+    check_depth(document, url)
+    return document
+
+
+def check_digest(url: str, record: FileRecord | None, digest: str) -> None:
+    """Raise ArtifactError unless the file at a URL has the digest of its record."""
+    if record is None:
+        raise ArtifactError(f"{url}: {MANIFEST} does not list it")
+    if digest != record.digest:
+        raise ArtifactError(f"{url}: digest {digest}, {MANIFEST} says {record.digest}; {DAMAGED}")

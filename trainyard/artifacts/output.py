@@ -1,4 +1,4 @@
-"""What a stage writes to: a folder, or a prefix such as Megatron's token files have. Pure names."""
+"""Outputs of stages: a folder, or a prefix as for Megatron's token files. Pure names."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MANIFEST = "manifest.json"
 WORK = ".work"
 CLAIM = "claim.json"
 FINAL_NAMES = "final-"
-"""How the notes in a work folder begin that list the final names a run began to write."""
+"""Prefix of the files in a work folder that list the final names a run started to write."""
 
 
 def is_housekeeping(name: str) -> bool:
-    """True for what stands beside the files of artifacts: manifests, claims, unfinished work."""
+    """True for manifests, claims and unfinished work, which are next to an artifact's files."""
     folders, _, file = name.rpartition("/")
-    beside = any(file == own or file.endswith("." + own) for own in (MANIFEST, CLAIM))
-    return beside or any(folder.endswith(WORK) for folder in folders.split("/"))
+    is_own = any(file == own or file.endswith("." + own) for own in (MANIFEST, CLAIM))
+    return is_own or any(folder.endswith(WORK) for folder in folders.split("/"))
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The place of an artifact, and of what stands beside it while it is being made.
+    """The URLs of an artifact, its manifest, claim and work folder.
 
     directory D:  D/NAME, D/manifest.json, D/.work/, D/.claim.json
     prefix P:     PNAME, P.manifest.json, P.work/, P.claim.json"""
@@ -40,8 +40,8 @@ class Output:
     url: str
     is_prefix: bool
     names: tuple[str, ...] = ()
-    """What may follow the prefix in what a run writes or removes, folders included; none: it cannot
-    be told, so anything that follows a '.' or a '_'."""
+    """Suffixes of the files and folders that a run may write or remove after the prefix. Empty: not
+    known, so any suffix that starts with '.' or '_'."""
 
     @staticmethod
     def directory(url: str) -> Output:
@@ -57,49 +57,49 @@ class Output:
 
     @property
     def folder_url(self) -> str:
-        """The folder in which everything of this output lies."""
+        """The folder that holds all files of this output."""
         return parent(self.url) if self.is_prefix else self.url
 
     @property
     def manifest_url(self) -> str:
-        """Written last; what has none does not exist."""
+        """Written last; an output without it does not exist."""
         return f"{self.url}.{MANIFEST}" if self.is_prefix else join(self.url, MANIFEST)
 
     @property
     def claim_url(self) -> str:
-        """Held by the one run that is writing."""
+        """Held by the run that is writing."""
         return f"{self.url}.{CLAIM}" if self.is_prefix else join(self.url, f".{CLAIM}")
 
     @property
     def work_url(self) -> str:
-        """What outlives a killed run and dies with a finished one."""
+        """Kept by a killed run, removed by a finished one."""
         return f"{self.url}.work" if self.is_prefix else join(self.url, WORK)
 
     def first_written(self, urls: Sequence[str]) -> str | None:
-        """The first of some places where a run may write, replace or remove something."""
-        places = self.places() if self.is_prefix else [self.url]
-        exact = frozenset(canonical_each(places))
-        begins = tuple(place.rstrip("/") + "/" for place in exact)
+        """The first of `urls` at which a run may write, replace or remove a file."""
+        written = self.written_urls() if self.is_prefix else [self.url]
+        exact = frozenset(canonical_each(written))
+        begins = tuple(url.rstrip("/") + "/" for url in exact)
         if self.is_prefix and not self.names:
             begins = (canonical(self.url) + ".", canonical(self.url) + "_")
-        for url, place in zip(urls, canonical_each(urls), strict=True):
-            if place in exact or place.startswith(begins):
+        for url, spelled in zip(urls, canonical_each(urls), strict=True):
+            if spelled in exact or spelled.startswith(begins):
                 return url
         return None
 
     def is_matched_by(self, pattern: str) -> bool:
-        """Whether a pattern means a file that a run may write."""
+        """Whether a pattern matches a file that a run may write."""
         whole = PurePosixPath(canonical(pattern))
-        places = self.places() if self.names else ()
-        return any(PurePosixPath(canonical(place)).match(str(whole)) for place in places)
+        urls = self.written_urls() if self.names else ()
+        return any(PurePosixPath(canonical(url)).match(str(whole)) for url in urls)
 
-    def places(self) -> list[str]:
-        """Of a prefix: every file and folder that a run may write or remove."""
-        beside = [self.manifest_url, self.claim_url, self.work_url]
-        return [*beside, *(self.file_url(name) for name in self.names)]
+    def written_urls(self) -> list[str]:
+        """For a prefix: every file and folder that a run may write or remove."""
+        own = [self.manifest_url, self.claim_url, self.work_url]
+        return [*own, *(self.file_url(name) for name in self.names)]
 
     def file_url(self, name: str) -> str:
-        """Where the file of that name lies."""
+        """URL of the file of that name."""
         return (
             self.url + check_relative(name)
             if self.is_prefix
@@ -109,7 +109,7 @@ class Output:
 
 def _checked(url: str) -> str:
     if not url.strip() or "\0" in url:
-        raise ConfigError(f"{url!r} is not a place that can be written to")
+        raise ConfigError(f"{url!r} is not a URL that can be written to")
     if not basename(url) and "://" in url:
         raise ConfigError(f"{url}: name a folder below the bucket, not the bucket itself")
     return url

@@ -1,5 +1,4 @@
-"""Whether a process that left something behind is still alive. Linux; elsewhere nobody is judged
-gone."""
+"""Whether a process is still alive. Linux only; elsewhere every process counts as alive."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ def machine_mark() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        return uuid.uuid4().hex[:12]  # equal to none, so nobody is judged
+        return uuid.uuid4().hex[:12]  # equal to no other, so every process counts as alive
     return hashlib.sha256(f"{boot}/{space}".encode()).hexdigest()[:12]
 
 
 def started(pid: int) -> str:
-    """When a process began, in clock ticks since boot: tells apart two uses of one id; "gone" if
-    none."""
+    """Start of a process in clock ticks since boot, which differs when an id is reused; "gone" for
+    a dead process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

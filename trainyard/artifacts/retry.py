@@ -1,11 +1,10 @@
-"""How long a store is waited for that answered before and does not now.
+"""Retries of calls to a store that answered before and is unavailable now.
 
-A store that is started again or a switch that is replaced is away for half a minute. A stage that
-ends then loses what it had not saved; one that waits loses half a minute. A store that never
-answered is another matter: its name or port is wrong, and that is said in seconds.
+The restart of a store or the replacement of a switch takes half a minute. A stage that fails then
+loses its unsaved work; one that waits loses half a minute. A store that never answered fails within
+seconds: its name or port is wrong.
 
-Only what runs inside `waiting()` waits, which are the stages: whoever looks at a store for a person
-gives the answer that it has."""
+Only code inside `waiting()` waits, which is the stages; tools report the error at once."""
 
 from __future__ import annotations
 
@@ -18,29 +17,29 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 60.0
-"""From the first failure of a call to the last time that it is tried."""
+RETRY_SECONDS = 60.0
+"""From the first failure of a call to its last retry."""
 
 ATTEMPTS = 3
-"""At once, before anything is waited for."""
+"""Without a pause, before waiting."""
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 5.0
-"""Pauses double up to here: a store that is back is noticed soon, and not hammered before."""
+"""Pauses double up to here: short enough to notice a store that is back, and to spare it before."""
 
-NAP_SECONDS = 0.1
-"""So late who waits notices that it is to give up."""
+POLL_SECONDS = 0.1
+"""A waiting thread notices `give_up` within this time."""
 
 _lock = threading.Lock()
 _answered: set[str] = set()
-_away_since: dict[str, float] = {}
+_unavailable_since: dict[str, float] = {}
 _waits = False
-"""No lock and no event: it is set by handlers of signals, which may interrupt who holds one."""
+"""No lock and no event: signal handlers set it, and may interrupt a thread that holds one."""
 _thread = threading.local()
 
 
 def _renew_lock() -> None:
-    """A process may be forked off while another thread holds it."""
+    """A process may be forked while another thread holds the lock."""
     global _lock
     _lock = threading.Lock()
 
@@ -50,7 +49,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """From here on calls wait, in all threads and in processes that are forked off."""
+    """Inside, calls wait, in all threads and in forked processes."""
     global _waits
     _waits = True
     try:
@@ -60,19 +59,19 @@ def waiting() -> Iterator[None]:
 
 
 def give_up() -> None:
-    """Who waits now stops, and nobody waits any more: this process was told to end."""
+    """Stop all waiting, now and later: this process was signalled to stop."""
     global _waits
     _waits = False
 
 
-def handed_over() -> tuple[bool, frozenset[str]]:
-    """What a process that is spawned has to be told: whether calls wait, and for which stores."""
+def state_for_child() -> tuple[bool, frozenset[str]]:
+    """State for a spawned process: whether calls wait, and for which stores."""
     with _lock:
         return _waits, frozenset(_answered)
 
 
 def take_over(state: tuple[bool, frozenset[str]]) -> None:
-    """Be as patient as the process is from which this one was spawned."""
+    """Take over the parent's state in a spawned process."""
     global _waits
     _waits, known = state
     _answered.update(known)
@@ -80,7 +79,7 @@ def take_over(state: tuple[bool, frozenset[str]]) -> None:
 
 @contextmanager
 def no_retry() -> Iterator[None]:
-    """Here this thread does not wait: it asks again by itself, or is on its way out."""
+    """Inside, this thread does not wait: it retries by other means, or is stopping."""
     before = getattr(_thread, "none", False)
     _thread.none = True
     try:
@@ -90,16 +89,16 @@ def no_retry() -> Iterator[None]:
 
 
 def answered(endpoint: str) -> None:
-    """A store has answered, be it with a refusal."""
+    """Record that a store answered, even with a refusal."""
     with _lock:
         _answered.add(endpoint)
-        since = _away_since.pop(endpoint, None)
+        since = _unavailable_since.pop(endpoint, None)
     if since is not None:
         log.info("the store at %s answers again after %.0f s", endpoint, time.monotonic() - since)
 
 
 class Retry:
-    """Of one call."""
+    """The retries of one call."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -107,42 +106,42 @@ class Retry:
         self._since = 0.0
         self._pause = FIRST_PAUSE_SECONDS
 
-    def again(self, error: Exception, is_away: bool = True) -> bool:
-        """Whether to try once more after this failure; waits before it says so.
+    def again(self, error: Exception, is_unavailable: bool = True) -> bool:
+        """Whether to try once more after this failure; waits before it returns True.
 
-        is_away: False where the store did answer, and may answer otherwise at once or never."""
+        is_unavailable: False if the store did answer; then it is retried only without a pause."""
         self._failed += 1
         if self._failed == 1:
             self._since = time.monotonic()
         if self._failed < ATTEMPTS:
             return True
-        if not is_away or not self._may_wait():
+        if not is_unavailable or not self._may_wait():
             return False
-        if time.monotonic() - self._since >= PATIENCE_SECONDS:
-            with _lock:  # nobody waits again for what this one waited for in vain
+        if time.monotonic() - self._since >= RETRY_SECONDS:
+            with _lock:  # no other call waits for this store again
                 _answered.discard(self._endpoint)
-                _away_since.pop(self._endpoint, None)
+                _unavailable_since.pop(self._endpoint, None)
             return False
-        self._tell(error)
+        self._warn(error)
         until = time.monotonic() + self._pause
         while _waits and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, NAP_SECONDS))
+            time.sleep(min(left, POLL_SECONDS))
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         return _waits
 
     def _may_wait(self) -> bool:
-        is_meant = _waits and not getattr(_thread, "none", False)
-        return is_meant and self._endpoint in _answered
+        waits = _waits and not getattr(_thread, "none", False)
+        return waits and self._endpoint in _answered
 
-    def _tell(self, error: Exception) -> None:
-        """Once for all who wait."""
+    def _warn(self, error: Exception) -> None:
+        """Once for all waiting calls."""
         with _lock:
-            is_first = self._endpoint not in _away_since
-            _away_since.setdefault(self._endpoint, self._since)
+            is_first = self._endpoint not in _unavailable_since
+            _unavailable_since.setdefault(self._endpoint, self._since)
         if is_first:
             log.warning(
                 "the store at %s does not answer; waiting up to %.0f s for it: %s",
                 self._endpoint,
-                PATIENCE_SECONDS,
+                RETRY_SECONDS,
                 error,
             )

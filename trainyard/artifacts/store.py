@@ -1,7 +1,7 @@
-"""The one door to files and objects: local paths, file://, s3:// and other fsspec URLs alike.
+"""All access to files and objects: local paths, file://, s3:// and other fsspec URLs alike.
 
-Every operation is announced to `observers` before it happens; tests use that to kill a run at the
-n-th. A missing file is an ArtifactError, refused credentials a ConfigError, a store that fails an
+Calls `observers` before every operation; tests use that to kill a run at the n-th. A missing file
+is an ArtifactError, refused credentials are a ConfigError, a store that fails is an
 InfrastructureError; each names the URL."""
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any, BinaryIO
 
 from trainyard.artifacts.backends import local
 from trainyard.artifacts.backends.base import Backend, SourceFile, Writer
+from trainyard.artifacts.backends.fast_copy import Fill, filled
 from trainyard.artifacts.backends.local import LocalBackend
-from trainyard.artifacts.backends.ranges import blocks, read_in_order, whole
-from trainyard.artifacts.backends.uncached import Fill, filled
+from trainyard.artifacts.backends.readahead import blocks, read_in_order, whole
 from trainyard.artifacts.digest import LARGE, digesting, hasher
-from trainyard.artifacts.error_text import store_fault, system_fault
-from trainyard.artifacts.links import broken_link, why_absent
+from trainyard.artifacts.error_text import broken_link, store_fault, system_fault, why_absent
 from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import (
     basename,
@@ -63,12 +62,12 @@ class FileRecord:
     size_bytes: int
     digest: str
     volatile: bool = False
-    """Timings, logs, cards: listed, but not part of the output digest."""
+    """Timings, logs, cards: in the manifest, but not in the output digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What a store says of a file without reading it."""
+    """Size and version of a file, from the store without reading it."""
 
     size_bytes: int
     version: str
@@ -86,17 +85,17 @@ def backend(url: str) -> Backend:
 
         return S3Backend(protocol)
     if is_web(url):
-        from trainyard.artifacts.backends.http import WebBackend
+        from trainyard.artifacts.backends.http import HttpBackend
 
-        return WebBackend(protocol)
-    from trainyard.artifacts.backends.fsspec import RemoteBackend
+        return HttpBackend(protocol)
+    from trainyard.artifacts.backends.fsspec import FsspecBackend
 
-    return RemoteBackend(protocol)
+    return FsspecBackend(protocol)
 
 
 @contextmanager
 def operation(name: str, url: str) -> Iterator[Backend]:
-    """Announce an operation and put its faults into our words."""
+    """Call the observers, yield the backend, and turn its errors into errors of ours."""
     for observer in observers:
         observer(name, url)
     try:
@@ -147,10 +146,23 @@ def read_range(url: str, start: int, end: int, version: str | None = None) -> by
     return data
 
 
-def read_json(url: str) -> Any:
-    """The JSON document in a file; ArtifactError names the place where it is broken.
+def read_files(sources: Sequence[SourceFile]) -> Iterator[bytes]:
+    """All bytes of files, end to end, a block at a time; some blocks are read ahead.
 
-    One that a manifest lists is read with `listed.read_listed_json`."""
+    Raises ArtifactError for a file that changed since it was looked at."""
+    return read_in_order(blocks(whole(sources)), read_range)
+
+
+def read_whole(url: str) -> Iterator[bytes]:
+    """All bytes of a file, a block at a time; ArtifactError if it changes during the read."""
+    found = info(url)
+    return read_files([SourceFile(url, found.size_bytes, found.version)])
+
+
+def read_json(url: str) -> Any:
+    """The JSON document in a file; ArtifactError says where it is malformed.
+
+    For a file that a manifest lists, use `manifest.read_listed_json`."""
     document = parse_json(read_bytes(url), url)
     check_depth(document, url)
     return document
@@ -163,20 +175,19 @@ def exists(url: str) -> bool:
 
 
 def info(url: str) -> FileInfo:
-    """Size and version, without reading."""
+    """Size and version, without reading the file."""
     with operation("stat", url) as store:
         return FileInfo(*store.size_and_version(url))
 
 
 def list_files(url: str) -> dict[str, int]:
-    """Every file below a folder: relative name to size in bytes, sorted; empty when there is
-    none."""
+    """Every file below a folder: relative name to size in bytes, sorted; empty if missing."""
     with operation("list", url) as store:
         return store.list_files(url)
 
 
 def list_folder(url: str) -> dict[str, int]:
-    """The files directly in a folder: name to size in bytes, sorted; empty when there is none."""
+    """The files directly in a folder: name to size in bytes, sorted; empty if missing."""
     with operation("list", url) as store:
         return store.list_folder(url)
 
@@ -203,8 +214,7 @@ def expand(url: str) -> list[str]:
 
 
 class OutputFile(io.RawIOBase):
-    """A file being written, hashed on the way, that appears under its name on a clean close
-    only."""
+    """A file that is hashed while it is written, and appears under its name on a clean close."""
 
     def __init__(self, url: str, name: str, volatile: bool) -> None:
         super().__init__()
@@ -236,18 +246,18 @@ class OutputFile(io.RawIOBase):
     def append_files(
         self, sources: Sequence[SourceFile], on_bytes: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Append whole files of any store, the short way where there is one: on a file system past
-        the page cache, in an object store by a copy that the store makes itself.
+        """Append whole files of any store by its fastest way: on a file system past the page
+        cache, in an object store by a copy in the store.
 
-        `on_bytes` is told how many are done. Raises ArtifactError for a file that changed since it
-        was looked at."""
+        Calls `on_bytes` with each number of bytes done. Raises ArtifactError for a source that
+        changed since it was looked at."""
         with operation("write", self.url):
             assert self._writer is not None
             done = self._writer.append_files(sources, self._digest, on_bytes, read_range)
         if done:
             self._size += sum(source.size_bytes for source in sources)
         else:
-            for block in read_in_order(blocks(whole(sources)), read_range):
+            for block in read_files(sources):
                 self.write(block)
                 on_bytes(len(block))
         for source in sources:
@@ -257,8 +267,8 @@ class OutputFile(io.RawIOBase):
     def append_filled(
         self, size: int, fill: Fill, on_bytes: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Append `size` bytes that `fill` puts into memory, the next ones in each call; many of
-        them, on a file system, past the page cache. `on_bytes` is told how many are done."""
+        """Append `size` bytes; each call of `fill` puts the next ones into memory. Large sizes go
+        past the page cache on a file system. Calls `on_bytes` with each number of bytes done."""
         done = False
         if size >= LARGE:
             with operation("write", self.url):
@@ -285,7 +295,7 @@ class OutputFile(io.RawIOBase):
         super().close()
 
     def discard(self) -> None:
-        """Leave no trace of what was written."""
+        """Remove what was written, without publishing."""
         if not self.closed:
             if self._writer is not None:
                 self._writer.discard()
@@ -313,13 +323,13 @@ class OutputFile(io.RawIOBase):
             self.discard()  # unless it was published
 
     def __del__(self) -> None:
-        # io.RawIOBase would close, and so publish, a file that was only dropped.
+        # io.RawIOBase would close, and so publish, a file that was never closed.
         if not self.closed:
             self.discard()
 
 
 def open_output(url: str, name: str | None = None, volatile: bool = False) -> OutputFile:
-    """Begin a file; `name` is the path its record carries (the last part of the URL otherwise)."""
+    """Start a file; `name` is the path in its record (default: the last part of the URL)."""
     return OutputFile(url, basename(url) if name is None else name, volatile)
 
 
@@ -333,7 +343,7 @@ def write_bytes(
 
 
 def delete(url: str) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     with operation("delete", url) as store:
         store.delete(url)
 
@@ -351,14 +361,16 @@ def move_tree(url: str, target: str) -> None:
 
 
 def is_abandoned(name: str) -> bool:
-    """True for a temporary file that a killed run of this machine left behind."""
+    """True for a temporary file of a killed run of this machine."""
     return local.is_abandoned(basename(name))
 
 
 def delete_abandoned(folder_url: str, prefix: str = "") -> None:
-    """Remove temporary files of killed runs: all below a folder, or, with a prefix, those directly
-    in it whose name begins so. Object stores have none: an upload that was not completed is not an
-    object (a lifecycle rule of the bucket removes its parts)."""
+    """Remove temporary files of killed runs below a folder; with `prefix`, only those directly in
+    it whose names start with the prefix.
+
+    Object stores have none: an incomplete upload is not an object (a lifecycle rule of the bucket
+    removes its parts)."""
     folder = local_path(folder_url)
     if folder is None:
         return

@@ -1,7 +1,7 @@
-"""JSON that may come from anywhere: one meaning, finite numbers, bounded depth, or a refusal.
+"""A strict JSON parser for untrusted files: unique names, finite numbers, bounded depth and size.
 
-What two readers may take for two things (a name that is given twice), what is no JSON (NaN), what
-overflows (1e999) and what exhausts a parser (a thousand brackets) is refused by the file's name."""
+Refuses, with an error that names the file, a name given twice (two readers may take either), NaN
+(not JSON), 1e999 (overflows) and a thousand brackets (exhausts a parser)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from trainyard.errors import ArtifactError
 
 MAX_DEPTH = 50
-"""Of tables and lists in one another; no document of ours comes near it."""
+"""Of nested tables and lists; trainyard's own documents are far below it."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
@@ -35,7 +35,7 @@ def parse_json(data: bytes, url: str) -> Any:
 
 
 def check_depth(document: Any, url: str) -> None:
-    """Refuse what a function that calls itself could not walk through."""
+    """Refuse a document that a recursive function could not traverse."""
     level, depth = [document], 0
     while level:
         if depth > MAX_DEPTH:
@@ -66,5 +66,5 @@ def _finite(text: str) -> float:
 
 
 def shown(value: Any) -> str:
-    """For a message: however large the value is, a line at most."""
+    """A value in a message, cut to one line."""
     return _SHORT.repr(value)

@@ -1,4 +1,4 @@
-"""Where things are: local paths, file:// and other fsspec URLs, treated alike. Pure text."""
+"""URLs: local paths, file:// and other fsspec URLs, treated alike. Pure text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def local_path(url: str) -> Path | None:
 
 
 def refuse_secrets(url: str) -> None:
-    """Refuse a URL that carries credentials: it would end up in manifests and logs."""
+    """Refuse a URL with credentials, which would be written into manifests and logs."""
     parts = urlsplit(url) if "://" in url else None
     if parts is not None and (
         "@" in parts.netloc or (parts.scheme.startswith("http") and parts.query)
@@ -47,13 +47,13 @@ def refuse_secrets(url: str) -> None:
 
 
 def canonical(url: str) -> str:
-    """One spelling for one place: absolute, links resolved, no trailing slash."""
+    """The one spelling of a URL: absolute, links resolved, no trailing slash."""
     path = local_path(url)
     return str(path.resolve()) if path is not None else url.rstrip("/")
 
 
 def canonical_each(urls: Iterable[str]) -> Iterator[str]:
-    """`canonical` of many places: a folder that holds several of them is looked at once."""
+    """`canonical` of many URLs; each folder is resolved once."""
     folders: dict[str, str] = {}
     for url in urls:
         head, slash, name = url.rpartition("/")
@@ -66,7 +66,7 @@ def canonical_each(urls: Iterable[str]) -> Iterator[str]:
 
 
 def lies_in(url: str, folder: str) -> bool:
-    """True when a place is a folder or below it."""
+    """True for a folder itself and for anything below it."""
     inner, outer = canonical(url), canonical(folder)
     return inner == outer or inner.startswith(outer.rstrip("/") + "/")
 
@@ -99,14 +99,14 @@ def has_glob(url: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """True for a relative name with a part that begins with a dot, as what is torn has."""
+    """True for a relative name with a part that starts with a dot, as temporary files have."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
 def check_relative(name: str) -> str:
     """Refuse a name that leaves its folder; returns the name.
 
-    Names come from documents (manifests, indices) that somebody else may have written."""
+    Names come from documents (manifests, indices) of unknown origin."""
     parts = name.split("/")
     if (
         not name

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from trainyard.artifacts.listed import check_digest
+from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.index import Entry

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.artifacts.listed import read_listed_json
-from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.manifest import Manifest, read_listed_json, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, join, local_path
 from trainyard.errors import ArtifactError, ConfigError

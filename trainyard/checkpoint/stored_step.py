@@ -12,8 +12,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 from trainyard.artifacts import store
-from trainyard.artifacts.listed import read_listed
-from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.manifest import Manifest, read_listed
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.strict_json import check_depth, parse_json, shown

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.artifacts import readahead, store
+from trainyard.artifacts import inputs, store
 from trainyard.artifacts.store import FileInfo
 from trainyard.corpus.disk_array import Spill
 from trainyard.corpus.layout import (
@@ -184,7 +184,7 @@ def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[In
     if path is None:
         raw = fetch_whole(name, options or CacheOptions(), map_file)
     else:
-        raw = map_file(readahead.fetch(name, path.parent))
+        raw = map_file(inputs.fetch(name, path.parent))
     index = parse_index(raw, name)
     verify_index(index, name)
     info = store.info(prefix_url + ".bin")

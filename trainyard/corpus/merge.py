@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 
 from trainyard.artifacts import store
-from trainyard.artifacts.backends.ranges import blocks, whole
-from trainyard.artifacts.readahead import read_ahead
 from trainyard.artifacts.store import OutputFile, SourceFile
 from trainyard.corpus.layout import (
     HEADER,
@@ -133,7 +131,7 @@ def merge_tokens(
     if isinstance(out, OutputFile):
         out.append_files(sources, on_bytes)
         return
-    for piece in read_ahead(blocks(whole(sources))):
+    for piece in store.read_files(sources):
         out.write(piece)
         on_bytes(len(piece))
 

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from trainyard.artifacts import readahead, store
+from trainyard.artifacts import inputs, store
 from trainyard.corpus.layout import CHUNK, ByteSink
 from trainyard.corpus.records import Block
 from trainyard.corpus.sidecar import (
@@ -152,7 +152,7 @@ class Provenance:
         if cache is None and not store.is_local(url):
             self._temporary = tempfile.TemporaryDirectory(prefix="trainyard-docs-")
             cache = Path(self._temporary.name)
-        path = readahead.fetch(url, cache or Path())
+        path = inputs.fetch(url, cache or Path())
         size = path.stat().st_size
         with path.open("rb") as file:
             self._header = parse_header(file.read(HEADER.size), size, url)

@@ -19,10 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trainyard.artifacts import store
-from trainyard.artifacts.backends.ranges import blocks, whole
 from trainyard.artifacts.digest import SHORT, digest_bytes
 from trainyard.artifacts.inputs import cache_folder
-from trainyard.artifacts.readahead import read_ahead
 from trainyard.corpus.blocks import BlockFolder
 from trainyard.corpus.layout import Tokens
 from trainyard.errors import ConfigError
@@ -253,5 +251,5 @@ def fetch_whole(url: str, options: CacheOptions, open_file: Callable[[Path], Tok
 
 
 def _download(source: store.SourceFile, file: BinaryIO) -> None:
-    for block in read_ahead(blocks(whole([source]))):
+    for block in store.read_files([source]):
         file.write(block)

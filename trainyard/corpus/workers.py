@@ -209,7 +209,7 @@ class _Processes:
         # Ctrl-C goes to every process of the terminal; it is ours to end them. What is blocked
         # here they inherit, so that none is caught by it while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        patient = retry.handed_over()
+        patient = retry.state_for_child()
         try:
             for _ in range(count):
                 ours, theirs = context.Pipe()

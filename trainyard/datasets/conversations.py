@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.artifacts import readahead, store
+from trainyard.artifacts import inputs, store
 from trainyard.corpus.indexed import map_file
 from trainyard.errors import DataError
 
@@ -46,7 +46,7 @@ class ConversationFile:
         if cache is None and not store.is_local(url):
             self._temporary = tempfile.TemporaryDirectory(prefix="trainyard-chat-")
             cache = Path(self._temporary.name)
-        self._bytes: NDArray[np.uint8] = map_file(readahead.fetch(url, cache or Path()))
+        self._bytes: NDArray[np.uint8] = map_file(inputs.fetch(url, cache or Path()))
         self._begins, self._numbers = find_lines(self._bytes)
         if not len(self._begins):
             raise DataError(f"{url} holds no lines, so no conversations")

@@ -327,7 +327,7 @@ def test_files_that_no_run_made_are_nobodys_garbage(store_url: str) -> None:
 def test_an_upload_that_nobody_completes_is_aborted(s3_url: str) -> None:
     backend = S3Backend("s3")
     for name in ("lost.bin", "out.bin"):
-        place = backend.place(join(s3_url, name))
+        place = backend.address(join(s3_url, name))
         upload = backend.call("create_multipart_upload", **place)["UploadId"]
         backend.call("upload_part", **place, UploadId=upload, PartNumber=1, Body=b"12345")
     claim(join(s3_url, "out.claim.json"), OTHERS)

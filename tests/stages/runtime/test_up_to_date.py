@@ -159,9 +159,9 @@ def test_what_is_missing_is_told_by_its_option(tmp_path: Path) -> None:
         (
             "loop.jsonl",
             "loop.jsonl",
-            "a link to loop.jsonl, which leads back to it; mend or",
+            "a link to loop.jsonl, which leads back to it; fix or",
         ),
-        ("lost.jsonl", "nowhere", "a link to nowhere, which does not exist; mend or remove it"),
+        ("lost.jsonl", "nowhere", "a link to nowhere, which does not exist; fix or remove it"),
         ("null.jsonl", "/dev/null", "not a file but a pipe or a device; copy it into a file"),
         ("x" * 300, "", "the file system takes no name as long; choose a shorter one"),
     ):

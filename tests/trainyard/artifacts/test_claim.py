@@ -50,18 +50,18 @@ def test_a_claim_that_cannot_be_renewed_says_so_once_a_minute_and_that_it_can_ag
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, claim.__name__)
-    trouble = claim.Trouble("/yard/.claim.json")
-    trouble.passed()
+    failures = claim.RenewalLog("/yard/.claim.json")
+    failures.succeeded()
     for _ in range(3):
-        trouble.met(InfrastructureError("No space left on device"))
+        failures.failed(InfrastructureError("No space left on device"))
     (once,) = caplog.messages
     assert once.startswith("could not renew the claim, trying again every 5 s; after 30 s another")
     assert once.endswith("No space left on device")
-    monkeypatch.setattr(claim, "TELL_SECONDS", 0.0)
-    trouble.met(InfrastructureError("No space left on device"))
+    monkeypatch.setattr(claim, "WARN_SECONDS", 0.0)
+    failures.failed(InfrastructureError("No space left on device"))
     assert caplog.messages[1].startswith("could not renew the claim for 0 s, trying again")
-    trouble.passed()
-    trouble.passed()
+    failures.succeeded()
+    failures.succeeded()
     assert caplog.messages[2:] == ["the claim /yard/.claim.json can be renewed again"]
 
 

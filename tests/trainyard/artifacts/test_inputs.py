@@ -112,7 +112,7 @@ def test_where_digests_cannot_be_remembered_files_are_read_again(
         os.utime(tmp_path / name, (1e9, 1e9))
     assert resolve("i", [str(tmp_path / "a")]).digest == resolve("i", [str(tmp_path / "b")]).digest
     (warning,) = caplog.records
-    assert "cannot be remembered" in warning.message
+    assert "cannot be saved" in warning.message
     assert "TRAINYARD_DIGESTS" in warning.message
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.artifacts import readahead, store
+from trainyard.artifacts import inputs, store
 from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -18,7 +18,7 @@ ASK: list[Callable[[str], object]] = [
     store.info,
     store.expand,
     lambda url: store.read_range(url, 0, 1),
-    lambda url: readahead.fetch(url, Path()),
+    lambda url: inputs.fetch(url, Path()),
     lambda url: resolve("input", [url]),
 ]
 
@@ -29,7 +29,7 @@ ASK: list[Callable[[str], object]] = [
     [
         ("a.bin", "a link to a.bin, which leads back to it"),
         ("b.bin", "a link to b.bin, which leads back to it"),
-        ("nowhere", "a link to nowhere, which does not exist; mend or remove it"),
+        ("nowhere", "a link to nowhere, which does not exist; fix or remove it"),
     ],
 )
 def test_a_broken_link_is_named(

@@ -79,7 +79,7 @@ def test_an_artifact_that_is_being_replaced_does_not_exist(store_url: str) -> No
     ("change", "words"),
     [
         ({"format_version": 99}, "newer than"),
-        ({"output_digest": "00"}, "it was edited"),
+        ({"output_digest": "00"}, "was edited"),
         ({"files": "nonsense"}, "not a manifest"),
     ],
 )

@@ -42,7 +42,7 @@ def when_waited_for(then: Callable[[], object]) -> None:
     """Do something a while after somebody began to wait for the store."""
 
     def watch() -> None:
-        while not retry._away_since:
+        while not retry._unavailable_since:
             time.sleep(0.02)
         time.sleep(AWAY_SECONDS)
         then()
@@ -104,7 +104,7 @@ def test_all_threads_wait_for_the_same_store_and_one_says_so(
 def test_patience_ends_and_is_not_had_twice_for_one_outage(
     wire: Wire, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "PATIENCE_SECONDS", 6.0)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 6.0)
     seconds = []
     with retry.waiting():
         wire.cut()
@@ -148,14 +148,14 @@ def test_a_process_that_is_told_to_end_waits_no_longer(wire: Wire, folder: str) 
         began = time.monotonic()
         with pytest.raises(InfrastructureError):
             store.read_bytes(f"{folder}/here")
-        assert time.monotonic() - began < retry.PATIENCE_SECONDS / 2
+        assert time.monotonic() - began < retry.RETRY_SECONDS / 2
 
 
 def test_a_claim_is_not_taken_over_because_its_holder_met_the_same_outage(
     wire: Wire, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "STALE_SECONDS", 1.5 * AWAY_SECONDS)
-    monkeypatch.setattr(claim, "AWAY_SECONDS", 0.8 * AWAY_SECONDS)
+    monkeypatch.setattr(claim, "UNAVAILABLE_SECONDS", 0.8 * AWAY_SECONDS)
     url = f"{folder}/.claim.json"
     holder = dataclasses.replace(claim.Holder.of_this_process(), machine="another", run="other")
     conditional.put_if_absent(url, holder.encode(0))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.artifacts import conditional, readahead, store
+from trainyard.artifacts import conditional, inputs, store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
@@ -142,14 +142,14 @@ def test_outputs_on_a_kind_of_store_without_conditions_are_refused() -> None:
 
 
 def test_an_unknown_kind_of_storage_is_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="not a kind of storage"):
+    with pytest.raises(ConfigError, match="not a storage protocol"):
         store.read_bytes("nonsense://a/b")
 
 
 def test_fetch_gives_a_local_copy(store_url: str, tmp_path: Path) -> None:
     url = store.join(store_url, "data.bin")
     store.write_bytes(url, b"0123")
-    assert readahead.fetch(url, tmp_path / "copies").read_bytes() == b"0123"
+    assert inputs.fetch(url, tmp_path / "copies").read_bytes() == b"0123"
 
 
 def test_temporary_files_of_the_dead_are_told_from_those_of_the_living(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faulty_s3 import Faults, gateway
 from trainyard.artifacts import store
-from trainyard.artifacts.store_probe import check_reachable, examine, is_open_to_all, seconds_ahead
+from trainyard.artifacts.store_probe import check_reachable, is_open_to_all, probe, seconds_ahead
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def test_an_honest_store_passes_and_keeps_nothing(store_url: str) -> None:
     store.write_bytes(join(store_url, "theirs"), b"1")
-    trials = list(examine(store_url))
+    trials = list(probe(store_url))
     assert [trial for trial in trials if trial.fault] == []
     assert {trial.name for trial in trials if trial.is_conditional} == {
         "create only once",
@@ -33,10 +33,10 @@ def test_a_store_that_ignores_conditions_is_found_out(
 ) -> None:
     with gateway(s3_server, Faults(ignores_conditions=True)) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        faults = {trial.name: trial.fault for trial in examine(s3_url) if trial.fault}
+        faults = {trial.name: trial.fault for trial in probe(s3_url) if trial.fault}
     assert "in spite of If-None-Match" in faults.pop("create only once")
     assert "in spite of If-Match" in faults.pop("replace only what was read")
-    assert "told that they came first" in faults.pop("one winner of a race")
+    assert "concurrent writers succeeded" in faults.pop("one winner of a race")
     assert faults == {}
 
 
@@ -60,7 +60,7 @@ def test_wrong_credentials_are_told_with_their_variables(
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         began = time.monotonic()
         with pytest.raises(ConfigError, match=r"InvalidAccessKeyId.*AWS_ACCESS_KEY_ID"):
-            list(examine(s3_url))
+            list(probe(s3_url))
         assert time.monotonic() - began < 3
         assert not is_open_to_all(s3_url, 5)
 

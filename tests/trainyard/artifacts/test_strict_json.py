@@ -8,7 +8,7 @@ import pytest
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.listed import read_listed, read_listed_json
+from trainyard.artifacts.manifest import read_listed, read_listed_json
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.strict_json import MAX_DEPTH
 from trainyard.errors import ArtifactError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.trainyard.checkpoint.samples import save
 from trainyard.artifacts import store
-from trainyard.artifacts.backends import uncached
+from trainyard.artifacts.backends import fast_copy
 from trainyard.artifacts.store import OutputFile
 from trainyard.checkpoint import reshard
 from trainyard.checkpoint.layout import Held, ShardedTensor
@@ -86,7 +86,7 @@ def test_cut_in_any_way_it_becomes_what_a_save_of_whole_tensors_is(
         for name in ("BLOCK_BYTES", "LOCAL_BLOCK_BYTES"):
             monkeypatch.setattr(reshard, name, block_bytes)
         monkeypatch.setattr(reshard, "LARGE_ROW_BYTES", large_row_bytes)
-        monkeypatch.setattr(uncached, "BLOCK_BYTES", 4096)  # rows begin in one and end in another
+        monkeypatch.setattr(fast_copy, "BLOCK_BYTES", 4096)  # rows begin in one and end in another
         found, expected = (
             rewritten(str(folder / name), str(folder / f"{name}-again"), num_shards)
             for name in ("cut", "whole")

@@ -103,7 +103,7 @@ def test_who_stops_early_leaves_nobody() -> None:
 
 
 def patience_of(_: int) -> tuple[bool, frozenset[str]]:
-    return retry.handed_over()
+    return retry.state_for_child()
 
 
 @pytest.mark.slow

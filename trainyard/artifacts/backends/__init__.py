@@ -1,1 +1,1 @@
-"""The kinds of store: local files, S3, HTTP, and whatever fsspec knows."""
+"""The kinds of store: local files, S3, HTTP, and other fsspec file systems."""

@@ -1,18 +1,23 @@
-"""What the door asks of a kind of store. Missing things are FileNotFoundError here; the door words
-them."""
+"""The interface of a kind of store, a backend of `artifacts.store`.
+
+A missing file is a FileNotFoundError here; `store` turns it into an error with a message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from trainyard.artifacts.backends.uncached import Fill
+from trainyard.artifacts.backends.fast_copy import Fill
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to be copied, as it was looked at before."""
+    """A file to copy, with the size and version seen before."""
 
     url: str
     size_bytes: int
@@ -20,11 +25,11 @@ class SourceFile:
 
 
 Read = Callable[[str, int, int, str | None], bytes]
-"""Bytes of a file in a known version, as `store.read_range` gives them."""
+"""Bytes of a file in a known version, as `store.read_range` returns them."""
 
 
 class Writer(Protocol):
-    """A file on its way in: invisible until it is published."""
+    """A file being written: invisible until it is published."""
 
     def write(self, data: memoryview) -> int:
         """Append."""
@@ -36,20 +41,33 @@ class Writer(Protocol):
         on_bytes: Callable[[int], object],
         read: Read,
     ) -> bool:
-        """Append whole files, telling `digest` of every byte; False, and nothing done, where this
-        kind of store knows no better way than to read and write them. `read`: of any store."""
+        """Append whole files and update `digest` with every byte; `read` reads from any store.
+
+        Returns False, and does nothing, where the store has no faster way than `write`."""
+        return False
 
     def append_filled(
         self, size: int, fill: Fill, digest: Any, on_bytes: Callable[[int], object]
     ) -> bool:
-        """Append `size` bytes that `fill` puts into memory of ours, telling `digest` of every byte;
-        False, and nothing done, where that is no better than to write them."""
+        """Append `size` bytes that `fill` puts into memory, and update `digest` with every byte.
+
+        Returns False, and does nothing, where the store has no faster way than `write`."""
+        return False
 
     def publish(self) -> None:
         """Make it appear under its name, durably."""
 
     def discard(self) -> None:
         """Leave no trace."""
+
+
+@contextmanager
+def log_failure() -> Iterator[None]:
+    """Log what a clean-up raises, so that it does not hide the error that caused the clean-up."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("could not clean up: %s", error)
 
 
 class Backend(Protocol):
@@ -67,56 +85,56 @@ class Backend(Protocol):
         """Begin a file."""
 
     def size_and_version(self, url: str) -> tuple[int, str]:
-        """Bytes, and what changes when the contents do."""
+        """Bytes, and a version that changes with the contents."""
 
     def is_file(self, url: str) -> bool:
-        """True for a file, false for nothing and for a folder."""
+        """True for a file; False for a folder and for a missing name."""
 
     def list_files(self, url: str) -> dict[str, int]:
-        """Relative name to size of everything below a folder; empty for no folder."""
+        """Relative name to size of all files below a folder; empty for a missing folder."""
 
     def list_folder(self, url: str) -> dict[str, int]:
-        """Name to size of the files directly in a folder; empty for no folder."""
+        """Name to size of the files directly in a folder; empty for a missing folder."""
 
     def list_subfolders(self, url: str) -> list[str]:
-        """Names of the folders directly in a folder, sorted; none for no folder."""
+        """Names of the folders directly in a folder, sorted; empty for a missing folder."""
 
     def glob(self, url: str) -> list[str]:
         """The URLs that match a pattern, sorted."""
 
     def delete(self, url: str) -> None:
-        """Remove a file if it is there."""
+        """Remove a file if it exists."""
 
     def delete_tree(self, url: str) -> None:
         """Remove everything below a folder."""
 
     def move_tree(self, source: str, target: str) -> None:
-        """Move a folder to a name that is free."""
+        """Move a folder to a free name."""
 
     def read_version(self, url: str) -> tuple[bytes, str]:
         """Contents and version of a small file."""
 
     def put_if_absent(self, url: str, data: bytes) -> str | None:
-        """The version written, or None when something is there already."""
+        """The version written, or None when the name is taken."""
 
     def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
-        """The version written, or None when it is no longer the one that was read."""
+        """The version written, or None when the file is no longer in the version that was read."""
 
     def honours_conditions(self, folder_url: str) -> bool:
-        """Whether the two above can be relied on."""
+        """Whether the store honours the conditions of the two methods above."""
 
 
 class Multipart(Protocol):
-    """What an upload in parts asks of an object store."""
+    """What a multipart upload needs from an object store."""
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """One call of the store by its own name."""
+        """One call of the store's API, by its name there."""
 
-    def place(self, url: str) -> dict[str, str]:
+    def address(self, url: str) -> dict[str, str]:
         """Bucket and key."""
 
     def holds(self, url: str) -> bool:
-        """True for an object that this store could copy by itself."""
+        """True for an object that this store can copy itself."""
 
     def size_and_version(self, url: str) -> tuple[int, str]:
-        """Of an object as it is now."""
+        """Of the current object."""

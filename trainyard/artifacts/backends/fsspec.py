@@ -1,6 +1,6 @@
-"""Whatever fsspec knows by a URL."""
+"""Stores behind fsspec URLs."""
 
-# ruff: noqa: D102 (what the methods do is written in `backend`)
+# ruff: noqa: D102 (`base` documents these methods)
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, NoReturn
 
-from trainyard.artifacts.backends.base import Writer
+from trainyard.artifacts.backends.base import Writer, log_failure
 from trainyard.artifacts.backends.s3_client import CONFIG, refuse_missing_bucket
-from trainyard.artifacts.backends.upload import FsspecWriter
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, ConfigError
 
 S3 = ("s3", "s3a")
 S3_OPTIONS = {
-    "use_listings_cache": False,  # another process of ours writes while we look
+    "use_listings_cache": False,  # other processes write at the same time
     "config_kwargs": CONFIG,
 }
 
 
 @lru_cache(maxsize=8)
 def _filesystem(protocol: str, process: int) -> Any:
-    """One for each process: its thread and its connections do not survive a fork."""
+    """One per process: its thread and connections do not survive a fork."""
     import fsspec
 
     try:
         filesystem = fsspec.filesystem(protocol, **(S3_OPTIONS if protocol in S3 else {}))
         if protocol in S3:
-            filesystem.retries = 2  # times the client's own attempts
+            filesystem.retries = 2  # each with the client's own attempts
         return filesystem
     except ImportError as error:
         raise ConfigError(
@@ -38,18 +37,37 @@ def _filesystem(protocol: str, process: int) -> Any:
             + ("; trainyard's extra [s3] brings it" if protocol in S3 else "")
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{protocol}:// is not a kind of storage that fsspec knows") from error
+        raise ConfigError(f"{protocol}:// is not a storage protocol that fsspec knows") from error
 
 
-class RemoteBackend:
-    """One of the kinds of store behind `artifacts.store`."""
+class FsspecWriter(Writer):
+    """A file of an fsspec file system."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: memoryview) -> int:
+        return int(self._file.write(data))
+
+    def publish(self) -> None:
+        self._file.close()
+
+    def discard(self) -> None:
+        with log_failure():
+            if not self._file.closed:
+                self._file.discard()
+            self._file.closed = True
+
+
+class FsspecBackend:
+    """Any file system of fsspec."""
 
     def __init__(self, protocol: str) -> None:
         self.protocol = protocol
 
     @property
     def fs(self) -> Any:
-        """The file system; its packages are loaded when it is first asked for."""
+        """The file system; its packages are imported on first use."""
         return _filesystem(self.protocol, os.getpid())
 
     def open_input(self, url: str) -> BinaryIO:
@@ -67,13 +85,13 @@ class RemoteBackend:
         if info["type"] != "file":
             raise FileNotFoundError(url)
         if info["size"] is None:
-            raise ArtifactError(f"{url}: the store does not say how long it is; give a copy of it")
+            raise ArtifactError(f"{url}: the store does not give its size; use a copy of it")
         return int(info["size"]), str(
             info.get("ETag") or info.get("LastModified") or info.get("created") or ""
         )
 
     def is_file(self, url: str) -> bool:
-        # fs.isfile would take every fault of the store for "no".
+        # fs.isfile returns False for every error of the store.
         try:
             return bool(self.fs.info(url)["type"] == "file")
         except FileNotFoundError:
@@ -122,7 +140,7 @@ class RemoteBackend:
             self.fs.rm([join(url, name) for name in names])
 
     def move_tree(self, source: str, target: str) -> None:
-        # Copied manifest last, removed manifest first: neither is ever a whole that is not one.
+        # Copy the manifest last and remove it first: neither folder ever looks complete in part.
         names = sorted(self.list_files(source), key=lambda name: name.endswith("manifest.json"))
         for name in names:
             self.fs.copy(join(source, name), join(target, name))
@@ -143,6 +161,6 @@ class RemoteBackend:
 
     def _cannot(self, url: str) -> NoReturn:
         raise ConfigError(
-            f"{url}: trainyard publishes by conditional writes, which it knows for s3:// and "
-            f"for file systems, not for {self.protocol}://; use one of those for outputs"
+            f"{url}: trainyard publishes with conditional writes, which it supports for s3:// and "
+            f"file systems, not for {self.protocol}://; use one of those for outputs"
         )

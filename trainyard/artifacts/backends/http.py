@@ -1,9 +1,9 @@
 """Files behind http:// and https://: read one by one, in ranges, and never written.
 
-A web server tells no folder and takes no conditional write, so patterns, folders and outputs are
-refused in words. The standard library does it: no package is needed."""
+A web server lists no folder and has no conditional writes, so patterns, folders and outputs are
+refused with an error. Uses the standard library only."""
 
-# ruff: noqa: D102 (what the methods do is written in `backend`)
+# ruff: noqa: D102 (`base` documents these methods)
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from trainyard.artifacts.backends.base import Writer
-from trainyard.artifacts.backends.fsspec import RemoteBackend
-from trainyard.artifacts.backends.ranged import open_ranged
+from trainyard.artifacts.backends.fsspec import FsspecBackend
+from trainyard.artifacts.backends.readahead import open_ranged
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 from trainyard.version import VERSION
 
@@ -26,19 +26,19 @@ ATTEMPTS = 3
 PAUSE_SECONDS = 0.5
 
 SAFE = "%/:?#[]@!$&'()*+,;=~"
-"""What may stand in a URL as it is; the rest is escaped."""
+"""Characters that a URL may contain as they are; others are escaped."""
 
 GONE = (404, 410)
 REFUSED = (401, 403, 407)
 NO_HEAD = (405, 501)
-"""What servers answer that know no HEAD."""
+"""Answers of servers without HEAD."""
 
 PAST_THE_END = 416
-DOWNLOAD = "download it, and give the path of the copy"
+DOWNLOAD = "download it and give the path of the copy"
 
 
-class WebBackend(RemoteBackend):
-    """One of the kinds of store behind `artifacts.store`."""
+class HttpBackend(FsspecBackend):
+    """A web server."""
 
     def open_input(self, url: str) -> BinaryIO:
         size, version = self.size_and_version(url)
@@ -54,8 +54,8 @@ class WebBackend(RemoteBackend):
             raise ArtifactError(f"{url}: changed while it was being read")
         if status != 206 and start:
             raise ArtifactError(
-                f"{url}: the server does not hand out parts of a file (it takes no notice of "
-                f"Range), and this one has more than {start} bytes; {DOWNLOAD}"
+                f"{url}: the server does not serve parts of a file (it ignores Range), and this "
+                f"one has more than {start} bytes; {DOWNLOAD}"
             )
         return data
 
@@ -67,16 +67,16 @@ class WebBackend(RemoteBackend):
         headers, final = self._look_at(url)
         if final.endswith("/"):
             raise FileNotFoundError(url)
-        told = headers.get("Content-Range", "").rpartition("/")[2] or headers.get("Content-Length")
-        if not (told or "").isdigit():
+        size = headers.get("Content-Range", "").rpartition("/")[2] or headers.get("Content-Length")
+        if not (size or "").isdigit():
             raise ArtifactError(
-                f"{url}: the server does not say how long the file is (no Content-Length); "
+                f"{url}: the server does not give the size of the file (no Content-Length); "
                 f"{DOWNLOAD}"
             )
-        return int(told or 0), _version(headers)
+        return int(size or 0), _version(headers)
 
     def _look_at(self, url: str) -> tuple[Message, str]:
-        """Headers, and where the file was found in the end."""
+        """Headers, and the URL after redirects."""
         status, headers, _, final = _ask(url, "HEAD", {}, 0)
         if status in NO_HEAD or "Content-Length" not in headers:
             _, headers, _, final = _ask(url, "GET", {"Range": "bytes=0-0"}, 0)
@@ -96,7 +96,7 @@ class WebBackend(RemoteBackend):
         self._no_listing(url)
 
     def list_folder(self, url: str) -> dict[str, int]:
-        return {}  # what lies beside a file is not known, and nobody relies on it
+        return {}  # the server lists no folder, and no caller needs it
 
     def list_subfolders(self, url: str) -> list[str]:
         return []  # likewise
@@ -106,7 +106,7 @@ class WebBackend(RemoteBackend):
 
     def _no_listing(self, url: str) -> NoReturn:
         raise ConfigError(
-            f"{url}: a web server does not tell what is in a folder; name every file by its own URL"
+            f"{url}: a web server does not list a folder; name every file by its own URL"
         )
 
     # --- refused --------------------------------------------------------------------------
@@ -125,15 +125,15 @@ class WebBackend(RemoteBackend):
 
 
 def _version(headers: Message) -> str:
-    """Nothing where the server does not say what changes with the contents."""
+    """ETag or modification time; empty if the server sends neither."""
     return str(headers["ETag"] or headers["Last-Modified"] or "")
 
 
 def _ask(
     url: str, method: str, headers: dict[str, str], size: int | None
 ) -> tuple[int, Message, bytes, str]:
-    """Status, headers, the first `size` bytes of the body (None: all), and where they came from in
-    the end. What may pass is tried again."""
+    """Status, headers, the first `size` bytes of the body (None: all), and the URL after redirects.
+    Retries errors that may be temporary."""
     name = {"User-Agent": f"trainyard/{VERSION}", "Accept-Encoding": "identity"}
     request = Request(quote(url, safe=SAFE), headers=name | headers, method=method)
     for attempt in range(1, ATTEMPTS + 1):
@@ -156,23 +156,23 @@ def _ask(
 
 
 def _read(reply: Any, size: int) -> bytes:
-    """Up to `size` bytes; a reply may come in pieces."""
+    """Up to `size` bytes; a reply may arrive in several reads."""
     pieces, left = [], size
     while left and (piece := reply.read(left)):
         pieces.append(piece)
         left -= len(piece)
-    told = reply.headers.get("Content-Length")
-    if left and told is not None and int(told) > size - left:
+    length = reply.headers.get("Content-Length")
+    if left and length is not None and int(length) > size - left:
         raise ConnectionError(f"the connection broke off {left} bytes before the end")
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _refuse(url: str, error: HTTPError) -> NoReturn:
-    said = f"HTTP status {error.code} {error.reason}".rstrip()
+    status = f"HTTP status {error.code} {error.reason}".rstrip()
     if error.code in GONE:
         raise FileNotFoundError(url) from error
     if error.code in REFUSED:
-        raise PermissionError(said) from error
+        raise PermissionError(status) from error
     if error.code >= 500 or error.code == 429:
-        raise InfrastructureError(f"{url}: the server answers with {said}") from error
-    raise ArtifactError(f"{url}: the server answers with {said}") from error
+        raise InfrastructureError(f"{url}: the server answers with {status}") from error
+    raise ArtifactError(f"{url}: the server answers with {status}") from error

@@ -1,9 +1,9 @@
 """Files on this machine or on a shared file system.
 
-A file appears under its name only when it is whole: it is written beside it as `.tmp-*`, synced,
-renamed."""
+A file appears under its name only when it is complete: it is written as `.tmp-*` in the same
+folder, synced, renamed."""
 
-# ruff: noqa: D102 (what the methods do is written in `backend`)
+# ruff: noqa: D102 (`base` documents these methods)
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainyard.artifacts import process
-from trainyard.artifacts.backends.base import Read, SourceFile
-from trainyard.artifacts.backends.direct import append_files
-from trainyard.artifacts.backends.uncached import Fill, append_filled
+from trainyard.artifacts.backends.base import Read, SourceFile, Writer
+from trainyard.artifacts.backends.fast_copy import Fill, append_files, append_filled
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.links import NO_FILE
+from trainyard.artifacts.error_text import NO_FILE
 from trainyard.artifacts.urls import is_local, local_path
 from trainyard.errors import ArtifactError
 
 TEMPORARY = ".tmp-"
 
 LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
-"""Of a link, or of what is gone since."""
+"""Errors for a broken link, or for a file that was removed since it was listed."""
 
 
 def _path(url: str) -> Path:
@@ -41,7 +40,7 @@ def _path(url: str) -> Path:
 
 
 def _version(found: os.stat_result) -> str:
-    # Whoever changes a file in place can put its modification time back, but not the other one.
+    # A program that changes a file in place can reset its modification time, but not its ctime.
     return f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
 
 
@@ -52,7 +51,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 @contextmanager
 def _unless_gone() -> Iterator[None]:
-    """Pass over a link that leads nowhere, and a file that is gone since it was listed."""
+    """Skip a broken link, and a file that was removed since it was listed."""
     try:
         yield
     except OSError as error:
@@ -61,12 +60,12 @@ def _unless_gone() -> Iterator[None]:
 
 
 def _open_at_once(path: str | Path, flags: int) -> int:
-    """A pipe under the name of a file would be waited for until somebody writes to it."""
+    """Open without waiting: a pipe in place of a file would block until something writes to it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 class LocalBackend:
-    """One of the two kinds of store behind `artifacts.store`."""
+    """A file system."""
 
     def open_input(self, url: str) -> BinaryIO:
         file = open(_path(url), "rb", opener=_open_at_once)  # noqa: SIM115  # the caller closes it
@@ -103,7 +102,7 @@ class LocalBackend:
         try:
             return _path(url).is_file()
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # so none can have it
+            if error.errno == errno.ENAMETOOLONG:  # no file can have this name
                 return False
             raise
 
@@ -151,7 +150,6 @@ class LocalBackend:
         return data, digest_bytes(data)
 
     def put_if_absent(self, url: str, data: bytes) -> str | None:
-        """The version written, or None when something is there already."""
         path = _path(url)
         temporary = _write_temporary(path, data)
         try:
@@ -164,7 +162,6 @@ class LocalBackend:
         return digest_bytes(data)
 
     def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
-        """The new version, or None when the file is no longer the one that was read."""
         path = _path(url)
         with _locked(path.parent):
             try:
@@ -181,8 +178,8 @@ class LocalBackend:
         return True
 
 
-class LocalWriter:
-    """Writes beside the final name; `publish` makes it appear, `discard` leaves no trace."""
+class LocalWriter(Writer):
+    """Writes a temporary file in the same folder; `publish` renames it, `discard` removes it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,19 +223,19 @@ class LocalWriter:
         _sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        with suppress(OSError):  # the disk may be full for what is in its buffer still
+        with suppress(OSError):  # the disk may be full when the buffer is flushed
             self.file.close()
         self.temporary.unlink(missing_ok=True)
 
 
 def _temporary_name(path: Path) -> Path:
-    # Names its process, so that whoever comes later can tell that it will never be finished.
+    # Names its process, so that a later run can see that it will never be finished.
     owner = f"{process.machine_mark()}.{os.getpid()}.{process.started(os.getpid())}"
     return path.with_name(f"{TEMPORARY}{owner}.{uuid.uuid4().hex[:8]}-{path.name}")
 
 
 def is_abandoned(name: str) -> bool:
-    """True for the temporary file of a process of this machine that is gone."""
+    """True for the temporary file of a dead process of this machine."""
     if not name.startswith(TEMPORARY):
         return False
     machine, pid, started = [*name.removeprefix(TEMPORARY).split("."), "", ""][:3]
@@ -266,13 +263,13 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    # The kernel releases this lock when its holder dies, so a killed run leaves nothing behind.
+    # The kernel releases this lock when its holder dies, so a killed run blocks no other.
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        # Unlocked, not only closed: a process forked meanwhile has the descriptor too.
+        # Unlocked, not only closed: a process forked in between has the descriptor too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

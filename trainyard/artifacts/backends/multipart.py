@@ -1,7 +1,9 @@
-"""Files to one object of an S3 store, as the parts of an upload.
+"""Multipart uploads to an S3 store: an object of whole files, and an object that is written.
 
-What lies in the same store is copied there, by the store itself; what does not, and ranges shorter
-than a part may be, is read and uploaded. Every byte is read once either way, for the digest."""
+The store itself copies objects that it holds. Other files, and ranges shorter than a part may be,
+are read and uploaded. Every byte is read once either way, for the digest."""
+
+# ruff: noqa: D102 (`base` documents these methods)
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.artifacts.backends.base import Multipart, Read, SourceFile
-from trainyard.artifacts.backends.ranges import ByteRange, blocks, read_in_order
+from trainyard.artifacts.backends.base import Multipart, Read, SourceFile, Writer, log_failure
+from trainyard.artifacts.backends.readahead import ByteRange, blocks, read_in_order
 from trainyard.errors import InfrastructureError
 
 log = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ MAX_PART = 5 << 30
 MAX_PARTS = 10_000
 
 COPY_BYTES = 128 << 20
-"""A copied part: some seconds of the store's time, and several at once."""
+"""A copied part: some seconds of the store's time; several are copied at once."""
 UPLOAD_BYTES = 16 << 20
 IN_FLIGHT = 4
 
@@ -35,16 +37,16 @@ class UploadPart:
 
     ranges: tuple[ByteRange, ...]
     is_copied: bool
-    """By the store, from one range."""
+    """The store copies it from one range."""
 
 
-def plan_pieces(
+def plan_parts(
     ranges: Sequence[tuple[ByteRange, bool]], copy_bytes: int, upload_bytes: int
 ) -> list[UploadPart]:
-    """Parts in order, for ranges given with whether the store could copy them.
+    """Parts in order, for ranges given with whether the store can copy them.
 
-    A part that is uploaded grows by the head of the next range until it may stand alone."""
-    pieces: list[UploadPart] = []
+    An uploaded part takes bytes of the next range until it has the minimum size of a part."""
+    parts: list[UploadPart] = []
     pending: list[ByteRange] = []
     size = 0
 
@@ -58,7 +60,7 @@ def plan_pieces(
     def flush() -> None:
         nonlocal size
         if pending:
-            pieces.append(UploadPart(tuple(pending), is_copied=False))
+            parts.append(UploadPart(tuple(pending), is_copied=False))
             pending.clear()
             size = 0
 
@@ -67,9 +69,7 @@ def plan_pieces(
         if can_copy and part.end - part.start - missing >= MIN_PART:
             rest = take(part, missing)
             flush()
-            pieces += [
-                UploadPart((one,), is_copied=True) for one in _split_evenly(rest, copy_bytes)
-            ]
+            parts += [UploadPart((one,), is_copied=True) for one in _split_evenly(rest, copy_bytes)]
             continue
         rest = part
         while rest.start < rest.end:
@@ -77,23 +77,23 @@ def plan_pieces(
             if size == upload_bytes:
                 flush()
     flush()
-    return pieces
+    return parts
 
 
 def _split_evenly(part: ByteRange, longest: int) -> list[ByteRange]:
-    """Ranges of nearly equal length, lest the last be too short to stand alone."""
+    """Ranges of nearly equal length, so that the last is not too short for a part."""
     count = -(-(part.end - part.start) // longest)
     bounds = [part.start + (part.end - part.start) * i // count for i in range(count + 1)]
     return [part._replace(start=bounds[i], end=bounds[i + 1]) for i in range(count)]
 
 
 class MultipartUpload:
-    """An object in the making: invisible until `complete`, gone after `abort`."""
+    """An object being uploaded: invisible until `complete`, removed by `abort`."""
 
     def __init__(self, backend: Multipart, url: str) -> None:
         self._backend = backend
         self._url = url
-        self._target = backend.place(url)
+        self._target = backend.address(url)
         reply = backend.call("create_multipart_upload", **self._target)
         self._target["UploadId"] = reply["UploadId"]
         self._etags: dict[int, str] = {}
@@ -106,16 +106,16 @@ class MultipartUpload:
         on_bytes: Callable[[int], object],
         read: Read,
     ) -> None:
-        """Make the parts of all files, end to end; `digest.update` is told all bytes in order."""
+        """Make the parts of all files, end to end; `digest.update` gets all bytes in order."""
         self._size = sum(source.size_bytes for source in sources)
-        pieces = self._plan(sources)
-        if len(pieces) > MAX_PARTS:
-            log.info("%d files are more than an upload has parts: reading them", len(sources))
-            pieces = self._plan(sources, may_copy=False)
-        first = next((n for n, piece in enumerate(pieces, 1) if piece.is_copied), None)
-        if first is not None and not self._can_copy(first, pieces[first - 1]):
-            pieces = self._plan(sources, may_copy=False)
-        self._make(pieces, digest, on_bytes, read)
+        parts = self._plan(sources)
+        if len(parts) > MAX_PARTS:
+            log.info("%d files are more than the parts of an upload: reading them", len(sources))
+            parts = self._plan(sources, may_copy=False)
+        first = next((n for n, planned in enumerate(parts, 1) if planned.is_copied), None)
+        if first is not None and not self._can_copy(first, parts[first - 1]):
+            parts = self._plan(sources, may_copy=False)
+        self._make(parts, digest, on_bytes, read)
 
     def _plan(self, sources: Sequence[SourceFile], may_copy: bool = True) -> list[UploadPart]:
         ranges = [
@@ -126,11 +126,11 @@ class MultipartUpload:
             for s in sources
         ]
         copy_bytes = min(max(COPY_BYTES, self._size // (MAX_PARTS // 2)), MAX_PART)
-        return plan_pieces(ranges, copy_bytes, max(UPLOAD_BYTES, self._size // (MAX_PARTS - 1000)))
+        return plan_parts(ranges, copy_bytes, max(UPLOAD_BYTES, self._size // (MAX_PARTS - 1000)))
 
-    def _can_copy(self, number: int, piece: UploadPart) -> bool:
+    def _can_copy(self, number: int, planned: UploadPart) -> bool:
         try:
-            self._copy(number, piece.ranges[0])
+            self._copy(number, planned.ranges[0])
         except InfrastructureError as error:
             log.warning("the store does not copy parts itself, reading them instead: %s", error)
             return False
@@ -138,33 +138,33 @@ class MultipartUpload:
 
     def _make(
         self,
-        pieces: Sequence[UploadPart],
+        parts: Sequence[UploadPart],
         digest: Any,
         on_bytes: Callable[[int], object],
         read: Read,
     ) -> None:
-        data = read_in_order((part for piece in pieces for part in blocks(piece.ranges)), read)
+        data = read_in_order((part for planned in parts for part in blocks(planned.ranges)), read)
         pending: deque[Future[None]] = deque()
         executor = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="upload")
         try:
-            for number, piece in enumerate(pieces, 1):
+            for number, planned in enumerate(parts, 1):
                 while len(pending) >= IN_FLIGHT:
                     pending.popleft().result()
-                if piece.is_copied and number not in self._etags:
-                    pending.append(executor.submit(self._copy, number, piece.ranges[0]))
-                held = bytearray()
-                for _ in blocks(piece.ranges):
+                if planned.is_copied and number not in self._etags:
+                    pending.append(executor.submit(self._copy, number, planned.ranges[0]))
+                buffer = bytearray()
+                for _ in blocks(planned.ranges):
                     block = next(data)
                     digest.update(block)
                     on_bytes(len(block))
-                    if not piece.is_copied:
-                        held += block
-                if not piece.is_copied:
-                    pending.append(executor.submit(self.upload, number, held))
+                    if not planned.is_copied:
+                        buffer += block
+                if not planned.is_copied:
+                    pending.append(executor.submit(self.upload, number, buffer))
             while pending:
                 pending.popleft().result()
         finally:
-            data.close()  # type: ignore[attr-defined]  # a generator, whose threads end here
+            data.close()  # type: ignore[attr-defined]  # a generator; stops its threads
             executor.shutdown(wait=True, cancel_futures=True)
 
     def _copy(self, number: int, part: ByteRange) -> None:
@@ -172,13 +172,13 @@ class MultipartUpload:
             "upload_part_copy",
             **self._target,
             PartNumber=number,
-            CopySource=self._backend.place(part.url),
+            CopySource=self._backend.address(part.url),
             CopySourceRange=f"bytes={part.start}-{part.end - 1}",
         )
         self._etags[number] = reply["CopyPartResult"]["ETag"]
 
     def upload(self, number: int, data: bytes | bytearray) -> None:
-        """Make one part, numbered from 1; from any thread."""
+        """Upload one part, numbered from 1; callable from any thread."""
         reply = self._backend.call("upload_part", **self._target, PartNumber=number, Body=data)
         self._etags[number] = reply["ETag"]
 
@@ -190,10 +190,102 @@ class MultipartUpload:
                 "complete_multipart_upload", **self._target, MultipartUpload={"Parts": parts}
             )
         except FileNotFoundError:
-            # An earlier attempt of this very call may have arrived although its answer was lost.
+            # An earlier attempt of this call may have succeeded although its answer was lost.
             if self._backend.size_and_version(self._url)[0] != size_bytes:
                 raise
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Remove all parts."""
         self._backend.call("abort_multipart_upload", **self._target)
+
+
+# --- writers ----------------------------------------------------------------------------------
+
+
+PART_BYTES = 16 << 20
+GROWTH_PARTS = 500
+PARTS_IN_FLIGHT = 2
+"""Parts of one object that are sent while the next is filled. So a writer holds three parts at
+most."""
+
+
+def part_bytes(number: int) -> int:
+    """Bytes of a part, counted from 1: a quarter more every 500 parts, so that the 10,000 parts of
+    an object hold more than two terabytes."""
+    steps = (number - 1) // GROWTH_PARTS
+    return int(PART_BYTES * 1.25**steps)
+
+
+class S3Writer(Writer):
+    """One put for an object shorter than a part; otherwise parts, sent by the writer's threads."""
+
+    def __init__(self, backend: Multipart, url: str) -> None:
+        self._backend = backend
+        self._url = url
+        self._buffer = bytearray()
+        self._number = 0
+        self._size = 0
+        self._upload: MultipartUpload | None = None
+        self._is_whole = False
+        """Files were appended; nothing can follow them."""
+        self._threads: ThreadPoolExecutor | None = None
+        self._pending: deque[Future[None]] = deque()
+
+    def write(self, data: memoryview) -> int:
+        assert not self._is_whole, "files were appended: nothing can follow them"
+        self._buffer += data
+        self._size += len(data)
+        if len(self._buffer) >= part_bytes(self._number + 1):
+            self._send()
+        return len(data)
+
+    def _send(self) -> None:
+        """Send the buffered part; wait if too many parts are in flight."""
+        if self._upload is None:
+            self._upload = MultipartUpload(self._backend, self._url)
+            self._threads = ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="upload")
+        assert self._threads is not None
+        if len(self._pending) == PARTS_IN_FLIGHT:
+            self._pending.popleft().result()
+        self._number += 1
+        part, self._buffer = self._buffer, bytearray()
+        self._pending.append(self._threads.submit(self._upload.upload, self._number, part))
+
+    def append_files(
+        self,
+        sources: Sequence[SourceFile],
+        digest: Any,
+        on_bytes: Callable[[int], object],
+        read: Read,
+    ) -> bool:
+        small = sum(source.size_bytes for source in sources) < MIN_PART
+        if small or self._buffer or self._upload is not None:
+            return False
+        self._upload = MultipartUpload(self._backend, self._url)
+        self._is_whole = True
+        self._size = sum(source.size_bytes for source in sources)
+        self._upload.fill(sources, digest, on_bytes, read)
+        return True
+
+    def publish(self) -> None:
+        if self._upload is None:
+            self._backend.call("put_object", **self._backend.address(self._url), Body=self._buffer)
+        else:
+            if self._buffer:
+                self._send()
+            while self._pending:
+                self._pending.popleft().result()
+            self._upload.complete(self._size)
+        self._end()
+
+    def discard(self) -> None:
+        self._end()
+        with log_failure():
+            if self._upload is not None:
+                self._upload.abort()
+
+    def _end(self) -> None:
+        self._buffer = bytearray()
+        self._pending.clear()
+        if self._threads is not None:  # wait for parts in flight: an abort must come after them
+            self._threads.shutdown(wait=True, cancel_futures=True)

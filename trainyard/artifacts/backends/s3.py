@@ -1,8 +1,6 @@
-"""Objects of an S3 store, by direct calls of it.
+"""Objects of an S3 store, by direct calls of its API; s3fs does the rare operations."""
 
-What is seldom done is left to s3fs, which is loaded then."""
-
-# ruff: noqa: D102 (what the methods do is written in `backend`)
+# ruff: noqa: D102 (`base` documents these methods)
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ from typing import Any, BinaryIO
 
 from trainyard.artifacts.backends import s3_client
 from trainyard.artifacts.backends.base import Writer
-from trainyard.artifacts.backends.fsspec import S3, RemoteBackend
-from trainyard.artifacts.backends.ranged import open_ranged
-from trainyard.artifacts.backends.upload import S3Writer
+from trainyard.artifacts.backends.fsspec import S3, FsspecBackend
+from trainyard.artifacts.backends.multipart import S3Writer
+from trainyard.artifacts.backends.readahead import open_ranged
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 DELETED_AT_ONCE = 1000
-"""S3: what one request may name."""
+"""Keys that one request may name."""
 
 NEXT_PAGE = {
     "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
@@ -30,20 +28,20 @@ NEXT_PAGE = {
     },
     "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
 }
-"""By what each listing is asked to go on, and what the page before says of it."""
+"""Per listing: the argument that asks for the next page, and the reply field that gives it."""
 
 
-class S3Backend(RemoteBackend):
-    """One of the kinds of store behind `artifacts.store`."""
+class S3Backend(FsspecBackend):
+    """An S3 store."""
 
     def call(self, method: str, **arguments: Any) -> Any:
         """One call of the store: None for a lost race, FileNotFoundError for an absent key."""
         return s3_client.call(method, **arguments)
 
-    def place(self, url: str) -> dict[str, str]:
-        """Bucket and key, as calls take them."""
+    def address(self, url: str) -> dict[str, str]:
+        """Bucket and key, as arguments of a call."""
         rest = url.partition("://")[2]
-        if rest.startswith("arn:"):  # the name of an access point has slashes of its own
+        if rest.startswith("arn:"):  # the name of an access point contains slashes
             bucket, key, _ = self.fs.split_path(url)
         else:
             bucket, _, key = rest.partition("/")
@@ -52,20 +50,20 @@ class S3Backend(RemoteBackend):
         return {"Bucket": bucket, "Key": key}
 
     def folder(self, url: str) -> dict[str, str]:
-        """Bucket and prefix of what lies below a folder, as listings take them."""
-        place = self.place(url)
-        root = place["Key"].rstrip("/")
-        return {"Bucket": place["Bucket"], "Prefix": root + "/" if root else ""}
+        """Bucket and prefix of a folder, as arguments of a listing."""
+        address = self.address(url)
+        root = address["Key"].rstrip("/")
+        return {"Bucket": address["Bucket"], "Prefix": root + "/" if root else ""}
 
     def pages(self, method: str, **asked: Any) -> Iterator[Any]:
-        """The replies that make up a listing."""
+        """The replies of a listing, page by page."""
         is_cut = True
         while is_cut:
             reply = self.call(method, **asked)
             yield reply
             is_cut = bool(reply.get("IsTruncated"))
             if is_cut:
-                asked |= {name: reply[told] for name, told in NEXT_PAGE[method].items()}
+                asked |= {name: reply[field] for name, field in NEXT_PAGE[method].items()}
 
     def open_input(self, url: str) -> BinaryIO:
         return open_ranged(self, url, *self.size_and_version(url))
@@ -74,26 +72,26 @@ class S3Backend(RemoteBackend):
         return S3Writer(self, url)
 
     def holds(self, url: str) -> bool:
-        """True for an object that this store could copy by itself."""
+        """True for an object that this store can copy itself."""
         return url.partition("://")[0] in S3
 
     def read_range(self, url: str, start: int, end: int, version: str | None) -> bytes:
-        reply = self.call("get_object", **self.place(url), Range=f"bytes={start}-{end - 1}")
+        reply = self.call("get_object", **self.address(url), Range=f"bytes={start}-{end - 1}")
         if version is not None and reply["ETag"].strip('"') != version.strip('"'):
             raise ArtifactError(f"{url}: changed while it was being read")
         return bytes(reply["Data"])
 
     def _head(self, url: str) -> Any:
-        place = self.place(url)
+        address = self.address(url)
         try:
-            return self.call("head_object", **place) if place["Key"] else None
+            return self.call("head_object", **address) if address["Key"] else None
         except FileNotFoundError:
             return None
 
     def size_and_version(self, url: str) -> tuple[int, str]:
         head = self._head(url)
         if head is None:
-            return super().size_and_version(url)  # says whether it is the bucket that is missing
+            return super().size_and_version(url)  # its error says whether the bucket is missing
         return int(head["ContentLength"]), str(head["ETag"])
 
     def is_file(self, url: str) -> bool:
@@ -116,16 +114,16 @@ class S3Backend(RemoteBackend):
         folder = self.folder(url)
         for reply in self.pages("list_objects_v2", **folder, **how):
             for entry in reply.get("Contents", ()):
-                if not entry["Key"].endswith("/"):  # what stands for a folder in some tools
+                if not entry["Key"].endswith("/"):  # a folder marker of some tools
                     yield entry["Key"][len(folder["Prefix"]) :], int(entry["Size"])
 
     def delete(self, url: str) -> None:
         with suppress(FileNotFoundError):
-            self.call("delete_object", **self.place(url))
+            self.call("delete_object", **self.address(url))
 
     def delete_tree(self, url: str) -> None:
-        keys = [{"Key": self.place(join(url, name))["Key"]} for name in self.list_files(url)]
-        bucket = self.place(url)["Bucket"]
+        keys = [{"Key": self.address(join(url, name))["Key"]} for name in self.list_files(url)]
+        bucket = self.address(url)["Bucket"]
         for first in range(0, len(keys), DELETED_AT_ONCE):
             some = {"Objects": keys[first : first + DELETED_AT_ONCE], "Quiet": True}
             reply = self.call("delete_objects", Bucket=bucket, Delete=some)
@@ -135,15 +133,15 @@ class S3Backend(RemoteBackend):
     # --- conditional writes ---------------------------------------------------------------
 
     def read_version(self, url: str) -> tuple[bytes, str]:
-        reply = self.call("get_object", **self.place(url))
+        reply = self.call("get_object", **self.address(url))
         return reply["Data"], str(reply["ETag"])
 
     def put_if_absent(self, url: str, data: bytes) -> str | None:
         return self._conditional_put(url, data, IfNoneMatch="*")
 
     def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
-        # ETags are quoted, and most stores want them back so; Ceph RGW compares the bare digest.
-        # Where the quoted one is refused although nothing changed, the bare one is what counts.
+        # ETags are quoted, and most stores expect the quotes; Ceph RGW compares the bare digest.
+        # If the quoted one is refused although nothing changed, try the bare one.
         replaced = self._conditional_put(url, data, IfMatch=version)
         if replaced is None and version.startswith('"') and self._version_now(url) == version:
             return self._conditional_put(url, data, IfMatch=version.strip('"'))
@@ -156,10 +154,10 @@ class S3Backend(RemoteBackend):
             return None
 
     def _conditional_put(self, url: str, data: bytes, **condition: str) -> str | None:
-        reply = self.call("put_object", **self.place(url), Body=data, **condition)
+        reply = self.call("put_object", **self.address(url), Body=data, **condition)
         if reply is not None:
             return str(reply["ETag"])
-        # An earlier attempt of this very call may have arrived although its answer was lost.
+        # An earlier attempt of this call may have succeeded although its answer was lost.
         try:
             current, version = self.read_version(url)
         except FileNotFoundError:
@@ -167,7 +165,7 @@ class S3Backend(RemoteBackend):
         return version if current == data else None
 
     def honours_conditions(self, folder_url: str) -> bool:
-        """Write the same key twice with If-None-Match; an honest store refuses the second."""
+        """Write one key twice with If-None-Match; a store that honours it refuses the second."""
         url = join(folder_url, f".tmp-probe-{uuid.uuid4().hex[:12]}")
         try:
             first = self._conditional_put(url, b"1", IfNoneMatch="*")

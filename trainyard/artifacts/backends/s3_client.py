@@ -1,8 +1,8 @@
 """Direct calls of an S3 store, from any number of threads at once.
 
-They do not go through s3fs: all bytes would pass its one event loop, at twice the processor time,
-its import takes half a second, and stores answer a lost race in different words, of which only the
-HTTP status is common to all."""
+Why not s3fs: all bytes pass its one event loop, at twice the processor time, and its import takes
+half a second. Stores also answer a lost race with different texts; only the HTTP status is common
+to all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainyard.artifacts import retry
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 CONFIG = {
-    # A store that does not answer is said so within a minute or two, not within five.
+    # An unreachable store is an error within one or two minutes, not five.
     "connect_timeout": 5,
     "read_timeout": 20,
     "retries": {"mode": "standard", "max_attempts": 2},
@@ -22,16 +22,15 @@ CONFIG = {
 CONNECTIONS = 32
 
 LOST_RACE = (412, 409)
-"""Precondition failed; and the conflict that AWS answers while another conditional write is in
-flight."""
+"""Precondition failed; and AWS's conflict while another conditional write is in flight."""
 
-NEVER = 501
-"""Not implemented: what no second try changes."""
+NOT_IMPLEMENTED = 501
+"""A retry does not help."""
 
 
 @lru_cache(maxsize=8)
 def _client(process: int, endpoint: str) -> Any:
-    """One for each process: connections do not survive a fork."""
+    """One per process: connections do not survive a fork."""
     try:
         from botocore.config import Config
         from botocore.session import Session
@@ -40,7 +39,7 @@ def _client(process: int, endpoint: str) -> Any:
             f"s3:// needs a package that is not installed: {error}; trainyard's extra [s3] "
             "brings it"
         ) from error
-    # Without TLS every body is signed, which a checksum beside it would only repeat.
+    # Without TLS every body is signed, so a checksum adds nothing.
     checksums = {"request_checksum_calculation": "when_required"}
     more = checksums if endpoint.startswith("http:") else {}
     config = Config(max_pool_connections=CONNECTIONS, **CONFIG, **more)
@@ -48,8 +47,8 @@ def _client(process: int, endpoint: str) -> Any:
 
 
 def call(method: str, **arguments: Any) -> Any:
-    """One call of the client, with the whole of a body under "Data": None for a lost race,
-    FileNotFoundError for an absent key."""
+    """One call of the client; the whole body is in "Data". None for a lost race,
+    FileNotFoundError for a missing key."""
     client = _own_client()
     from botocore.exceptions import (
         ClientError,
@@ -70,10 +69,10 @@ def call(method: str, **arguments: Any) -> Any:
             return reply
         except ClientError as error:
             status = int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
-            is_away = status >= 500 and status != NEVER
-            if not is_away:
+            is_unavailable = status >= 500 and status != NOT_IMPLEMENTED
+            if not is_unavailable:
                 retry.answered(address)
-            if not ((is_away or status == 409) and tries.again(error, is_away)):
+            if not ((is_unavailable or status == 409) and tries.again(error, is_unavailable)):
                 return _refusal(method, arguments, status, error)
         except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
             if not tries.again(error):
@@ -81,7 +80,7 @@ def call(method: str, **arguments: Any) -> Any:
 
 
 def endpoint() -> str:
-    """Where calls go to, as the environment and AWS's own files say."""
+    """The URL of the store, from the environment and AWS's configuration files."""
     return str(_own_client().meta.endpoint_url)
 
 
@@ -91,7 +90,7 @@ def _own_client() -> Any:
 
 
 def _refusal(method: str, arguments: dict[str, Any], status: int, error: Exception) -> None:
-    """None for a lost race; raises for all else."""
+    """None for a lost race; raises for anything else."""
     is_conditional = "IfMatch" in arguments or "IfNoneMatch" in arguments
     if is_conditional and (status in LOST_RACE or (status == 404 and "IfMatch" in arguments)):
         return
@@ -107,7 +106,7 @@ def _refusal(method: str, arguments: dict[str, Any], status: int, error: Excepti
 
 
 def refuse_missing_bucket(error: FileNotFoundError, where: str) -> None:
-    """A bucket that is not there is not an empty one."""
+    """Raise ConfigError for a missing bucket, which is not the same as an empty one."""
     if "bucket does not exist" in str(error) or "NoSuchBucket" in str(error):
         raise ConfigError(
             f"{where}: the bucket does not exist at this endpoint; create it, or check the URL "

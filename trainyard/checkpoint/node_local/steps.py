@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import read_digest
-from trainyard.artifacts.listed import read_listed
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.manifest import read_listed, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.node_local.visibility import Places

@@ -7,8 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from trainyard.artifacts import readahead, store
-from trainyard.artifacts.backends.ranges import ByteRange, blocks
+from trainyard.artifacts import store
 from trainyard.artifacts.digest import hasher
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.header import (
@@ -87,8 +86,8 @@ class ShardFile(Closing):
 
     def _blocks(self) -> Iterator[bytes | memoryview]:
         if not self.is_local:
-            whole = ByteRange(self.url, 0, self.size_bytes, self._version)
-            yield from readahead.read_ahead(blocks([whole]))
+            source = store.SourceFile(self.url, self.size_bytes, self._version)
+            yield from store.read_files([source])
             return
         memory = memoryview(bytearray(min(READ_BYTES, self.size_bytes)))
         for begin in range(0, self.size_bytes, READ_BYTES):

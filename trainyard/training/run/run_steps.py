@@ -13,8 +13,7 @@ from itertools import count
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.listed import read_listed_json
-from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.manifest import Manifest, read_listed_json, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join

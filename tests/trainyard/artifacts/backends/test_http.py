@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.web import web_server
-from trainyard.artifacts import readahead, store
-from trainyard.artifacts.backends import http, ranged
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.backends import http, readahead
 from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
@@ -18,7 +18,7 @@ DATA = bytes(range(256)) * 40
 @pytest.fixture(autouse=True)
 def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(ranged, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(readahead, "REQUEST_BYTES", 1000)
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir/a b.txt").write_bytes(DATA)
     (tmp_path / "dir/none.txt").write_bytes(b"")
@@ -30,11 +30,11 @@ def test_a_file_is_read_whole_in_ranges_and_by_seeking(tmp_path: Path) -> None:
         assert store.read_bytes(url) == DATA
         assert store.info(url).size_bytes == len(DATA)
         assert store.read_range(url, 70, 90) == DATA[70:90]
-        assert b"".join(readahead.read_whole(url)) == DATA
+        assert b"".join(store.read_whole(url)) == DATA
         with store.open_input(url) as file:
             file.seek(-10, 2)
             assert (file.read(), file.seek(5), file.read(4000)) == (DATA[-10:], 5, DATA[5:4005])
-        assert readahead.fetch(url, tmp_path / "copies").read_bytes() == DATA
+        assert inputs.fetch(url, tmp_path / "copies").read_bytes() == DATA
         assert store.read_bytes(f"{root}/dir/none.txt") == b""
         assert store.info(f"{root}/dir/none.txt").size_bytes == 0
         assert not store.exists(f"{root}/dir/b.txt")
@@ -58,7 +58,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
 
 def test_servers_that_know_no_head_will_do(tmp_path: Path) -> None:
     with web_server(tmp_path, heads=False) as root:
-        assert b"".join(readahead.read_whole(f"{root}/dir/a b.txt")) == DATA
+        assert b"".join(store.read_whole(f"{root}/dir/a b.txt")) == DATA
         assert store.info(f"{root}/dir/none.txt").size_bytes == 0
 
 
@@ -68,7 +68,7 @@ def test_servers_without_ranges_serve_small_files_and_refuse_large_ones_in_words
     with web_server(tmp_path, ranges=False) as root:
         url = f"{root}/dir/a b.txt"
         assert store.read_range(url, 0, 10) == DATA[:10]
-        with pytest.raises(ArtifactError, match=r"does not hand out parts .* download it"):
+        with pytest.raises(ArtifactError, match=r"does not serve parts .* download it"):
             store.read_range(url, 10, 20)
 
 
@@ -108,7 +108,7 @@ def test_what_passes_is_tried_again(tmp_path: Path) -> None:
 def test_folders_patterns_and_writing_are_refused(tmp_path: Path) -> None:
     with web_server(tmp_path) as root:
         for url in (f"{root}/dir", f"{root}/dir/*.txt"):
-            with pytest.raises(ConfigError, match="a web server does not tell"):
+            with pytest.raises(ConfigError, match="a web server does not list"):
                 store.expand(url)
         with pytest.raises(ArtifactError, match="no file"):
             store.expand(f"{root}/dir/b.txt")

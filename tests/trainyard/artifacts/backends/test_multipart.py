@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from trainyard.artifacts import store
 from trainyard.artifacts.backends import multipart
-from trainyard.artifacts.backends.multipart import MAX_PART, MIN_PART, plan_pieces
-from trainyard.artifacts.backends.ranges import ByteRange
+from trainyard.artifacts.backends.multipart import MAX_PART, MIN_PART, plan_parts
+from trainyard.artifacts.backends.readahead import ByteRange
 from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.store import SourceFile
@@ -40,7 +40,7 @@ def test_parts_cover_everything_in_order_and_obey_the_store(
     ranges = [
         (ByteRange(str(n), 0, size), can_copy) for n, (size, can_copy) in enumerate(files) if size
     ]
-    pieces = plan_pieces(ranges, copy_bytes, upload_bytes)
+    pieces = plan_parts(ranges, copy_bytes, upload_bytes)
     at = dict.fromkeys((part.url for part, _ in ranges), 0)
     order = []
     for piece in pieces:

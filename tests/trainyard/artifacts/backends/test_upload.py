@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainyard.artifacts import store
-from trainyard.artifacts.backends import s3, upload
+from trainyard.artifacts.backends import multipart, s3
 from trainyard.artifacts.backends.multipart import MAX_PART, MAX_PARTS, MIN_PART
 from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.digest import digest_bytes
@@ -46,13 +46,13 @@ class Calls:
 @pytest.fixture
 def calls(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """The calls of the store, and parts as small as it takes."""
-    monkeypatch.setattr(upload, "PART_BYTES", MIN_PART)
+    monkeypatch.setattr(multipart, "PART_BYTES", MIN_PART)
     return Calls(monkeypatch)
 
 
 def unfinished(url: str) -> int:
     """Uploads in the folder that were neither completed nor aborted."""
-    place = S3Backend("s3").place(url)
+    place = S3Backend("s3").address(url)
     reply = S3Backend("s3").call(
         "list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"]
     )
@@ -60,8 +60,8 @@ def unfinished(url: str) -> int:
 
 
 def test_parts_are_as_a_store_takes_them_and_hold_terabytes() -> None:
-    sizes = [upload.part_bytes(number) for number in range(1, MAX_PARTS + 1)]
-    assert MIN_PART <= sizes[0] == upload.PART_BYTES
+    sizes = [multipart.part_bytes(number) for number in range(1, MAX_PARTS + 1)]
+    assert MIN_PART <= sizes[0] == multipart.PART_BYTES
     assert sizes == sorted(sizes)
     assert sizes[-1] <= MAX_PART
     assert sum(sizes) > 2e12
@@ -86,7 +86,7 @@ def test_the_rest_is_sent_in_parts_some_at_once(calls: Calls, s3_url: str, size:
             out.write(data[start : start + (1 << 20)])
         assert not store.exists(out.url)
     assert calls.made.count("upload_part") == -(-size // MIN_PART)
-    assert calls.most <= upload.IN_FLIGHT
+    assert calls.most <= multipart.PARTS_IN_FLIGHT
     assert store.read_bytes(out.url) == data
     assert read_digest(out.url) == out.record.digest == digest_bytes(data)
 

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainyard.artifacts import store
-from trainyard.artifacts.backends import direct, uncached
+from trainyard.artifacts.backends import fast_copy
 from trainyard.artifacts.digest import LARGE, digest_bytes, hasher
 from trainyard.artifacts.store import SourceFile
 from trainyard.errors import ArtifactError, InfrastructureError
 
-BLOCK = 4 * uncached.ALIGNMENT
+BLOCK = 4 * fast_copy.ALIGNMENT
 
 SIZES = st.lists(
     st.one_of(
         st.integers(0, 3 * BLOCK),
-        st.integers(0, 6).map(lambda n: n * uncached.ALIGNMENT),
+        st.integers(0, 6).map(lambda n: n * fast_copy.ALIGNMENT),
         st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1]),
     ),
     max_size=6,
@@ -43,7 +43,7 @@ def write_sources(folder: Path, sizes: list[int]) -> tuple[list[tuple[Path, int]
 
 
 def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "open_direct", lambda target: None)
+    monkeypatch.setattr(fast_copy, "open_direct", lambda target: None)
 
 
 def no_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +61,14 @@ def half_a_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def strict_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = uncached.write_all
+    write = fast_copy.write_all
 
     def refuse(output: int, data: memoryview, at: int) -> None:
         if fcntl.fcntl(output, fcntl.F_GETFL) & os.O_DIRECT and len(data):
             raise OSError(errno.EINVAL, "not aligned as this device wants")
         write(output, data, at)
 
-    monkeypatch.setattr(uncached, "write_all", refuse)
+    monkeypatch.setattr(fast_copy, "write_all", refuse)
 
 
 def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ WAYS = [as_it_is, no_direct, no_kernel_copy, half_a_kernel_copy, strict_alignmen
 
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=25, deadline=None)
-@given(sizes=SIZES, start=st.sampled_from([0, 0, 7, uncached.ALIGNMENT]))
+@given(sizes=SIZES, start=st.sampled_from([0, 0, 7, fast_copy.ALIGNMENT]))
 def test_every_way_gives_the_bytes_end_to_end(
     way: Any, sizes: list[int], start: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -105,9 +105,9 @@ def test_every_way_gives_the_bytes_end_to_end(
     target.write_bytes(b"x" * start)
     digest, told = hasher(), [0]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(uncached, "BLOCK_BYTES", BLOCK)
+        monkeypatch.setattr(fast_copy, "BLOCK_BYTES", BLOCK)
         way(monkeypatch)
-        direct.append_files(target, start, sources, digest, told.append)
+        fast_copy.append_files(target, start, sources, digest, told.append)
     assert target.read_bytes() == b"x" * start + whole
     assert digest.hexdigest() == digest_bytes(whole)
     assert sum(told) == len(whole)
@@ -122,10 +122,10 @@ def test_a_source_that_shrank_is_named(
     (tmp_path / "target").touch()
     told = [sources[0], (sources[1][0], 101)]
     with pytest.raises(ArtifactError, match="1: changed its size"):
-        direct.append_files(tmp_path / "target", 0, told, hasher(), lambda _: None)
+        fast_copy.append_files(tmp_path / "target", 0, told, hasher(), lambda _: None)
     sources[1][0].unlink()
     with pytest.raises(ArtifactError, match="1: cannot be read: No such file"):
-        direct.append_files(tmp_path / "target", 0, sources, hasher(), lambda _: None)
+        fast_copy.append_files(tmp_path / "target", 0, sources, hasher(), lambda _: None)
 
 
 def test_a_full_disk_ends_the_copy_in_words(
@@ -134,14 +134,14 @@ def test_a_full_disk_ends_the_copy_in_words(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    sources, _ = write_sources(tmp_path, [5 * uncached.BLOCK_BYTES + 1])
+    sources, _ = write_sources(tmp_path, [5 * fast_copy.BLOCK_BYTES + 1])
     (tmp_path / "target").touch()
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
-        direct.append_files(tmp_path / "target", 0, sources, hasher(), lambda _: None)
+        fast_copy.append_files(tmp_path / "target", 0, sources, hasher(), lambda _: None)
 
 
-def filling(data: bytes) -> uncached.Fill:
+def filling(data: bytes) -> fast_copy.Fill:
     left = [memoryview(data)]
 
     def fill(memory: memoryview) -> None:
@@ -152,14 +152,14 @@ def filling(data: bytes) -> uncached.Fill:
 
 
 def no_direct_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncached, "open_direct", lambda target: None)
+    monkeypatch.setattr(fast_copy, "open_direct", lambda target: None)
 
 
 @pytest.mark.parametrize("way", [as_it_is, no_direct_fill, strict_alignment])
 @settings(max_examples=25, deadline=None)
 @given(
     size=st.one_of(st.integers(0, 20 * BLOCK), st.integers(0, 20).map(lambda n: n * BLOCK)),
-    start=st.sampled_from([0, 0, 7, uncached.ALIGNMENT]),
+    start=st.sampled_from([0, 0, 7, fast_copy.ALIGNMENT]),
 )
 def test_what_is_filled_in_stands_in_the_file(
     way: Any, size: int, start: int, tmp_path_factory: pytest.TempPathFactory
@@ -168,9 +168,9 @@ def test_what_is_filled_in_stands_in_the_file(
     target.write_bytes(b"x" * start)
     data, digest, told = os.urandom(size), hasher(), [0]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(uncached, "BLOCK_BYTES", BLOCK)
+        monkeypatch.setattr(fast_copy, "BLOCK_BYTES", BLOCK)
         way(monkeypatch)
-        uncached.append_filled(target, start, size, filling(data), digest, told.append)
+        fast_copy.append_filled(target, start, size, filling(data), digest, told.append)
     assert target.read_bytes() == b"x" * start + data
     assert digest.hexdigest() == digest_bytes(data)
     assert sum(told) == size
@@ -202,7 +202,7 @@ def test_what_cannot_be_filled_in_or_written_leaves_no_trace(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    size = 5 * uncached.BLOCK_BYTES
+    size = 5 * fast_copy.BLOCK_BYTES
     with (
         pytest.raises(ArtifactError, match="the source is torn"),
         store.open_output(str(tmp_path / "out")) as out,
