@@ -32,12 +32,12 @@ def sources() -> str:
 
 
 def messages() -> list[str]:
-    """The first thing in backticks of each row of a table of what one sees."""
+    """The first thing in backticks of each row of a table of what you see."""
     found = []
     for table in re.split(r"\n\n", TEXT):
         lines = table.splitlines()
-        if lines and lines[0].startswith("|") and "one sees" in lines[0]:
-            column = [cell.strip() for cell in lines[0].split("|")].index("one sees")
+        if lines and lines[0].startswith("|") and "you see" in lines[0]:
+            column = [cell.strip() for cell in lines[0].split("|")].index("you see")
             for line in lines[2:]:
                 cell = re.sub(r"`[^`]*`", lambda m: m[0].replace("|", "!"), line).split("|")[column]
                 found += re.findall(r"`([^`]+)`", cell)[:1]
