@@ -22,10 +22,11 @@ from trainyard.checkpoint.safetensors.dtypes import DTYPES
 from trainyard.checkpoint.safetensors.fetch import fetch_all
 from trainyard.checkpoint.safetensors.file import box_of
 from trainyard.checkpoint.safetensors.ranges import Want
-from trainyard.checkpoint.shared_load import Wanted, fill_together, gather_or_raise
+from trainyard.checkpoint.shared_load import Wanted, fill_together
 from trainyard.checkpoint.step_tensors import StepFiles, Verify
 from trainyard.checkpoint.steps import find_steps, latest_step
 from trainyard.checkpoint.stored_step import StoredStep, open_step_as
+from trainyard.parallel.groups import gather_or_raise
 
 __all__ = ["Checkpoint", "Verify", "find_steps", "latest_step", "open_checkpoint", "restore"]
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 
-from trainyard import errors
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, Slot
 from trainyard.artifacts.store import FileRecord
@@ -42,11 +40,10 @@ from trainyard.checkpoint.safetensors.file import write_tensors
 from trainyard.checkpoint.safetensors.threads import in_order
 from trainyard.checkpoint.steps import INDEX, STATE, step_folder
 from trainyard.errors import (
-    CommunicationError,
     InfrastructureError,
-    TrainyardError,
     lack_of_memory,
 )
+from trainyard.parallel.groups import gather_or_raise
 
 __all__ = [
     "ALONE",
@@ -81,54 +78,20 @@ class Ranks:
 
     def gather(self, produce: Callable[[], T]) -> list[T]:
         """What `produce` returned on each rank, on all of them; if it failed on one, all raise."""
-        own: Exception | None = None
-        outcome: tuple[Any, tuple[str, str] | None]
-        try:
-            outcome = (produce(), None)
-        except Exception as error:
-            own = _in_our_words(error)
-            kind = lack_of_memory(own) or type(own)
-            outcome = (None, (kind.__name__, str(own)))
-        outcomes = self._exchange(outcome)
-        if own is not None:
-            raise own
-        for rank, (_, failure) in enumerate(outcomes):
-            if failure is not None:
-                raise _error_of(rank, *failure)
-        return [value for value, _ in outcomes]
-
-    def _exchange(self, outcome: Any) -> list[Any]:
-        if self.world_size == 1:
-            return [outcome]
-        outcomes: list[Any] = [None] * self.world_size
-        try:
-            dist.all_gather_object(outcomes, outcome, group=self.group)
-        except RuntimeError as error:
-            raise CommunicationError(f"a rank was lost during a save: {error}") from error
-        return outcomes
+        return gather_or_raise(lambda: _without_os_errors(produce), self.group, "save")
 
 
 ALONE = Ranks(None, 0, 1)
 
 
-def _in_our_words(error: Exception) -> Exception:
-    """What the system refuses, be it outside the store (a full disk, a bad sector), is no defect
-    either."""
-    if not isinstance(error, OSError):
-        return error
-    kind = lack_of_memory(error) or InfrastructureError
-    told = kind(f"{type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
-
-
-def _error_of(rank: int, kind: str, message: str) -> Exception:
-    """The error of another rank, in the class that gives the same exit status."""
-    cls = getattr(errors, kind, None)
-    text = f"rank {rank} failed to save: {message}"
-    if isinstance(cls, type) and issubclass(cls, TrainyardError):
-        return cls(text)
-    return RuntimeError(f"{text} ({kind})")
+def _without_os_errors(produce: Callable[[], T]) -> T:
+    """produce(), with what the system refuses (a full disk, a bad sector) as our error: no
+    defect."""
+    try:
+        return produce()
+    except OSError as error:
+        kind = lack_of_memory(error) or InfrastructureError
+        raise kind(f"{type(error).__name__}: {error}") from error
 
 
 # --- the step -----------------------------------------------------------------------------------

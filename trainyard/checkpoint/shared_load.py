@@ -11,22 +11,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainyard import errors
 from trainyard.checkpoint.index import Located
 from trainyard.checkpoint.safetensors.dtypes import DTYPES
 from trainyard.checkpoint.safetensors.file import TensorFile, box_of, values_in
 from trainyard.checkpoint.safetensors.ranges import Part, Read, Want
 from trainyard.checkpoint.safetensors.threads import in_order, num_threads
 from trainyard.checkpoint.step_tensors import StepFiles
-from trainyard.errors import CommunicationError, TrainyardError, lack_of_memory
-
-T = TypeVar("T")
+from trainyard.errors import CommunicationError, lack_of_memory
+from trainyard.parallel.groups import gather_or_raise
 
 Wanted: TypeAlias = tuple[str, Sequence[int], torch.Tensor]
 """A tensor's name, the offset of a box of it, and the memory that the box is to fill."""
@@ -109,47 +107,6 @@ def fill_together(
 def _check_unchanged(opened: Mapping[str, TensorFile]) -> None:
     for file in opened.values():
         file.check_unchanged()
-
-
-def gather_or_raise(
-    produce: Callable[[], T], group: ProcessGroup | None, give: bool = True
-) -> list[T]:
-    """What `produce` returned on each rank; if it failed on one, all raise.
-
-    give: False where each rank needs its own alone, which need not be sendable."""
-    if group is None:
-        return [produce()]
-    own: Exception | None = None
-    value: T | None = None
-    failure: tuple[str, str] | None = None
-    try:
-        value = produce()
-    except Exception as error:
-        kind = lack_of_memory(error) or type(error)
-        own, failure = error, (kind.__name__, str(error))
-    told: list[Any] = [None] * dist.get_world_size(group)
-    try:
-        dist.all_gather_object(told, (value if give else None, failure), group=group)
-    except RuntimeError as error:
-        raise CommunicationError(f"a rank was lost during a load: {error}") from error
-    if own is not None:
-        raise own
-    for rank, (_, failed) in enumerate(told):
-        if failed is not None:
-            raise _error_of(rank, *failed)
-    values = [value for value, _ in told]
-    if not give:
-        values[dist.get_rank(group)] = value
-    return values
-
-
-def _error_of(rank: int, kind: str, message: str) -> Exception:
-    """The error of another rank, in the class that gives the same exit status."""
-    cls = getattr(errors, kind, None)
-    text = f"rank {rank} failed to load: {message}"
-    if isinstance(cls, type) and issubclass(cls, TrainyardError):
-        return cls(text)
-    return RuntimeError(f"{text} ({kind})")
 
 
 # --- the plan: equal on all ranks ---------------------------------------------------------------

@@ -5,16 +5,19 @@ channels; n and g are those of this tensor-parallel rank."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from trainyard.attention.base import Numerics
 from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.select import Choice, Key, Needs, Request, Selected, backend_table
 from trainyard.errors import ConfigError
-from trainyard.models.attention_backend import asked_of, backend_table
 from trainyard.models.config import TransformerConfig
 from trainyard.models.context_attention import ContextAttention, check_context
 from trainyard.models.norm import build_norm
@@ -23,6 +26,8 @@ from trainyard.models.rope import Rotary, apply_rotary
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import even_shard, mark_shard
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+
+log = logging.getLogger(__name__)
 
 
 class KVCache(Protocol):
@@ -135,7 +140,7 @@ class CoreAttention(nn.Module):
                 shape = (config.num_attention_heads,)
                 shard = even_shard(shape, 0, parallel.tp_size, parallel.tp_rank)
                 mark_shard(self.softmax_offset, shard)
-        self.backends = backend_table(asked_of(config, layer, parallel))
+        self.backends = backends_of(config, layer, parallel)
         if parallel.cp is not None:
             self.backends = {
                 key: replace(selected, backend=ContextAttention.around(selected, parallel))
@@ -171,3 +176,50 @@ def _share(count: int, option: str, parallel: ModelParallel) -> int:
             f"({parallel.tp_size})"
         )
     return share
+
+
+def backends_of(
+    config: TransformerConfig, layer: int, parallel: ModelParallel
+) -> Mapping[Key, Selected]:
+    """The backends of layer `layer`, counted from 0 over the whole model."""
+    request: Request = "flash" if config.use_flash_attn else config.attention_backend
+    # Kernels keep scores in fp32, where scaling them by the layer and back does nothing; without it
+    # all layers are alike, and are compiled once.
+    scaled = config.apply_query_key_layer_scaling and request == "local"
+    needs = Needs(
+        head_dim=config.head_dim,
+        window=config.attention_window(layer) is not None,
+        sink=config.softmax_type != "vanilla",
+        dropout=config.attention_dropout > 0,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        context=None if parallel.cp is None else parallel.cp_comm_type,
+    )
+    numerics = Numerics(config.attention_softmax_in_fp32, layer + 1 if scaled else 1)
+    return backend_table(request, needs, numerics)
+
+
+def choose_attention(
+    config: TransformerConfig,
+    parallel: ModelParallel,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    documents: bool = False,
+    report: bool = False,
+) -> list[Choice]:
+    """The different backends that the layers will use; ConfigError if one is unavailable.
+
+    documents: samples are packed documents. report: log each backend and why it was chosen."""
+    layers: dict[Choice, int] = {}
+    for layer in range(config.num_layers):
+        selected = backends_of(config, layer, parallel)[device.type, dtype, documents]
+        selected.get()
+        assert selected.choice is not None
+        layers[selected.choice] = layers.get(selected.choice, 0) + 1
+    for choice, count in layers.items() if report else ():
+        where = "" if len(layers) == 1 else f" layers={count}"
+        log.info(
+            "attention backend=%s kernel=%s%s: %s",
+            *(choice.backend, choice.kernel, where, choice.reason),
+        )
+    return list(layers)

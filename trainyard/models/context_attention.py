@@ -19,8 +19,8 @@ from torch.distributed import ProcessGroup
 from trainyard.attention.base import AttentionBackend
 from trainyard.attention.blockwise import block_attention, causal_blocks
 from trainyard.attention.masks import AttentionMask
+from trainyard.attention.select import Selected
 from trainyard.errors import ConfigError
-from trainyard.models.attention_backend import Selected
 from trainyard.parallel.config import ContextCommunication
 from trainyard.parallel.context.ring_attention import ring_attention
 from trainyard.parallel.context.split import (

@@ -1,7 +1,7 @@
-"""Telling a failed communication between ranks from a defect: torch raises RuntimeError for both.
+"""Tells failed communication between ranks from a defect; torch raises RuntimeError for both.
 
-Calls that expect to fail say so themselves (`reported` in data.py, `communicating` in pipeline);
-collectives inside compiled or custom operators cannot, and are recognised here by their words."""
+`communicating` wraps a call that only the network can break. `communication_errors` wraps a whole
+run and recognises collectives inside compiled or custom operators by their messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from trainyard.errors import CommunicationError, InfrastructureError
+from trainyard.errors import CommunicationError, InfrastructureError, lack_of_memory
 
-WORDS = re.compile(
+MESSAGES = re.compile(
     r"gloo/|\bgloo\b.*(timed out|closed|connect)|connection (closed|reset|refused)|"
     r"\bnccl\b.*(error|abort|timeout|timed out)|ncclsystemerror|ncclremoteerror|"
     r"ncclunhandledcudaerror|watchdog.*(timeout|timed out|collective)|"
@@ -22,7 +22,7 @@ WORDS = re.compile(
     r"(socket|store|wait) timeout|tcpstore|timed out waiting \d+\s*ms|work.*timed out",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and torch's stores say when a rank or the network is gone."""
+"""Messages of gloo, NCCL and torch's stores when a rank or the network is gone."""
 
 _KINDS = tuple(
     kind
@@ -35,13 +35,26 @@ def is_communication_error(error: BaseException) -> bool:
     """Whether an error means that ranks could not talk to each other."""
     if isinstance(error, _KINDS):
         return True
-    return isinstance(error, RuntimeError) and WORDS.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and MESSAGES.search(str(error)) is not None
+
+
+class communicating:  # noqa: N801  # reads as a phrase: `with communicating("receiving"):`
+    """Raises CommunicationError for anything that fails inside, except a lack of memory."""
+
+    def __init__(self, what: str = "communication between ranks") -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError | ValueError) and lack_of_memory(error) is None:
+            raise CommunicationError(f"{self._what} failed: {error}") from error
 
 
 @contextmanager
-def communication_reported(rank: int, world_size: int) -> Iterator[None]:
-    """Errors of communication, wherever in torch they come up, as CommunicationError that names
-    this rank."""
+def communication_errors(rank: int, world_size: int) -> Iterator[None]:
+    """Raises CommunicationError, naming this rank, for a communication failure anywhere inside."""
     try:
         yield
     except InfrastructureError:

@@ -5,7 +5,7 @@ of one process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from trainyard import errors
+from trainyard.errors import CommunicationError, TrainyardError, lack_of_memory
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
 from trainyard.parallel.gloo_shutdown import wait_for_gloo
@@ -26,6 +28,7 @@ __all__ = [
     "ProcessGroups",
     "broadcast_object",
     "gather_objects",
+    "gather_or_raise",
     "process_groups",
     "rank_of_environment",
 ]
@@ -191,6 +194,47 @@ def gather_objects(value: T, group: ProcessGroup | None) -> list[T]:
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found
+
+
+def gather_or_raise(
+    produce: Callable[[], T], group: ProcessGroup | None, doing: str = "load", give: bool = True
+) -> list[T]:
+    """What `produce` returned on each rank; if it failed on one, all ranks raise its error.
+
+    doing: verb for messages. give: False where each rank needs only its own value, which need not
+    be picklable."""
+    if group is None:
+        return [produce()]
+    own: Exception | None = None
+    value: T | None = None
+    failure: tuple[str, str] | None = None
+    try:
+        value = produce()
+    except Exception as error:
+        kind = lack_of_memory(error) or type(error)
+        own, failure = error, (kind.__name__, str(error))
+    try:
+        outcomes = gather_objects((value if give else None, failure), group)
+    except RuntimeError as error:
+        raise CommunicationError(f"a rank was lost during a {doing}: {error}") from error
+    if own is not None:
+        raise own
+    for rank, (_, failed) in enumerate(outcomes):
+        if failed is not None:
+            raise _error_of_rank(rank, doing, *failed)
+    values: list[Any] = [found for found, _ in outcomes]
+    if not give:
+        values[dist.get_rank(group)] = value
+    return values
+
+
+def _error_of_rank(rank: int, doing: str, kind: str, message: str) -> Exception:
+    """The error of another rank, in the class that gives the same exit status."""
+    cls = getattr(errors, kind, None)
+    text = f"rank {rank} failed to {doing}: {message}"
+    if isinstance(cls, type) and issubclass(cls, TrainyardError):
+        return cls(text)
+    return RuntimeError(f"{text} ({kind})")
 
 
 @contextmanager

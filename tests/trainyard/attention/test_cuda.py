@@ -11,12 +11,10 @@ from torch import Tensor
 from tests.trainyard.attention.cases import KINDS, attend, expected, inputs, masks, to
 from trainyard.attention.base import Numerics
 from trainyard.attention.blockwise import block_attention, causal_blocks
-from trainyard.attention.build import build_backend
-from trainyard.attention.choice import Needs, choose_backend
 from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
 from trainyard.attention.masks import CAUSAL
+from trainyard.attention.select import Needs, build_backend, choose_backend, probe_device
 from trainyard.errors import ConfigError
-from trainyard.models.attention_backend import probe_device
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.errors import ConfigError
-from trainyard.optim.choice import choose_optimizer, is_installed, report_optimizer
 from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.kernels import choose_optimizer, is_installed, report_optimizer
 from trainyard.optim.rules import SGD, AdamW, UpdateRule
 from trainyard.testing.tolerances import FP32_UPDATE
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,11 @@ import torch
 import torch.distributed as dist
 
 from trainyard.errors import CommunicationError
-from trainyard.parallel.comm_errors import communication_reported, is_communication_error
-from trainyard.parallel.data.data_parallel import reported
-from trainyard.parallel.pipeline.p2p import communicating
+from trainyard.parallel.comm_errors import (
+    communicating,
+    communication_errors,
+    is_communication_error,
+)
 from trainyard.parallel.tensor.mappings import reduce_from_tp
 from trainyard.testing.pool import RankPool
 
@@ -41,7 +42,7 @@ OURS = (
 def test_words_of_gloo_and_nccl_are_known(text: str) -> None:
     with (
         pytest.raises(CommunicationError, match="rank 1 of 2 lost its connection"),
-        communication_reported(1, 2),
+        communication_errors(1, 2),
     ):
         raise RuntimeError(text)
 
@@ -49,7 +50,7 @@ def test_words_of_gloo_and_nccl_are_known(text: str) -> None:
 @pytest.mark.parametrize("text", OURS)
 def test_defects_stay_defects(text: str) -> None:
     assert not is_communication_error(RuntimeError(text))
-    with pytest.raises(RuntimeError, match=r"."), communication_reported(1, 2):
+    with pytest.raises(RuntimeError, match=r"."), communication_errors(1, 2):
         raise RuntimeError(text)
 
 
@@ -58,17 +59,14 @@ def test_errors_of_torchs_stores_are_known_by_their_class() -> None:
     assert not is_communication_error(ValueError("gloo"))
 
 
-@pytest.mark.parametrize("guard", [reported(), communicating("receiving F0")])
-def test_memory_that_a_collective_lacks_is_no_lost_connection(
-    guard: AbstractContextManager[None],
-) -> None:
-    with pytest.raises(torch.OutOfMemoryError), guard:
+def test_memory_that_a_collective_lacks_is_no_lost_connection() -> None:
+    with pytest.raises(torch.OutOfMemoryError), communicating("receiving F0"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-@pytest.mark.parametrize("guard", [reported(), communicating("receiving F0")])
-def test_what_else_a_collective_raises_is_one(guard: AbstractContextManager[None]) -> None:
-    with pytest.raises(CommunicationError, match="Connection closed by peer"), guard:
+def test_what_else_a_collective_raises_is_one() -> None:
+    refusal = "receiving F0 failed: Connection closed by peer"
+    with pytest.raises(CommunicationError, match=refusal), communicating("receiving F0"):
         raise RuntimeError("Connection closed by peer")
 
 
@@ -76,7 +74,7 @@ def lose_a_rank(seen: Path) -> None:
     if dist.get_rank() == 1:
         os._exit(0)
     try:
-        with communication_reported(0, 2):
+        with communication_errors(0, 2):
             for _ in range(100):
                 reduce_from_tp(torch.ones(4), dist.group.WORLD)
     except CommunicationError as error:

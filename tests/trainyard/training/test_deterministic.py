@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.attention.choice import Device, Needs, choose_backend
+from trainyard.attention.select import Device, Needs, choose_backend
 from trainyard.errors import ConfigError
 from trainyard.training.loop.randomness import REPRODUCIBLE, use_deterministic_algorithms
 

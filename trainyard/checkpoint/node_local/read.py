@@ -14,9 +14,9 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.checkpoint.safetensors.header import Extent
-from trainyard.checkpoint.shared_load import gather_or_raise
 from trainyard.checkpoint.step_tensors import StepFiles, Verify
 from trainyard.errors import ArtifactError
+from trainyard.parallel.groups import gather_or_raise
 
 
 class DistantFile(TensorFile):

@@ -5,15 +5,27 @@ s sequence, b batch, c channels; n heads where each is normalised by itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trainyard.models.norms.choice import NormChoice
+NormBackend = Literal["torch", "apex", "transformer_engine"]
 
 HALVES_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class NormChoice:
+    """A backend, its kernel, and why."""
+
+    backend: NormBackend
+    kernel: str
+    """layer_norm, rms_norm; fused_layer_norm, fused_rms_norm, fast_layer_norm (apex); LayerNorm,
+    RMSNorm (Transformer Engine)."""
+    reason: str
 
 
 class NormKernel(Protocol):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trainyard.errors import CommunicationError, lack_of_memory
+from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.data.buckets import shard_multiple
 from trainyard.parallel.data.buffers import Bucket, Member, Place, build_buckets
 from trainyard.parallel.data.param_gather import ParameterGather
@@ -38,22 +38,10 @@ _reduce_scatter: Callable[..., Any] = (
 )
 
 
-class reported:  # noqa: N801  # reads as a phrase: `with reported():`
-    """A collective that fails means a rank or the network is gone: CommunicationError. Or there was
-    no memory for it, which whoever calls tells in its own words."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError) and lack_of_memory(error) is None:
-            raise CommunicationError(f"communication between ranks failed: {error}") from error
-
-
 def all_reduce_sum(values: Tensor, group: ProcessGroup | None) -> Tensor:
     """The sum over the group, in place; alone, the values themselves."""
     if group is not None:
-        with reported():
+        with communicating():
             dist.all_reduce(values, group=group)
     return values
 
@@ -168,7 +156,7 @@ class DataParallel:
     def finish(self) -> None:
         """Wait for all sums, those included that backward did not start; afterwards the ranks hold
         the same bits, or with the distributed optimizer each the sums of its own piece."""
-        with reported():
+        with communicating():
             for total in self._sums[self._num_started :]:
                 total.start()
             self._num_started = len(self._sums)
@@ -178,7 +166,7 @@ class DataParallel:
     def _start_complete(self) -> None:
         """Start the sums of complete buckets, none before those in front of it: every rank must
         start them in one order, whatever order its backward finished them in."""
-        with reported():
+        with communicating():
             while self._num_started < len(self._sums):
                 total = self._sums[self._num_started]
                 if total.num_missing > 0:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from trainyard.errors import CommunicationError, lack_of_memory
+from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.schedule import Kind, Message
 
@@ -69,14 +68,14 @@ class PipelineLinks:
     def post(self, message: Message) -> None:
         """Begin to receive."""
         buffer = torch.empty(self.hidden.shape, dtype=self.hidden.dtype, device=self.hidden.device)
-        with communicating(f"receiving {message}"):
+        with communicating(f"pipeline: receiving {message}"):
             work = self._begin(message.channel, buffer)
         self._posted[message] = work, buffer
 
     def take(self, message: Message) -> Tensor:
         """What was received; the caller's own."""
         work, buffer = self._posted.pop(message)
-        with communicating(f"receiving {message}"):
+        with communicating(f"pipeline: receiving {message}"):
             work.wait()
         return buffer
 
@@ -89,7 +88,7 @@ class PipelineLinks:
         assert tensor.dtype == self.hidden.dtype, (tensor.dtype, self.hidden.dtype)
         self._settle(message.channel)
         tensor = tensor.detach().contiguous()
-        with communicating(f"sending {message}"):
+        with communicating(f"pipeline: sending {message}"):
             work = self._begin(message.channel, tensor)
         self._sends[message.channel] = work, tensor, message
 
@@ -104,7 +103,7 @@ class PipelineLinks:
         if channel not in self._sends:
             return
         work, _, message = self._sends.pop(channel)
-        with communicating(f"sending {message}"):
+        with communicating(f"pipeline: sending {message}"):
             work.wait()
 
     # --- channels -----------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class PipelineLinks:
         for the other then."""
         for channel in self._pairs:
             _, source, target = channel
-            with communicating(f"connecting pipeline ranks {source} and {target}"):
+            with communicating(f"pipeline: connecting pipeline ranks {source} and {target}"):
                 self._begin(channel, torch.zeros(1, device=self.hidden.device)).wait()
 
     def _global(self, rank: int) -> int:
@@ -179,15 +178,3 @@ def channels(pp: int, chunks: int) -> Iterator[Channel]:
     for rank in range(pp if chunks > 1 else pp - 1):
         yield "F", rank, (rank + 1) % pp
         yield "B", (rank + 1) % pp, rank
-
-
-@contextmanager
-def communicating(what: str) -> Iterator[None]:
-    """A failure to communicate means a rank or the network is gone: CommunicationError. Or there
-    was no memory for it, which whoever calls tells in its own words."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        if lack_of_memory(error) is not None:
-            raise
-        raise CommunicationError(f"pipeline: {what} failed: {error}") from error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from trainyard.models.attention_backend import choose_attention, report_attention
+from trainyard.models.attention import choose_attention
 from trainyard.models.norms.select import report_norm
 from trainyard.optim.build import params_dtype
-from trainyard.optim.choice import report_optimizer
+from trainyard.optim.kernels import report_optimizer
 from trainyard.parallel.model import ModelParallel
 from trainyard.training.loop.compiled import should_compile
 from trainyard.training.options.pretrain import PretrainConfig
@@ -26,13 +26,13 @@ def report_kernels(
     optimizer."""
     if is_built_in:
         dtype, data = params_dtype(config.precision), config.data
-        attention = report_attention if say else choose_attention
-        attention(
+        choose_attention(
             config.model,
             parallel,
             device,
             dtype,
             documents=data.reset_attention_mask or data.dataloader_inter_document_masking,
+            report=say,
         )
         compiled = should_compile(config.training.compile_layers, device)
         report_norm(config.model, device, dtype, compiled=compiled, say=say)

@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from trainyard.parallel.comm_errors import communication_reported
+from trainyard.parallel.comm_errors import communication_errors
 from trainyard.parallel.device import resolve_device
 from trainyard.parallel.dims import dims_of
 from trainyard.parallel.groups import (
@@ -39,7 +39,7 @@ def prepared(config: PretrainConfig) -> Iterator[tuple[ProcessGroups, torch.devi
     _prepare_torch(config.training, local_ranks)
     with (
         _groups(config, device) as groups,
-        communication_reported(groups.rank, groups.dims.world_size),
+        communication_errors(groups.rank, groups.dims.world_size),
     ):
         if connections is not None and device.type == "cuda" and groups.rank == 0:
             level = logging.WARNING if connections.is_warning else logging.INFO

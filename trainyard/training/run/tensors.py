@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainyard.checkpoint.layout import Held, ShardedTensor
 from trainyard.checkpoint.load import Checkpoint, restore
 from trainyard.models.tied import copy_of
+from trainyard.parallel.groups import gather_objects
 from trainyard.parallel.sharding import shard_of
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
@@ -80,11 +80,7 @@ class Restoring:
 
 def names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str]:
     """The names of what all ranks of a group hold."""
-    if group is None:
-        return set(targets)
-    names: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(names, sorted(targets), group=group)
-    return {name for of_rank in names for name in of_rank}
+    return {name for names in gather_objects(sorted(targets), group) for name in names}
 
 
 def renamed(held: Held, name: str) -> Held:

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainyard.attention.choice import Device
+from trainyard.attention.select import Device
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.norm import NORMS
 from trainyard.models.norms import kernels
-from trainyard.models.norms.choice import NormChoice, NormNeeds, choose_norm
 from trainyard.models.norms.kernels import (
     ApexNorm,
+    NormChoice,
     NormKernel,
     TransformerEngineNorm,
     Uncompiled,
     build_norm_kernel,
 )
-from trainyard.models.norms.select import report_norm
+from trainyard.models.norms.select import NormNeeds, choose_norm, report_norm
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 BARE, CPU = Device("cuda", (9, 0)), Device("cpu")

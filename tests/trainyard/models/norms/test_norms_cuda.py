@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from trainyard.attention.select import probe_device
 from trainyard.errors import ConfigError
-from trainyard.models.attention_backend import probe_device
 from trainyard.models.norm import NORMS
-from trainyard.models.norms.choice import NormNeeds, choose_norm
 from trainyard.models.norms.kernels import build_norm_kernel
+from trainyard.models.norms.select import NormNeeds, choose_norm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

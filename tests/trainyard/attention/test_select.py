@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.attention.choice import Device, Needs, choose_backend
+from trainyard.attention.select import Device, Needs, choose_backend
 from trainyard.errors import ConfigError
-from trainyard.models.attention_backend import report_attention
+from trainyard.models.attention import choose_attention
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.model import ALONE
 
@@ -113,17 +113,19 @@ def config(**changes: Any) -> GPTConfig:
 
 def test_one_line_says_what_layers_use(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        report_attention(config(), ALONE, torch.device("cpu"), torch.float32)
+        choose_attention(config(), ALONE, torch.device("cpu"), torch.float32, report=True)
     assert caplog.messages == ["attention backend=sdpa kernel=cpu: the one for cpu"]
 
 
 def test_a_refusal_comes_before_any_work() -> None:
     asked = config(attention_backend="fused")
     with pytest.raises(ConfigError, match="--attention-backend fused"):
-        report_attention(asked, ALONE, torch.device("cpu"), torch.float32)
+        choose_attention(asked, ALONE, torch.device("cpu"), torch.float32)
 
 
 def test_use_flash_attn_is_the_flash_backend(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        report_attention(config(use_flash_attn=True), ALONE, torch.device("cpu"), torch.float32)
+        choose_attention(
+            config(use_flash_attn=True), ALONE, torch.device("cpu"), torch.float32, report=True
+        )
     assert "--attention-backend flash" in caplog.text

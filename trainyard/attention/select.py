@@ -1,16 +1,27 @@
-"""Which kernel computes attention, and why: a pure function of what was asked for, the device and
-what the model needs. Standard library only.
+"""Chooses and builds the attention backend: a pure function of the request, the device and what a
+layer needs, then a table for everything that a layer can meet on this machine.
 
-`--attention-backend` as Megatron-LM has it: flash is FlashAttention (the flash-attn package where
-it is installed, torch's own kernel where not), fused is cuDNN's (through torch, or through
-Transformer Engine for what torch does not pass on), unfused is matrix products and a softmax in
-torch's own order, local the same written out here; auto takes the fastest that fits."""
+`--attention-backend` as in Megatron-LM: flash is FlashAttention (the flash-attn package if it is
+installed, else torch's kernel), fused is cuDNN (through torch, or through Transformer Engine for
+what torch does not pass on), unfused is matrix products and a softmax in torch's order, local the
+same in plain torch here; auto takes the fastest that fits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
+import torch
+
+from trainyard.attention.base import AttentionBackend, Numerics
+from trainyard.attention.flash import FlashBackend
+from trainyard.attention.local import LocalBackend
+from trainyard.attention.sdpa import SdpaBackend
+from trainyard.attention.te import TransformerEngineBackend
 from trainyard.errors import ConfigError
 
 Request = Literal["auto", "flash", "fused", "unfused", "local"]
@@ -18,12 +29,13 @@ Backend = Literal["sdpa", "flash", "te", "local"]
 
 HALVES = ("float16", "bfloat16")
 CUDNN_HEAD_DIM, FLASH_HEAD_DIM = 128, 256
-"""Widest head that forward and backward take on every generation."""
+"""Widest head supported forward and backward on every GPU generation."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What kernels would run on, and which packages are there."""
+    """A device and the installed packages with kernels for it."""
 
     type: str
     capability: tuple[int, int] = (0, 0)
@@ -41,9 +53,9 @@ class Device:
 class Needs:
     """What a layer asks of its kernel."""
 
-    dtype: str
-    """Of queries, keys and values: bfloat16."""
     head_dim: int
+    dtype: str = ""
+    """Of queries, keys and values: bfloat16."""
     window: bool = False
     documents: bool = False
     sink: bool = False
@@ -54,8 +66,7 @@ class Needs:
 
     @property
     def parts_of_keys(self) -> bool:
-        """Whether results over parts of the keys are put together: the kernel has to give the
-        log-sum-exp."""
+        """Whether results over parts of the keys are combined, which needs the log-sum-exp."""
         return self.sink or self.context in ("p2p", "allgather")
 
 
@@ -68,11 +79,11 @@ class Choice:
     """cudnn, flash, efficient, math, cpu; of the package: flash2, flash3, flash4."""
     reason: str
     strict: bool = False
-    """It was asked for by name: no other kernel may step in."""
+    """Requested by name: no other kernel may replace it."""
 
 
 def choose_backend(request: Request, device: Device, needs: Needs) -> Choice:
-    """The first candidate without a problem; ConfigError says what each one's problem is."""
+    """The first candidate that fits; ConfigError lists why each one does not."""
     problems: list[str] = []
     candidates = _candidates(request, device, needs)
     for backend, kernel in candidates:
@@ -200,3 +211,101 @@ def _name(backend: Backend, kernel: str) -> str:
 
 def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
+
+
+# --- on this machine --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """A choice and its backend, or the reason why there is none."""
+
+    choice: Choice | None
+    backend: AttentionBackend | None
+    refusal: str = ""
+
+    def get(self) -> AttentionBackend:
+        """The backend; ConfigError if there is none."""
+        if self.backend is None:
+            raise ConfigError(self.refusal)
+        return self.backend
+
+
+Key = tuple[str, torch.dtype, bool]
+"""Type of device, dtype, whether samples are packed documents."""
+
+
+@lru_cache(maxsize=512)
+def backend_table(request: Request, needs: Needs, numerics: Numerics) -> Mapping[Key, Selected]:
+    """The backend for every device, dtype and kind of batch that a layer can meet.
+
+    A layer asks when it is built, so that nothing is decided while it runs or is compiled.
+    needs: without dtype and documents."""
+    types = ["cpu", "meta", *(["cuda"] if torch.cuda.is_available() else [])]
+    return {
+        (kind, dtype, documents): _select(
+            request,
+            probe_device(kind),
+            replace(needs, dtype=str(dtype).removeprefix("torch."), documents=documents),
+            numerics,
+        )
+        for kind in types
+        for dtype in DTYPES
+        for documents in (False, True)
+    }
+
+
+def _select(request: Request, device: Device, needs: Needs, numerics: Numerics) -> Selected:
+    try:
+        choice = choose_backend(request, device, needs)
+    except ConfigError as error:
+        return Selected(None, None, str(error))
+    return Selected(choice, build_backend(choice, numerics, needs.deterministic))
+
+
+def build_backend(choice: Choice, numerics: Numerics, deterministic: bool) -> AttentionBackend:
+    """The backend of a choice."""
+    if choice.backend == "local":
+        return LocalBackend(numerics)
+    if choice.backend == "flash":
+        return FlashBackend(int(choice.kernel.removeprefix("flash")), deterministic)
+    if choice.backend == "te":
+        return TransformerEngineBackend()
+    return SdpaBackend(choice.kernel, choice.strict)
+
+
+def probe_device(kind: str) -> Device:
+    """The current CUDA device and the installed packages."""
+    if kind != "cuda":
+        return Device("cpu" if kind == "meta" else kind)
+    capability = torch.cuda.get_device_capability()
+    return Device(
+        "cuda",
+        capability,
+        _flash_attn_version(capability),
+        _installed("transformer_engine"),
+        apex_norm=_installed("apex") and _installed("fused_layer_norm_cuda"),
+        apex_fast_norm=_installed("apex.contrib.layer_norm.layer_norm")
+        and any(map(_installed, ("fast_layer_norm", "apex.contrib.layer_norm.fast_layer_norm"))),
+    )
+
+
+def _flash_attn_version(capability: tuple[int, int]) -> int:
+    """The newest installed generation that supports the device."""
+    if capability >= (9, 0) and _installed("flash_attn") and _installed("flash_attn.cute"):
+        return 4
+    if capability[0] == 9 and _installed("flash_attn_interface"):
+        return 3
+    if _installed("flash_attn"):
+        try:
+            return 2 if int(importlib.metadata.version("flash_attn").split(".")[0]) == 2 else 0
+        except importlib.metadata.PackageNotFoundError:
+            return 0
+    return 0
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
