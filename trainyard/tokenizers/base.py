@@ -5,7 +5,7 @@ Knows nothing of the libraries that encode: each is imported by the module of it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Protocol
 
@@ -26,6 +26,9 @@ FORMAT_VERSION = 2
 Flat = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """The ids of several texts end to end, and where each begins: text i is ids[bounds[i]:bounds[i+1]],
 bounds[0] is 0 and the last bound is the number of ids."""
+
+Ids = Sequence[int] | NDArray[np.uint32]
+"""The ids of one text."""
 
 
 class Tokenizer(Protocol):
@@ -90,6 +93,34 @@ def join_rows(rows: Sequence[NDArray[np.uint32]]) -> Flat:
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=bounds[1:])
     return np.concatenate([np.zeros(0, np.uint32), *rows]), bounds
+
+
+def replace_rows(flat: Flat, numbers: Sequence[int], rows: Sequence[Ids]) -> Flat:
+    """The same with other ids for the rows of these ascending numbers."""
+    ids, bounds = flat
+    lengths = np.diff(bounds)
+    pieces, done = [], 0
+    for number, row in zip(numbers, rows, strict=True):
+        pieces += [ids[done : bounds[number]], np.asarray(row, np.uint32)]
+        done = int(bounds[number + 1])
+        lengths[number] = len(row)
+    joined = np.concatenate([*pieces, ids[done:]])
+    return joined, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def encode_apart(
+    texts: Sequence[str],
+    is_apart: Callable[[str], object],
+    encode: Callable[[str], Ids],
+    encode_flat: Callable[[Sequence[str]], Flat],
+) -> Flat:
+    """The ids of several texts: of those apart by `encode`, of the others by `encode_flat`."""
+    numbers = [i for i, text in enumerate(texts) if is_apart(text)]
+    if not numbers:
+        return encode_flat(texts)
+    found = set(numbers)
+    flat = encode_flat(["" if i in found else text for i, text in enumerate(texts)])
+    return replace_rows(flat, numbers, [encode(texts[i]) for i in numbers])
 
 
 def as_lists(flat: Flat) -> list[list[int]]:

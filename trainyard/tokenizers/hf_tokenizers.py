@@ -22,13 +22,12 @@ from trainyard.tokenizers.base import (
     check_unicode,
     check_vocab_size,
     description,
+    encode_apart,
     flatten,
-    join_rows,
 )
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for
-from trainyard.tokenizers.fast.parts import any_long, encode_in_parts
-from trainyard.tokenizers.fast.seams import find_seam
+from trainyard.tokenizers.fast.seams import encode_in_parts, find_seam, is_long
 
 MODEL = "tokenizer.json"
 
@@ -99,14 +98,16 @@ class EngineTokenizer:
     def encode_flat(self, texts: Sequence[str]) -> Flat:
         """The ids of several texts as arrays."""
         if self._gigatoken is None:
-            if self._seam and any_long(texts):
-                return join_rows([self.reference_array(text) for text in texts])
-            return flatten(self._encode_lists(texts))
+            if self._seam is None:
+                return flatten(self._encode_lists(texts))
+            return encode_apart(
+                texts, is_long, self.reference_array, lambda t: flatten(self._encode_lists(t))
+            )
         return surround(self._gigatoken.encode_flat(texts), self._prefix, self._suffix)
 
     def encode_reference(self, text: str) -> list[int]:
         """The ids of a text by the library itself."""
-        if self._seam and any_long([text]):
+        if self._seam and is_long(text):
             parted: list[int] = self.reference_array(text).tolist()
             return parted
         try:
@@ -118,11 +119,10 @@ class EngineTokenizer:
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
         """The same as an array; a long text in parts, where it can be cut."""
-        if self._seam is None or not any_long([text]):
+        if self._seam is None or not is_long(text):
             return np.array(self.encode_reference(text), np.uint32)
-        rows = encode_in_parts([text], self._encode_bare, self._seam)
-        ends = (np.array(ids, np.uint32) for ids in (self._prefix, self._suffix))
-        return np.concatenate([next(ends), *rows, next(ends)])
+        ids = encode_in_parts(text, self._seam, lambda part: self._by_library([part], False)[0])
+        return surround((ids, np.array([0, len(ids)])), self._prefix, self._suffix)[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
@@ -138,9 +138,6 @@ class EngineTokenizer:
 
     def _encode_lists(self, texts: Sequence[str]) -> list[list[int]]:
         return self._by_library(texts, self._around)
-
-    def _encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._by_library(texts, False)
 
     def _by_library(self, texts: Sequence[str], around: bool) -> list[list[int]]:
         try:

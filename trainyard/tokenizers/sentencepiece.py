@@ -9,8 +9,8 @@ missing of padding, begin and end get ids above those of the model, then <extra_
 its id wherever a text spells it out, and <EOD> ends a document. With `--tokenizer-special-tokens`
 (legacy only) it is these tokens instead.
 
-A text for a unigram model cannot simply be cut into parts, for the model weighs all of it: the
-library holds up to 40 bytes for each of the text. A long one is encoded in windows (unigram.py)."""
+A text for a unigram model is never cut into parts, because the model weighs all of it: the library
+holds up to 40 bytes for each byte of the text."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from trainyard.errors import ConfigError
 from trainyard.tokenizers.base import (
     DESCRIPTION,
     Flat,
+    Ids,
     as_lists,
     check_vocab_size,
     description,
+    encode_apart,
     join_rows,
     read_part,
 )
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.fast.sentencepiece_engine import Pieces, any_of, encode_apart
+from trainyard.tokenizers.fast.sentencepiece_engine import Pieces, any_of
 from trainyard.tokenizers.fast.sentencepiece_model import SPACE
 
 MODEL = "tokenizer.model"
@@ -45,7 +47,6 @@ EXTRA_SPACE = "\u262f"
 LONG_LETTERS = 1 << 16
 """A part of so many letters or more is encoded as an array."""
 
-Ids = Sequence[int] | NDArray[np.uint32]
 Encode = Callable[[str], Ids]
 
 
@@ -110,7 +111,7 @@ class SentencePieceTokenizer:
             return join_rows([self._encode_array(text) for text in texts])
         if self._cut is None:
             return self._pieces.encode_flat(texts)
-        return encode_apart(texts, self._cut, self._encode_array, self._pieces.encode_flat)
+        return encode_apart(texts, self._cut.search, self._encode_array, self._pieces.encode_flat)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids; special tokens that were added have a space after them."""

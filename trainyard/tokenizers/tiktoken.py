@@ -23,16 +23,13 @@ from trainyard.tokenizers.base import (
     Flat,
     as_lists,
     description,
-    flatten,
     join_rows,
     read_part,
 )
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for_ranks
-from trainyard.tokenizers.fast.parts import any_long, encode_in_parts
 from trainyard.tokenizers.fast.probe import overlap
-from trainyard.tokenizers.fast.rows import rows_of
-from trainyard.tokenizers.fast.seams import alternatives_of, letter_seam
+from trainyard.tokenizers.fast.seams import encode_in_parts, letter_seam
 
 VOCAB = "tiktoken.vocab"
 USUAL_SIZE = 131072
@@ -87,10 +84,8 @@ class TikTokenizer:
         mixed = any(overlap(a, b) for a, b in combinations(config.tokenizer_special_tokens, 2))
         if config.use_gigatoken and pattern in SCHEMES and not mixed:
             above = {token: len(ranks) + i for token, i in ids.items()}
-            found = alternatives_of(PATTERNS[pattern])
-            rows = rows_of([found], digits=True, ideographs=False).without(special)
             self._gigatoken = gigatoken_for_ranks(
-                ranks, above, SCHEMES[pattern], self._rotated, self._seam, rows
+                ranks, above, SCHEMES[pattern], self._rotated, self._seam
             )
 
     @property
@@ -112,9 +107,7 @@ class TikTokenizer:
     def encode_flat(self, texts: Sequence[str]) -> Flat:
         """The ids of several texts as arrays."""
         if self._gigatoken is None:
-            if any_long(texts):
-                return join_rows([self.reference_array(text) for text in texts])
-            return flatten([self.encode_reference(text) for text in texts])
+            return join_rows([self.reference_array(text) for text in texts])
         ids, bounds = self._gigatoken.encode_flat(texts)
         # Its ids begin with the ranks; ours begin with the special tokens.
         ids = ids + ids.dtype.type(self._num_special)
@@ -133,8 +126,7 @@ class TikTokenizer:
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
         """The same as an array; a long text in parts."""
-        (ids,) = encode_in_parts([text], self._by_library, self._seam)
-        return ids
+        return encode_in_parts(text, self._seam, self.encode_reference)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included; broken UTF-8 becomes U+FFFD."""
@@ -144,16 +136,11 @@ class TikTokenizer:
         """The ranks and the description."""
         return {VOCAB: self._data, DESCRIPTION: description(self.config)}
 
-    def _by_library(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode_reference(text) for text in texts]
-
     def _rotated(self, texts: Sequence[str]) -> list[Any]:
         """The ids of the reference in gigatoken's numbering."""
         total, shift = self.vocab_size, self._num_special
-        if any_long(texts):
-            rows = (self.reference_array(text).astype(np.int64) for text in texts)
-            return [((row - shift) % total).astype(np.uint32) for row in rows]
-        return [[(i - shift) % total for i in self.encode_reference(text)] for text in texts]
+        rows = (self.reference_array(text).astype(np.int64) for text in texts)
+        return [((row - shift) % total).astype(np.uint32) for row in rows]
 
 
 def build_tiktoken(config: TokenizerConfig) -> TikTokenizer:

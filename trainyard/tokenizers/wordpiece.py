@@ -26,8 +26,7 @@ from tokenizers.processors import TemplateProcessing
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.fast.parts import any_long
-from trainyard.tokenizers.fast.seams import LETTERS
+from trainyard.tokenizers.fast.seams import LETTERS, is_long
 from trainyard.tokenizers.hf_tokenizers import EngineTokenizer, add_special_tokens
 
 UNKNOWN, SEPARATOR, PAD, FIRST, MASK = SPECIAL = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
@@ -68,7 +67,7 @@ class WordPieceTokenizer(EngineTokenizer):
     def reference_array(self, text: str) -> NDArray[np.uint32]:
         """The ids of a text by the library, a long one in parts and without the middle of words
         that are [UNK] whatever their middle: it takes 50 bytes for each of a word."""
-        if self._shortens and any_long([text]):
+        if self._shortens and is_long(text):
             text = LONG_ROW.sub(lambda row: row[1] + row[2], text)
         return super().reference_array(text)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.trainyard.tokenizers.kinds import FAST, OPTIONS, build, options, refe
 from trainyard.tokenizers.base import Tokenizer, as_lists
 from trainyard.tokenizers.bytelevel import ByteLevelTokenizer
 from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.fast import seams
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +26,10 @@ KINDS = sorted(OPTIONS)
 SOME_KINDS = [kind for kind in KINDS if kind != "bert-chinese"]
 LARGEST = "corpus_en.jsonl"
 BLOCK_LETTERS = 1 << 20
+UNBROKEN = (
+    *("a", "ACGT", "the", string.digits, "-", string.punctuation, " ", " \n", "\u4f60\u597d\u4e16"),
+    *("\U0001f600", "\u043f\u0440\u0438", "\u00e9e\u0301", string.printable),
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +78,17 @@ def test_a_slice_of_the_corpora_has_the_ids_of_the_reference(
     folder = shared / "data/corpora"
     texts = corpus(folder / LARGEST, 2000) + corpus(folder / "multilingual_mix.jsonl", 24)
     texts += corpus(folder / "wiki_zh.jsonl", 400) + corpus(folder / "code.jsonl", 60)
+    assert_equal(built[kind], shared, kind, texts)
+
+
+@pytest.mark.parametrize("kind", SOME_KINDS)
+def test_long_texts_with_and_without_seams_have_the_ids_of_the_reference(
+    built: dict[str, Tokenizer], shared: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seams, "PART_LETTERS", 300)
+    rng = random.Random(0)
+    rows = ["".join(rng.choices(letters, k=1500)) for letters in UNBROKEN]
+    texts = [*rows, " ".join(rows), *(f"Go: {row}'s end, {row}\u0378{row}" for row in rows), "x"]
     assert_equal(built[kind], shared, kind, texts)
 
 

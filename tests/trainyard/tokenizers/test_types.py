@@ -45,7 +45,7 @@ def test_a_word_that_is_unknown_whatever_its_middle_is_one_unknown(
 ) -> None:
     """Words far over a hundred letters lose their middle on the way; the library says the same of
     them whole, whatever stands beside them."""
-    monkeypatch.setattr(wordpiece_module, "any_long", lambda texts: True)
+    monkeypatch.setattr(wordpiece_module, "is_long", lambda text: True)
     tokenizer = wordpiece(tmp_path, kind)
     beside = [("a ", " a"), ("a!", "!a"), ("\u4f60", "\u4f60"), ("[SEP]", "\u0301 unaffable")]
     rows = ["7" * 4400, "un" * 2200, "\u00c9\u00e9" * 2200, "\U0001f600" * 4400, "aB3\u0142" * 1100]
@@ -106,8 +106,8 @@ def test_wordpiece_with_special_tokens_has_the_ids_of_megatron_core(
     assert [bert.reference_array(text).tolist() for text in texts] == expected
     without = [ids[1:-1] for ids in expected]
     assert wordpiece(tmp_path, kind).encode_batch(texts) == without
-    monkeypatch.setattr(wordpiece_module, "any_long", lambda texts: True)
-    monkeypatch.setattr(library_module, "any_long", lambda texts: True)
+    monkeypatch.setattr(wordpiece_module, "is_long", lambda text: True)
+    monkeypatch.setattr(library_module, "is_long", lambda text: True)
     assert as_lists(bert.encode_flat(texts)) == expected
 
 

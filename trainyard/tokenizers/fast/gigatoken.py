@@ -14,26 +14,27 @@ import logging
 import os
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from itertools import islice
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.tokenizers.base import Flat, as_lists, check_unicode, flatten
-from trainyard.tokenizers.fast.long_text import WINDOW_LETTERS, Cut, Lengths, Unbroken
-from trainyard.tokenizers.fast.parts import any_long, encode_in_parts, parts
+from trainyard.tokenizers.base import (
+    Flat,
+    as_lists,
+    check_unicode,
+    encode_apart,
+    flatten,
+    replace_rows,
+)
 from trainyard.tokenizers.fast.probe import probe_texts, refusal, remove_nfc
-from trainyard.tokenizers.fast.rows import ALL, Rows
-from trainyard.tokenizers.fast.seams import Seam, find_rows, find_seam
+from trainyard.tokenizers.fast.seams import Seam, encode_in_parts, find_seam, is_long
 from trainyard.tokenizers.fast.sentencepiece_model import (
     CONTROL,
     PieceModel,
-    bytes_of_pieces,
     refusal_of_pieces,
     tokenizer_json,
 )
@@ -49,8 +50,6 @@ Reference = Callable[[Sequence[str]], Sequence[Any]]
 
 DOUBTFUL_LETTERS = 1 << 14
 """Of a longer text only the suspect parts go to the reference, which is fifty times slower."""
-
-PARTS_AT_ONCE = 64
 
 REBUILD_LETTERS = 1 << 25
 """A worker is good for at least this many characters: building one costs as much as encoding 10
@@ -72,7 +71,9 @@ def gigatoken_for(library: Library) -> Gigatoken | None:
         return [encoding.ids for encoding in encodings]
 
     def reference(texts: Sequence[str]) -> Sequence[Any]:
-        return encode_in_parts(texts, encode, seam) if any_long(texts) else encode(texts)
+        if not any(map(is_long, texts)):
+            return encode(texts)
+        return [encode_in_parts(text, seam, lambda part: encode([part])[0]) for text in texts]
 
     data = library.to_str().encode()
     document = json.loads(data)
@@ -87,12 +88,14 @@ def gigatoken_for(library: Library) -> Gigatoken | None:
     if nfc:
         data = json.dumps(document).encode()
     texts = probe_texts([token["content"] for token in added])
-    engine = _build(
-        lambda gigatoken: gigatoken.Tokenizer.from_json(data), reference, texts, byte_level, nfc
+    return _build(
+        lambda gigatoken: gigatoken.Tokenizer.from_json(data),
+        reference,
+        texts,
+        seam,
+        byte_level=byte_level,
+        nfc=nfc,
     )
-    if engine and byte_level:
-        engine.cut_at(seam, find_rows(library))
-    return engine
 
 
 def gigatoken_for_pieces(
@@ -106,23 +109,11 @@ def gigatoken_for_pieces(
         return None
     data = tokenizer_json(model)
     texts = probe_texts(model.pieces_of(CONTROL))
-    engine = _build(
+    return _build(
         lambda gigatoken: gigatoken.Tokenizer.from_json(data),
         reference,
         [text for text in texts if not (apart and apart.search(text))],
-        byte_level=False,
-        nfc=False,
     )
-    if engine and apart is None:
-        bare = tokenizer_json(replace(model, prefix=False))
-        engine.cut_pieces(bytes_of_pieces(model), lambda: _load_bare(bare))
-    return engine
-
-
-def _load_bare(data: bytes) -> Any:
-    import gigatoken
-
-    return gigatoken.Tokenizer.from_json(data).backend
 
 
 def gigatoken_for_ranks(
@@ -131,11 +122,9 @@ def gigatoken_for_ranks(
     scheme: str,
     reference: Reference,
     seam: Seam | None,
-    rows: Rows,
 ) -> Gigatoken | None:
     """An engine for tokens in the order of their ranks, which are their ids, and special tokens
-    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut; `seam` as in
-    seams.py, `rows` as in rows.py."""
+    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut."""
     lines = b"".join(b"%s %d\n" % (b64encode(token), i) for i, token in enumerate(ranks))
 
     def load(gigatoken: Any) -> Any:
@@ -144,22 +133,27 @@ def gigatoken_for_ranks(
             file.flush()
             return gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
 
-    engine = _build(load, reference, probe_texts(list(special)), byte_level=True, nfc=False)
-    if engine:
-        engine.cut_at(seam, rows)
-    return engine
+    texts = probe_texts(list(special))
+    return _build(load, reference, texts, seam, byte_level=True)
 
 
 def _build(
-    load: Callable[[Any], Any], reference: Reference, texts: list[str], byte_level: bool, nfc: bool
+    load: Callable[[Any], Any],
+    reference: Reference,
+    texts: list[str],
+    seam: Seam | None = None,
+    *,
+    byte_level: bool = False,
+    nfc: bool = False,
 ) -> Gigatoken | None:
+    """The engine that `load` makes, if it makes the ids of the reference of the probe `texts`."""
     try:
         import gigatoken
     except ImportError as error:
         _not_used(str(error))
         return None
     try:
-        engine = Gigatoken(lambda: load(gigatoken).backend, reference)
+        engine = Gigatoken(lambda: load(gigatoken).backend, reference, seam)
     except Exception as error:  # whatever a library of this age may raise
         _not_used(" ".join(str(error).split("Location:")[0].split()))
         return None
@@ -168,7 +162,7 @@ def _build(
         engine.watch(nfc=nfc)
     expected = reference(texts)
     for text, theirs in zip(texts, expected, strict=True):
-        if engine.encode(text) != theirs:  # one by one: a batch needs awkward, 0.2 s to import
+        if engine.encode(text) != list(theirs):  # a batch would import awkward, 0.2 s
             _not_used(f"it makes other ids of {text[:40]!a}")
             return None
     return engine
@@ -184,48 +178,25 @@ class Gigatoken:
     A worker remembers the words that it has seen and grows with every new one, without end; so it
     is thrown away when the process has grown too much since it was made."""
 
-    def __init__(self, make: Callable[[], Any], reference: Reference) -> None:
+    def __init__(
+        self, make: Callable[[], Any], reference: Reference, seam: Seam | None = None
+    ) -> None:
         self.name = f"gigatoken {version('gigatoken')}"
         self._make = make
         self._reference = reference
+        self._seam = seam
         self._suspects: Suspects | None = None
-        self._seam: Seam | None = None
-        self._unbroken: Unbroken | None = None
-        self._bare: Callable[[], Any] | None = None
-        self._within: Gigatoken | None = None
         self._idle = [_Worker(make())]
 
     def watch(self, *, nfc: bool) -> None:
         """From now on leave suspect texts to the reference."""
         self._suspects = Suspects(self._idle[0].backend.vocab, nfc=nfc)
 
-    def cut_at(self, seam: Seam | None, rows: Rows | None) -> None:
-        """From now on cut long texts at seams, and within rows."""
-        self._seam = seam
-        if rows is not None:
-            self._window(rows, self._idle[0].backend.vocab)
-
-    def cut_pieces(self, tokens: Mapping[int, bytes], bare: Callable[[], Any]) -> None:
-        """The same for SentencePiece, anywhere; `bare` makes what puts no space before a text."""
-        self._bare = bare
-        self._window(ALL, tokens)
-
-    def _window(self, rows: Rows, tokens: Mapping[int, bytes]) -> None:
-        lengths = Lengths.of(tokens)
-        if lengths is not None:
-            self._unbroken = Unbroken(rows, lengths, self._seam)
-
     def encode(self, text: str) -> list[int]:
         """The ids of one text."""
         if len(text) > DOUBTFUL_LETTERS:
             return as_lists(self.encode_flat([text]))[0]
-        worker = self._take()
-        ids = worker.encode(text)
-        self._give_back(worker)
-        bounds = np.array([0, len(ids)], np.int64)
-        if self._suspects and self._suspects.find([text], ids, bounds):
-            ids = np.asarray(self._reference([text])[0])
-        found: list[int] = ids.tolist()
+        found: list[int] = self._encode_one(text).tolist()
         return found
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -236,57 +207,45 @@ class Gigatoken:
         """The ids of several texts as arrays."""
         if not texts:
             return flatten([])
-        long = [i for i, text in enumerate(texts) if len(text) > WINDOW_LETTERS]
-        cuts = {i: found for i in long if (found := self._cuts(texts[i]))}
-        if not cuts:
+        if self._seam is None:
             return self._encode(texts)
-        rows = {i: self._in_windows(texts[i], cuts[i]) for i in cuts}
-        if len(rows) == len(texts) == 1:
-            return rows[0], np.array([0, len(rows[0])], np.int64)
-        flat = self._encode(["" if i in cuts else text for i, text in enumerate(texts)])
-        return replace_rows(flat, list(rows), list(rows.values()))
+        return encode_apart(texts, is_long, self._encode_long, self._encode)
 
-    def _cuts(self, text: str) -> list[Cut]:
-        return self._unbroken.cuts(text) if self._unbroken else []
+    def _encode_long(self, text: str) -> NDArray[np.uint32]:
+        return encode_in_parts(text, self._seam, lambda part: self._encode([part])[0])
 
-    def _in_windows(self, text: str, cuts: Sequence[Cut]) -> NDArray[np.uint32]:
-        assert self._unbroken is not None
-        if self._bare and self._within is None:
-            self._within = Gigatoken(self._bare, self._reference)
-        within = self._within or self
-
-        def encode(start: int, end: int) -> NDArray[np.uint32]:
-            return (within if start else self)._encode([text[start:end]])[0]
-
-        return self._unbroken.encode(text, cuts, encode)
-
-    def _encode(self, texts: Sequence[str], *, are_parts: bool = False) -> Flat:
+    def _encode(self, texts: Sequence[str]) -> Flat:
         worker = self._take()
         ids, bounds = worker.encode_flat(list(texts))
         self._give_back(worker)
         suspects = self._suspects.find(texts, ids, bounds) if self._suspects else []
         if not suspects:
             return ids, bounds
-        doubtful = [texts[i] for i in suspects]
-        rows = self._reference(doubtful) if are_parts else self._by_reference(doubtful)
+        rows = self._by_reference([texts[i] for i in suspects])
         return replace_rows((ids, bounds), suspects, rows)
 
     def _by_reference(self, texts: Sequence[str]) -> list[Any]:
-        """The ids of suspect texts; of a long one only suspect parts are left to the reference."""
+        """The ids of suspect texts; the reference gets only the suspect parts of a long one."""
         seam = self._seam
         if seam is None:
             return list(self._reference(texts))
         short = iter(self._reference([t for t in texts if len(t) <= DOUBTFUL_LETTERS]))
         return [
-            next(short) if len(t) <= DOUBTFUL_LETTERS else self._in_parts(t, seam) for t in texts
+            next(short)
+            if len(text) <= DOUBTFUL_LETTERS
+            else encode_in_parts(text, seam, self._encode_one, DOUBTFUL_LETTERS)
+            for text in texts
         ]
 
-    def _in_parts(self, text: str, seam: Seam) -> NDArray[np.uint32]:
-        cut = parts(text, seam, DOUBTFUL_LETTERS)
-        rows = []
-        while lot := list(islice(cut, PARTS_AT_ONCE)):
-            rows.append(self._encode(lot, are_parts=True)[0])
-        return np.concatenate(rows)
+    def _encode_one(self, text: str) -> NDArray[np.uint32]:
+        """The ids of a text that is not cut."""
+        worker = self._take()
+        ids = worker.encode(text)
+        self._give_back(worker)
+        bounds = np.array([0, len(ids)], np.int64)
+        if self._suspects and self._suspects.find([text], ids, bounds):
+            return np.asarray(self._reference([text])[0], np.uint32)
+        return ids
 
     def _take(self) -> _Worker:
         try:
@@ -338,16 +297,3 @@ def resident_bytes() -> int | None:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return None
-
-
-def replace_rows(flat: Flat, numbers: Sequence[int], rows: Sequence[Any]) -> Flat:
-    """The same with other ids for the rows of these ascending numbers."""
-    ids, bounds = flat
-    lengths = np.diff(bounds)
-    pieces, done = [], 0
-    for number, row in zip(numbers, rows, strict=True):
-        pieces += [ids[done : bounds[number]], np.array(row, np.uint32)]
-        done = int(bounds[number + 1])
-        lengths[number] = len(row)
-    joined = np.concatenate([*pieces, ids[done:]])
-    return joined, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -1,35 +1,44 @@
-r"""Where a long text may be cut so that its parts make the ids of the whole.
+r"""Where a long text may be cut so that its parts make the ids of the whole; and the cutting.
 
-Two shapes of tokenizers are known, and a text for any other is never cut:
+A library holds 20 to 60 bytes for each byte of a text that it encodes at once, so long texts are
+encoded in parts. Three shapes of tokenizers are known; a text for any other is never cut:
 
 Byte-level BPE with the patterns of GPT-2, cl100k, o200k and their descendants, without a normalizer
 or with NFC: between a letter and a character that is no letter, number, mark or apostrophe. No
-alternative of these patterns goes on from a letter to such a character; they look back at nothing
+alternative of these patterns continues from a letter to such a character. They look back at nothing
 and ahead only at whitespace that they have matched a part of; and NFC joins nothing to such a
-character from its left. Only letters count that have been letters in every version of Unicode that
-a library may know. Where a space is put before every text, the cut is before a space.
+character from its left. Only characters count that are letters in every version of Unicode that a
+library may know. A tokenizer that puts a space before every text is cut before a space.
 
-BERT's: behind whitespace, an ideograph (each is a word of its own) or a mark of punctuation.
+BERT: behind whitespace, an ideograph (each is a word by itself) or a mark of punctuation.
 
-Added tokens are looked for before words are cut, so characters at which one of them could be cut
-through are no places for a seam, and tokens that take the spaces beside them forbid all cutting."""
+SentencePiece BPE without pieces of several words: before a single space between words.
+
+A text is searched for added tokens before it is cut into words. So there is no seam at a character
+where an added token could be cut through, and none for tokens that strip the spaces beside them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from string import punctuation
 from typing import TYPE_CHECKING, Any
 
-from trainyard.tokenizers.fast.rows import Rows, rows_of
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
 Seam = re.Pattern[str]
 """Matches the empty string where a text may be cut."""
+
+PART_LETTERS = 1 << 18
+"""Characters of a part, at least 1: a quarter of a megabyte of English, at most a whole one."""
+
+SPACE_SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+"""Before a single space between words: the seam of SentencePiece."""
 
 LETTERS = (
     "A-Za-z"
@@ -71,14 +80,41 @@ OTHERS = {
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     *(r"\s*[\r\n]", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+", r"\s+$"),
 }
-"""The others: none goes on from a letter to anything but a letter."""
+"""The others: none continues from a letter to anything but a letter."""
 
-DIGITS = {r"\p{N}", r"\p{N}{1,3}", r"\d"}
-HARMLESS = DIGITS | {"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}
+HARMLESS = {r"\p{N}", r"\p{N}{1,3}", r"\d", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}
 """Patterns of a first cut, of which no match holds a seam."""
 
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""The pattern that the library's ByteLevel has built in."""
+
+def parts(text: str, seam: Seam, letters: int | None = None) -> Iterator[str]:
+    """The text in order, cut at the first seam after `letters` characters (`PART_LETTERS`)."""
+    letters = PART_LETTERS if letters is None else letters
+    assert letters > 0, "a part without a letter would be cut off without end"
+    start = 0
+    while start < len(text):
+        found = seam.search(text, start + letters)
+        end = found.start() if found else len(text)
+        yield text[start:end]
+        start = end
+
+
+def is_long(text: str) -> bool:
+    """Whether a text is encoded in parts, where there are seams."""
+    return len(text) > PART_LETTERS
+
+
+def encode_in_parts(
+    text: str,
+    seam: Seam | None,
+    encode: Callable[[str], Sequence[int] | NDArray[np.uint32]],
+    letters: int | None = None,
+) -> NDArray[np.uint32]:
+    """The ids of a text, with the memory that `encode` needs for one part.
+
+    A text without a seam is one part."""
+    cut = parts(text, seam, letters) if seam else [text]
+    rows = [np.asarray(encode(part), np.uint32) for part in cut]
+    return np.concatenate([np.zeros(0, np.uint32), *rows])
 
 
 def find_seam(library: Library) -> Seam | None:
@@ -101,27 +137,6 @@ def find_seam(library: Library) -> Seam | None:
         return None
     prefixed = any(step.get("add_prefix_space") for step in cutters)
     return letter_seam(contents, " " if prefixed else AFTER_LETTERS)
-
-
-def find_rows(library: Library) -> Rows | None:
-    """Rows of characters that keep together; None where they are not known."""
-    cutters = list(_steps(library.pre_tokenizer, "pretokenizers"))
-    kinds = [step.get("type") for step in cutters]
-    if find_seam(library) is None or "BertPreTokenizer" in kinds:
-        return None
-    if any(step.get("add_prefix_space") for step in cutters):
-        return None
-    patterns = [step["pattern"]["Regex"] for step in cutters if step["type"] == "Split"]
-    if any(step.get("use_regex") for step in cutters if step["type"] == "ByteLevel"):
-        patterns.append(GPT2)
-    harmless = HARMLESS.intersection(patterns)
-    rows = rows_of(
-        [alternatives_of(pattern) for pattern in patterns if pattern not in HARMLESS],
-        digits="Digits" in kinds or any(pattern in DIGITS for pattern in harmless),
-        ideographs=not harmless <= DIGITS,
-    )
-    contents = [token.content for token in library.get_added_tokens_decoder().values()]
-    return replace(rows, nfc=library.normalizer is not None).without(contents)
 
 
 def letter_seam(tokens: Iterable[str], followers: str = AFTER_LETTERS) -> Seam | None:
@@ -185,14 +200,9 @@ def _is_byte_level(cutters: list[dict[str, Any]]) -> bool:
 
 def is_known(pattern: str) -> bool:
     """Whether a pattern is made of known alternatives, and they leave no letter out."""
-    runs = alternatives_of(pattern) - OTHERS
-    return bool(runs) and (runs in CASED_RUNS or runs <= LETTER_RUNS)
-
-
-def alternatives_of(pattern: str) -> frozenset[str]:
-    """The alternatives of a pattern as they are written here."""
     pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
-    return frozenset(a if a in OTHERS else _relaxed(a) for a in _alternatives(pattern))
+    runs = {_relaxed(a) for a in _alternatives(pattern) if a not in OTHERS} - OTHERS
+    return bool(runs) and (runs in CASED_RUNS or runs <= LETTER_RUNS)
 
 
 def _relaxed(alternative: str) -> str:

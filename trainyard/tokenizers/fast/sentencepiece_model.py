@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -20,14 +20,13 @@ SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of pieces, as sentencepiece_model.proto numbers them."""
 
-UNIGRAM, BPE = 1, 2
+BPE = 2
 ALGORITHMS = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 # Field numbers of sentencepiece_model.proto.
 PIECES, TRAINER, NORMALIZER = 1, 2, 3
 PIECE_TEXT, PIECE_SCORE, PIECE_KIND = 1, 2, 3
 TRAINER_ALGORITHM, TRAINER_SPACE_AFTER, TRAINER_BYTE_FALLBACK = 3, 24, 35
-NORMALIZER_NAME = 1
 NORMALIZER_CHARSMAP, NORMALIZER_PREFIX, NORMALIZER_REMOVE, NORMALIZER_ESCAPE = 2, 3, 4, 5
 
 
@@ -52,8 +51,6 @@ class PieceModel:
     """Spaces belong to the word before them."""
     rewrites: bool
     """Characters are normalized, as NFKC does or otherwise."""
-    rules: str
-    """The name of how they are."""
     prefix: bool
     """A space is put before a text."""
     removes_spaces: bool
@@ -92,7 +89,6 @@ def _parse(data: bytes) -> PieceModel:
         algorithm=int(trainer.get(TRAINER_ALGORITHM, 1)),
         byte_fallback=bool(trainer.get(TRAINER_BYTE_FALLBACK, 0)),
         space_after=bool(trainer.get(TRAINER_SPACE_AFTER, 0)),
-        rules=_bytes(normalizer.get(NORMALIZER_NAME, b"")).decode(),
         rewrites=bool(normalizer.get(NORMALIZER_CHARSMAP, b"")),
         prefix=bool(normalizer.get(NORMALIZER_PREFIX, 1)),
         removes_spaces=bool(normalizer.get(NORMALIZER_REMOVE, 1)),
@@ -145,46 +141,16 @@ def _bytes(value: int | bytes) -> bytes:
     return value
 
 
-def extended(data: bytes, pieces: Iterable[VocabPiece]) -> bytes:
-    """A .model with more pieces, that takes a text as it is: nothing is normalized or put before
-    it."""
-    plain: dict[int, int | bytes] = {
-        NORMALIZER_CHARSMAP: b"",
-        NORMALIZER_PREFIX: 0,
-        NORMALIZER_REMOVE: 0,
-    }
-    fields = [_field(PIECES, _written(piece)) for piece in pieces]
-    spec = _field(NORMALIZER, b"".join(_field(number, v) for number, v in plain.items()))
-    return b"".join([data, *fields, spec])  # of a field that comes twice the last counts
-
-
-def _written(piece: VocabPiece) -> bytes:
-    score = bytes([PIECE_SCORE << 3 | 5]) + struct.pack("<f", piece.score)
-    return _field(PIECE_TEXT, piece.text.encode()) + score + _field(PIECE_KIND, piece.kind)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return bytes([number << 3]) + _number(value)
-    return bytes([number << 3 | 2]) + _number(len(value)) + value
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
 def is_cuttable(model: PieceModel) -> bool:
-    """Whether a text may be encoded in parts, cut at single spaces that none of them then has.
+    """Whether a text may be encoded in parts, cut before single spaces.
 
+    A model that puts a space before a text gets its parts without the space that they begin with.
     A unigram model looks at all of a text to choose the best pieces, and rounds as it goes."""
     words = all(SPACE not in p.text.lstrip(SPACE) and " " not in p.text for p in model.pieces)
     symbols = any(SPACE in text for text in model.pieces_of(USER_DEFINED))
-    plain = model.prefix and model.escapes_spaces and not model.space_after and not model.rewrites
-    return model.algorithm == BPE and plain and words and not symbols
+    plain = model.escapes_spaces and not model.space_after and not model.rewrites
+    keeps = model.prefix or not model.removes_spaces
+    return model.algorithm == BPE and plain and keeps and words and not symbols
 
 
 # --- for gigatoken ----------------------------------------------------------------------------
@@ -248,13 +214,6 @@ def tokenizer_json(model: PieceModel) -> bytes:
         },
     }
     return json.dumps(document).encode()
-
-
-def bytes_of_pieces(model: PieceModel) -> dict[int, bytes]:
-    """What the pieces that a text is made of stand for, spaces written as `SPACE`."""
-    numbered = list(enumerate(model.pieces))
-    single = {i: bytes([int(piece.text[3:5], 16)]) for i, piece in numbered if piece.kind == BYTE}
-    return single | {i: piece.text.encode() for i, piece in numbered if piece.kind == NORMAL}
 
 
 def _merges(model: PieceModel) -> list[tuple[str, str]]:

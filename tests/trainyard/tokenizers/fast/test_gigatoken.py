@@ -21,11 +21,11 @@ from tokenizers import Tokenizer as Library
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.trainyard.tokenizers.hostile import HOSTILE, random_texts
-from trainyard.tokenizers.base import as_lists, flatten
+from trainyard.tokenizers.base import as_lists, flatten, replace_rows
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast import gigatoken as engine_module
-from trainyard.tokenizers.fast import parts as parts_module
-from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for, replace_rows
+from trainyard.tokenizers.fast import seams
+from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for
 from trainyard.tokenizers.fast.probe import overlap
 from trainyard.tokenizers.fast.unicode_mismatch import Suspects, unassigned
 from trainyard.tokenizers.hf_tokenizers import surround, tokens_around
@@ -280,7 +280,7 @@ def test_long_texts_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
         assert engine is not None
         expected = engine.encode_batch([words, "", "x\u0378"])
         with monkeypatch.context() as patch:
-            patch.setattr(parts_module, "PART_LETTERS", 60)
+            patch.setattr(seams, "PART_LETTERS", 60)
             assert engine.encode_batch([words, "", "x\u0378"]) == expected
             assert engine.encode(words) == expected[0]
 
@@ -290,7 +290,6 @@ def test_only_suspect_parts_of_a_long_text_are_left_to_the_library(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "DOUBTFUL_LETTERS", 100)
-    monkeypatch.setattr(engine_module, "PARTS_AT_ONCE", 3)
     reference = library(**TAKEN[name])
     engine = gigatoken_for(reference)
     assert engine is not None

@@ -25,17 +25,18 @@ from tests.trainyard.tokenizers.fast.test_gigatoken import (
 )
 from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, random_texts
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.fast import parts as parts_module
-from trainyard.tokenizers.fast.parts import encode_in_parts, parts
+from trainyard.tokenizers.fast import seams
 from trainyard.tokenizers.fast.seams import (
     AFTER_LETTERS,
     CONTRACTIONS,
     EAST_ASIAN,
     UPPER_LOWER,
     UPPER_ONLY,
+    encode_in_parts,
     find_seam,
     is_known,
     letter_seam,
+    parts,
     word_seam,
 )
 from trainyard.tokenizers.registry import build_tokenizer
@@ -122,8 +123,8 @@ def check(reference: Library, texts: Sequence[str], letters: int) -> int:
     seam = find_seam(reference)
     assert seam is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts_module, "PART_LETTERS", letters)
-        rows = encode_in_parts(texts, lambda some: ids_of(reference, some), seam)
+        patch.setattr(seams, "PART_LETTERS", letters)
+        rows = [encode_in_parts(t, seam, lambda part: ids_of(reference, [part])[0]) for t in texts]
         assert all("".join(parts(text, seam)) == text for text in texts)
         count = sum(len(list(parts(text, seam))) for text in texts)
     for text, row, whole in zip(texts, rows, ids_of(reference, texts), strict=True):
@@ -210,7 +211,7 @@ def test_what_stands_around_a_text_is_put_once(
         assert whole[0][0] == 0
         assert whole[0][-1] == 1
         with monkeypatch.context() as patch:
-            patch.setattr(parts_module, "PART_LETTERS", 20)
+            patch.setattr(seams, "PART_LETTERS", 20)
             assert built.encode_batch(texts) == whole
             assert [built.encode_reference(text) for text in texts] == whole
             assert [built.reference_array(text).tolist() for text in texts] == whole
@@ -227,6 +228,6 @@ def test_parts_of_the_shared_corpora(shared: Path, kind: str) -> None:
 
 
 def test_parts_without_letters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "PART_LETTERS", 0)
+    monkeypatch.setattr(seams, "PART_LETTERS", 0)
     with pytest.raises(AssertionError, match="without end"):
         next(parts("some text", re.compile("(?<=e)(?= )")))
