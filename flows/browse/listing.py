@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from stages.report.formats import size
-from stages.report.markup import Markup, el
+from trainyard.charts.markup import Markup, element
+from trainyard.charts.numbers import size
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -32,19 +32,19 @@ def listing(
     for one, num_bytes in files.items():
         link = f"./{quote(one, safe='')}" if one in shown else ""
         rows.append(_row(one, link, size(num_bytes)))
-    empty = el("p", "Nothing lies here yet.")
-    head = el(
+    empty = element("p", "Nothing lies here yet.")
+    head = element(
         "head",
-        el("meta", charset="utf-8"),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("title", name or url),
-        el("style", Markup(STYLE)),
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", name or url),
+        element("style", Markup(STYLE)),
     )
-    title = el("h1", f"{url}/{name}" if name else url)
-    body = el("body", title, el("table", *up, *rows), None if rows else empty)
-    return ("<!doctype html>\n" + el("html", head, body, lang="en") + "\n").encode()
+    title = element("h1", f"{url}/{name}" if name else url)
+    body = element("body", title, element("table", *up, *rows), None if rows else empty)
+    return ("<!doctype html>\n" + element("html", head, body, lang="en") + "\n").encode()
 
 
 def _row(text: str, link: str, told: str) -> Markup:
-    what = el("a", text, href=link) if link else el("span", text, class_="kept")
-    return el("tr", el("td", what), el("td", told))
+    what = element("a", text, href=link) if link else element("span", text, class_="kept")
+    return element("tr", element("td", what), element("td", told))

@@ -1,4 +1,4 @@
-"""Everything on the card, read from the artifacts of a run."""
+"""Reads the facts of a run card from the artifacts of a run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from stages.report.ancestry import Ancestry
-from stages.report.certificate import read_certificate
 from stages.report.config import ARTIFACTS, ReportConfig
-from stages.report.facts import Artifact, Card, Option, Sample, Save, Step
-from stages.report.formats import is_number
-from stages.report.goodput import read_goodput
-from stages.report.saves import FILE as SAVES
-from stages.report.saves import parse_saves
+from stages.report.facts import Card, Option, Sample, Save, Step
+from stages.report.lineage import Ancestry, Artifact
+from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
 from trainyard.artifacts.urls import basename, join
+from trainyard.charts.numbers import is_number
 from trainyard.checkpoint.steps import step_of
 from trainyard.config import leaves
 from trainyard.datasets.config import DataConfig
@@ -36,23 +33,28 @@ COMPONENTS = (
     NonPersistentConfig,
     ParallelConfig,
 )
-"""What a training run is configured by; their defaults tell which options someone chose."""
+"""The options of a training run. Those at their defaults were not chosen by anyone."""
 
 TRAINED = ("pretrain", "reshard")
-"""Stages whose output a report can be of."""
+"""Stages whose output a card can show."""
 
 LEDGER = "ledger.jsonl"
 TIMINGS = "timings.jsonl"
 PERFORMANCE = "performance.json"
+SAVES = "saves.jsonl"
+
+VERDICTS = ("proven", "broken")
+CERTIFICATE_VERSION = 1
 
 
 def gather(config: ReportConfig) -> Card:
-    """Read the artifacts; one that was not named is simply not on the card.
+    """Read the named artifacts.
 
-    Raises ArtifactError for one that was named and does not hold what it should, ConfigError for a
-    checkpoint that is none."""
+    Raises ArtifactError for an artifact without the content of its kind, ConfigError for a
+    checkpoint without a training."""
     ancestry = Ancestry()
-    keys = {name: ancestry.add(url) for name, url in _named(config).items()}
+    urls = {name: getattr(config, name) for name in ARTIFACTS}
+    keys = {name: ancestry.add(url) for name, url in urls.items() if url is not None}
     checkpoint = ancestry.manifests.get(keys["checkpoint"])
     if checkpoint is None:
         raise ArtifactError(
@@ -84,7 +86,7 @@ def gather(config: ReportConfig) -> Card:
 
 
 def check_trained(url: str, manifest: Manifest) -> None:
-    """Refuse an artifact that no training made: neither a run, nor a reshard of one, nor a step."""
+    """Refuse an artifact that is neither a run, nor a reshard of one, nor a step."""
     folders = {record.path.partition("/")[0] for record in manifest.files}
     if manifest.stage in TRAINED or any(step_of(folder) is not None for folder in folders):
         return
@@ -94,13 +96,8 @@ def check_trained(url: str, manifest: Manifest) -> None:
     )
 
 
-def _named(config: ReportConfig) -> dict[str, str]:
-    named = {name: getattr(config, name) for name in ARTIFACTS}
-    return {name: url for name, url in named.items() if url is not None}
-
-
 def title(config: ReportConfig) -> str:
-    """As given, else the folder that holds the card."""
+    """--title, else the name of the folder that holds the card."""
     output = config.output()
     assert output is not None
     return config.title or basename(output.folder_url.rstrip("/")) or "run"
@@ -127,7 +124,7 @@ def _volatile(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] 
 
 
 def steps_of(key: str, manifest: Manifest) -> tuple[Step, ...]:
-    """The ledger, joined with the timings of the steps that have any."""
+    """The lines of the ledger, each with the timing of its step, if there is one."""
     if manifest.record(LEDGER) is None:
         return ()
     timed = manifest.record(TIMINGS) is not None
@@ -139,9 +136,30 @@ def steps_of(key: str, manifest: Manifest) -> tuple[Step, ...]:
 
 
 def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
-    """What saving cost, where the run kept it."""
+    """The saves that the run recorded."""
     record, url = manifest.record(SAVES), join(key, SAVES)
     return () if record is None else parse_saves(read_listed(url, record), url)
+
+
+def parse_saves(data: bytes, url: str) -> tuple[Save, ...]:
+    """The lines of saves.jsonl. Raises ArtifactError for a line that is not a save."""
+    return tuple(
+        _save(line, f"{url}: line {number}")
+        for number, line in enumerate(data.splitlines(), 1)
+        if line.strip()
+    )
+
+
+def _save(line: bytes, where: str) -> Save:
+    try:
+        found: dict[str, Any] = json.loads(line)
+        numbers = [found[key] for key in ("step", "bytes", "blocked_seconds", "durable_seconds")]
+        if not all(map(is_number, numbers)):
+            raise ValueError("not all of its figures are numbers")
+        step, size, blocked, durable = numbers
+        return Save(int(step), str(found["kind"]), int(size), float(blocked), float(durable))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"{where} is not a save: {error!r}") from error
 
 
 def _lines(key: str, manifest: Manifest, name: str) -> list[dict[str, Any]]:
@@ -179,7 +197,7 @@ def _whole(value: Any) -> int | None:
 
 
 def num_parameters(key: str, manifest: Manifest) -> int | None:
-    """From the configuration that the last step carries."""
+    """Parameters of the GPT in config.json of the last step; None for another kind of model."""
     configs = [f.path for f in manifest.files if basename(f.path) == "config.json"]
     if not configs:
         return None
@@ -189,11 +207,11 @@ def num_parameters(key: str, manifest: Manifest) -> int | None:
         model = read_model_config(document["model"], url)
         return model.num_params(int(document["padded_vocab_size"]))
     except (ConfigError, KeyError, TypeError, ValueError):
-        return None  # a model of another kind
+        return None
 
 
 def options_of(config: dict[str, Any]) -> tuple[Option, ...]:
-    """The options of the run in their own order, each with its default where it has one."""
+    """The options of the run in their order, with their defaults."""
     defaults: dict[str, Any] = {}
     for component in COMPONENTS:
         for name, _, field in leaves(component):
@@ -208,11 +226,44 @@ def _option(name: str, value: Any, defaults: dict[str, Any]) -> Option:
     return Option(name=name, value=value, default=plain, has_default=known)
 
 
-# --- where and how fast -----------------------------------------------------------------------
+# --- documents of other programs ----------------------------------------------------------------
+
+
+def read_certificate(url: str | None, checkpoint: str, lineage: str) -> dict[str, Any] | None:
+    """The document of certify at a URL. Raises ArtifactError for any other document, ConfigError
+    for the certificate of another run than `lineage`."""
+    if url is None:
+        return None
+    document: dict[str, Any] = store.read_json(url)
+    known = isinstance(document, dict) and document.get("verdict") in VERDICTS
+    if not known or document.get("format_version") != CERTIFICATE_VERSION:
+        raise ArtifactError(
+            f"{url}: not a certificate; make one with python -m stages.certify {checkpoint} "
+            f"--output {url}"
+        )
+    if document.get("lineage") != lineage:
+        raise ConfigError(
+            f"--certificate {url}: belongs to another run than --checkpoint {checkpoint}; make it "
+            f"again with python -m stages.certify {checkpoint} --output {url}"
+        )
+    return document
+
+
+def read_goodput(url: str | None) -> dict[str, Any] | None:
+    """The goodput document of a flow at a URL; None where no file exists (yet)."""
+    if url is None or not store.exists(url):
+        return None
+    document = store.read_json(url)
+    if not isinstance(document, dict) or not isinstance(document.get("spent_seconds"), dict):
+        raise ArtifactError(f"{url}: not a goodput document; leave out --goodput")
+    return document
+
+
+# --- environment and speed ----------------------------------------------------------------------
 
 
 def environment(trained: Artifact) -> tuple[tuple[str, str], ...]:
-    """Versions and machine of the training run, as far as they were noted."""
+    """Versions and machine of the training run, as far as they were recorded."""
     device, ranks = trained.metrics.get("device"), trained.metrics.get("ranks")
     threads = trained.metrics.get("threads")
     rows = [
@@ -229,7 +280,7 @@ def environment(trained: Artifact) -> tuple[tuple[str, str], ...]:
 
 
 def measured(trained: Artifact) -> dict[str, float]:
-    """What a step of training took."""
+    """Time, throughput and memory of a training step."""
     names = ("step_ms", "tokens_per_second", "tflops_per_gpu", "peak_memory_bytes")
     return {name: trained.metrics[name] for name in names if is_number(trained.metrics.get(name))}
 

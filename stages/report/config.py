@@ -18,15 +18,14 @@ ARTIFACTS = (
     "evaluation",
     "benchmark",
 )
-"""Options that name an artifact to show, in the order in which a run makes them."""
+"""Options that name an artifact to show, in the order of the stages."""
 
 MAX_SAMPLES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig:
-    """Show a run as one self-contained page: curves, samples, tables, and where it all came
-    from."""
+    """Write a run as one self-contained HTML page: loss curves, samples, tables and lineage."""
 
     checkpoint: str = location()
     """Run folder of the trained checkpoint."""
@@ -37,7 +36,7 @@ class ReportConfig:
     tokens: str | None = location(None)
     """Prefix of the token files that the run was trained on."""
     plan: str | None = location(None)
-    """What the plan stage foresaw."""
+    """Output of the plan stage."""
     export: str | None = location(None)
     """The checkpoint in another layout or format."""
     evaluation: str | None = location(None)
@@ -45,26 +44,26 @@ class ReportConfig:
     benchmark: str | None = location(None)
     """Folder of the benchmark's generations.json and timings.json."""
     certificate: str | None = location(None)
-    """What certify wrote about the run (--output)."""
+    """Certificate of the run: --output of certify."""
     goodput: str | None = location(None)
-    """Where the time of the run went, over all attempts: what a flow keeps in goodput/JOB.json;
-    shown if it is there. Its times are of no account for whether the page is made anew."""
+    """Where the time of the run went, over all attempts: goodput/JOB.json of a flow. Shown if the
+    file exists; a change of the file alone does not rebuild the page."""
     output_prefix: str = location()
     """Where to write: PREFIX.html and PREFIX.summary.json."""
     title: str = ""
-    """Name of the run at the head of the page; unset: the folder that holds the output."""
+    """Name of the run at the top of the page; unset: the folder of the output."""
     num_samples: int = 3
     """Generations of the benchmark to show."""
 
     def __post_init__(self) -> None:
-        """Refuse a number of samples that no page has."""
+        """Refuse a number of samples out of range."""
         if not 0 <= self.num_samples <= MAX_SAMPLES:
             raise ConfigError(
                 f"--num-samples must be between 0 and {MAX_SAMPLES}, got {self.num_samples}"
             )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Every artifact that was named."""
+        """Every artifact that an option names."""
         named = {name: getattr(self, name) for name in ARTIFACTS}
         named["certificate"] = self.certificate
         return {name: (url,) for name, url in named.items() if url is not None}

@@ -1,208 +1,266 @@
-"""The lineage of a run as a picture: artifacts, and what went into what.
+"""The lineage of a run: the artifacts that the manifests name, and all they were made from.
 
-Drawn twice, as columns for a wide page and as tracks for a narrow one; the page shows the one that
-fits. Knows nothing of manifests."""
+An input is looked up by its URL and compared by its digest. An artifact that was rebuilt since then
+is not taken for the origin: the run's input is shown as an earlier version, without manifest."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
-from stages.report import formats
-from stages.report.facts import Artifact, Lineage
-from stages.report.formats import DOT
-from stages.report.layout import Bus, Edge, columns, main_line, tracks
-from stages.report.markup import Markup, el
+from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_document
+from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import basename, has_glob, join, local_path, parent
+from trainyard.charts.numbers import TIMES
 
-WIDTH = 1146.0
-NODE_WIDTH = 142.0
-NODE_HEIGHT = 68.0
-GAP = 20.0
-MARGIN = 3.0
-DIGEST_CHARS = 10
+Edge = tuple[str, str]
+"""(from, to), by key."""
 
-ROW = 58.0
-LANE = 15.0
-RADIUS = 6.0
-
-DATA = ("collect", "train_tokenizer", "tokenize", "merge")
-MEASURES = ("evaluate", "benchmark", "plan")
+MAX_SIZED = 64
+"""An input with more raw sources than this has no sizes: each size is a request to the store."""
 
 
-def kind(artifact: Artifact) -> str:
-    """The family that decides a node's colour."""
-    if not artifact.stage:
-        return "source"
-    if artifact.stage in DATA:
-        return "data"
-    return "measure" if artifact.stage in MEASURES else "model"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A finished artifact as its manifest describes it, or a raw source without a manifest."""
+
+    key: str
+    """Unique in a lineage: its URL."""
+    stage: str
+    """The stage that made it; empty for a raw source."""
+    digest: str
+    size_bytes: int | None = None
+    num_files: int = 0
+    count: int = 1
+    """Number of artifacts, where several are shown as one."""
+    alias: str = ""
+    """Name of an artifact that its stage does not identify."""
+    seconds: float | None = None
+    started: str = ""
+    code: dict[str, str] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The name, and the number of artifacts."""
+        name = self.alias or self.stage.replace("_", " ") or "source"
+        return f"{name} {TIMES}{self.count}" if self.count > 1 else name
+
+    @property
+    def long_label(self) -> str:
+        """The label, with the stage in front of an alias."""
+        stage = self.stage.replace("_", " ")
+        return f"{stage}, {self.label}" if stage and self.alias else self.label
 
 
-def digest_text(artifact: Artifact) -> str:
-    """The beginning of the digest, or how many artifacts stand together."""
-    return artifact.digest[:DIGEST_CHARS]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Artifacts, parents before children, and the edges between them."""
+
+    artifacts: tuple[Artifact, ...]
+    edges: tuple[Edge, ...]
+    destination: str
+    """Key of the checkpoint, the end of the main line."""
+
+    @property
+    def connected(self) -> tuple[Artifact, ...]:
+        """The artifacts with an edge, and the checkpoint: those that a picture shows."""
+        linked = {key for edge in self.edges for key in edge} | {self.destination}
+        return tuple(artifact for artifact in self.artifacts if artifact.key in linked)
+
+    def parents(self, artifact: Artifact) -> list[Artifact]:
+        """The artifacts that this one was made from."""
+        keys = {source for source, target in self.edges if target == artifact.key}
+        return [one for one in self.artifacts if one.key in keys]
 
 
-def detail(artifact: Artifact) -> str:
-    """Size and duration, as far as known."""
-    parts = []
-    if artifact.size_bytes is not None:
-        parts.append(formats.size(artifact.size_bytes))
-    if artifact.seconds is not None:
-        parts.append(formats.duration(artifact.seconds))
-    return f" {DOT} ".join(parts)
+class Ancestry:
+    """Finds artifacts and the edges between them by their manifests."""
+
+    def __init__(self) -> None:
+        self.artifacts: dict[str, Artifact] = {}
+        self.edges: dict[Edge, None] = {}
+        self.manifests: dict[str, Manifest] = {}
+        self._find = lru_cache(maxsize=None)(_manifest_at)
+
+    def add(self, url: str) -> str:
+        """Add the artifact at a URL and all its origins; returns its key."""
+        for key in self._artifacts_of(url):
+            self._enter(key)
+            return key
+        self.artifacts.setdefault(_key(url), _source(_key(url), ""))
+        return _key(url)
+
+    def _enter(self, key: str) -> None:
+        if key in self.manifests:
+            return
+        manifest = self._find(key)
+        assert manifest is not None, f"{key} was found to have a manifest"
+        self.manifests[key] = manifest
+        origins: list[str] = []
+        for record in manifest.inputs.values():
+            origins += self._origins(record)
+        self.artifacts[key] = describe(key, manifest)  # after its origins: parents come first
+        self.edges |= dict.fromkeys((origin, key) for origin in origins if origin != key)
+
+    def _origins(self, record: InputRecord) -> list[str]:
+        keys: dict[str, None] = {}
+        for url in record.urls:
+            found = self._artifacts_of(url)
+            if found and self._is_current(url, found, record):
+                for key in found:
+                    self._enter(key)
+                keys |= dict.fromkeys(found)
+            else:
+                keys[self._raw(url, record, bool(found))] = None
+        return list(keys)
+
+    def _is_current(self, url: str, found: Sequence[str], record: InputRecord) -> bool:
+        """False when the artifact at a URL has another digest than the input had."""
+        manifest = self._find(found[0])
+        if len(record.urls) > 1 or len(found) > 1 or manifest is None:
+            return True  # the digest is one of many together
+        if found[0] == _key(url):
+            return manifest.output_digest == record.digest
+        listed = manifest.record(_key(url).removeprefix(found[0]).lstrip("/"))
+        return listed is None or listed.digest == record.digest
+
+    def _raw(self, url: str, record: InputRecord, is_earlier: bool) -> str:
+        key = f"{url} @ {record.digest[:12]}" if is_earlier else url
+        if key not in self.artifacts:
+            sized = not is_earlier and len(record.urls) <= MAX_SIZED
+            digest = record.digest if len(record.urls) == 1 else ""
+            alias = f"earlier {basename(url.rstrip('/'))}" if is_earlier else ""
+            self.artifacts[key] = _source(key, digest, url if sized else None, alias)
+        return key
+
+    def _artifacts_of(self, url: str) -> tuple[str, ...]:
+        """Keys of the artifacts that a URL names: itself, the one it is in, or those below it."""
+        at = _key(url)
+        if has_glob(at):
+            folder = parent(at)
+            return (folder,) if not has_glob(folder) and self._find(folder) is not None else ()
+        if self._find(at) is not None:
+            return (self._run_folder(at),)
+        holder = self._find(parent(at))
+        name = basename(at)
+        inside = (name + "/", name + ".")
+        if holder and any(f.path == name or f.path.startswith(inside) for f in holder.files):
+            return (parent(at),)
+        return tuple(self._below(at))
+
+    def _run_folder(self, key: str) -> str:
+        """The run folder of a step; any other key is returned as it is."""
+        holder = self._find(parent(key))
+        inside = basename(key) + "/"
+        is_step = holder is not None and any(f.path.startswith(inside) for f in holder.files)
+        return parent(key) if is_step else key
+
+    def _below(self, folder: str) -> Iterable[str]:
+        for name in store.list_files(folder):
+            if name.endswith("." + MANIFEST) or basename(name) == MANIFEST:
+                key = join(folder, name).removesuffix(MANIFEST).rstrip("/.")
+                if self._find(key) is not None:
+                    yield key
+
+    def lineage(self, destination: str) -> Lineage:
+        """The whole lineage, with similar artifacts grouped."""
+        return with_aliases(grouped(list(self.artifacts.values()), list(self.edges), destination))
 
 
-def tooltip(artifact: Artifact) -> str:
-    """Everything about a node in a few lines."""
-    lines = [artifact.long_label, artifact.digest, detail(artifact), artifact.key]
-    return "\n".join(line for line in lines if line)
+def _key(url: str) -> str:
+    """One spelling of a URL."""
+    path = local_path(url)
+    return url.rstrip("/") if path is None else str(path)
 
 
-def picture(lineage: Lineage) -> Markup:
-    """Both drawings; artifacts that nothing connects are left to the table."""
-    linked = {key for edge in lineage.edges for key in edge} | {lineage.destination}
-    shown = [a for a in lineage.artifacts if a.key in linked]
-    described = " ".join(_sentence(a, lineage, {b.key: b for b in shown}) for a in shown)
-    return el(
-        "div",
-        wide(shown, lineage.edges, lineage.destination, described),
-        narrow(shown, lineage.edges, lineage.destination),
-        class_="lineage",
+def _manifest_at(key: str) -> Manifest | None:
+    for url in (f"{key}.{MANIFEST}", join(key, MANIFEST)):
+        found = read_manifest(url)
+        if found is not None:
+            return found[0]
+    return None
+
+
+def describe(key: str, manifest: Manifest) -> Artifact:
+    """The artifact of a manifest."""
+    seconds = manifest.run.get("seconds")
+    return Artifact(
+        key=key,
+        stage=manifest.stage,
+        digest=manifest.output_digest,
+        size_bytes=sum(record.size_bytes for record in manifest.files),
+        num_files=len(manifest.files),
+        seconds=float(seconds) if isinstance(seconds, int | float) else None,
+        started=str(manifest.run.get("started", "")),
+        code=dict(manifest.code),
+        run=dict(manifest.run),
+        config=dict(manifest.config),
+        metrics=dict(manifest.metrics),
     )
 
 
-def _sentence(artifact: Artifact, lineage: Lineage, known: dict[str, Artifact]) -> str:
-    came = [known[source].label for source, target in lineage.edges if target == artifact.key]
-    return f"{artifact.label}{' from ' + ' and '.join(came) if came else ''}."
+def _source(key: str, digest: str, url: str | None = None, alias: str = "") -> Artifact:
+    size = None
+    if url is not None and not has_glob(url):
+        files = store.list_files(url)
+        size = sum(files.values()) if files else None
+        if not files and store.exists(url):
+            size = store.info(url).size_bytes
+    return Artifact(key=key, stage="", digest=digest, size_bytes=size, alias=alias)
 
 
-# --- wide -------------------------------------------------------------------------------------
+# --- grouping -----------------------------------------------------------------------------------
 
 
-def wide(
-    shown: Sequence[Artifact], edges: Sequence[Edge], destination: str, described: str
-) -> Markup:
-    """From left to right."""
-    keys = [artifact.key for artifact in shown]
-    line = main_line(keys, edges, destination)
-    plan = columns(keys, edges, line, NODE_HEIGHT, GAP)
-    pitch = (WIDTH - NODE_WIDTH) / max(plan.num_layers - 1, 1)
-    pitch = max(min(pitch, 1.9 * NODE_WIDTH), NODE_WIDTH + 24)
-    width = NODE_WIDTH + pitch * (plan.num_layers - 1)
-    main = set(line)
-    rails = [
-        _rail(plan.routes[edge], plan.layer, plan.y, pitch, edge in main)
-        for edge in sorted(edges, key=lambda e: e in main)
-    ]
-    nodes = [
-        _node(a, pitch * plan.layer[a.key], plan.y[a.key] - NODE_HEIGHT / 2, a.key == destination)
-        for a in shown
-    ]
-    box = (-MARGIN, -MARGIN, width + 2 * MARGIN, plan.height + 2 * MARGIN)
-    return el(
-        "svg",
-        el("title", "How this run came about. " + described, id="lineage-title"),
-        *rails,
-        *nodes,
-        viewBox=" ".join(f"{value:.1f}" for value in box),
-        style=f"max-width:{width + 2 * MARGIN:.0f}px",
-        class_="wide",
-        role="img",
-        aria_labelledby="lineage-title",
+def grouped(artifacts: Sequence[Artifact], edges: Sequence[Edge], destination: str) -> Lineage:
+    """Similar artifacts with the same parents and children as one: 8 shards, 300 raw files."""
+    for of_sources in (False, True):
+        groups: dict[object, list[Artifact]] = {}
+        sources = {a.key for a in artifacts if not a.stage}
+        for artifact in artifacts:
+            children = frozenset(c for p, c in edges if p == artifact.key)
+            parents = frozenset(p for p, c in edges if c == artifact.key and p not in sources)
+            lone = not children or (not artifact.stage) != of_sources
+            kind = artifact.key if lone else (artifact.stage, artifact.alias, children, parents)
+            groups.setdefault(kind, []).append(artifact)
+        merged: dict[str, Artifact] = {}
+        for group in groups.values():
+            merged |= dict.fromkeys((a.key for a in group), _merged(group))
+        artifacts = list({one.key: one for one in merged.values()}.values())
+        edges = list(dict.fromkeys((merged[a].key, merged[b].key) for a, b in edges))
+    return Lineage(artifacts=tuple(artifacts), edges=tuple(edges), destination=destination)
+
+
+def _merged(group: Sequence[Artifact]) -> Artifact:
+    group = sorted(group, key=lambda one: one.key)  # one digest, in whichever order they came
+    first = group[0]
+    if len(group) == 1:
+        return first
+    sizes = [a.size_bytes for a in group if a.size_bytes is not None]
+    seconds = [a.seconds for a in group if a.seconds is not None]
+    return replace(
+        first,
+        key=f"{first.key} ... {basename(group[-1].key)}",
+        digest=digest_document([a.digest for a in group]) if first.digest else "",
+        size_bytes=sum(sizes) if sizes else None,
+        num_files=sum(a.num_files for a in group),
+        count=len(group),
+        seconds=sum(seconds) if seconds else None,
     )
 
 
-def _rail(
-    route: Sequence[str],
-    layer: dict[str, int],
-    y: dict[str, float],
-    pitch: float,
-    is_main: bool,
-) -> Markup:
-    start = pitch * layer[route[0]] + NODE_WIDTH
-    d = f"M{start:.1f} {y[route[0]]:.1f}"
-    for before, after in itertools.pairwise(route):
-        left = pitch * layer[before] + NODE_WIDTH
-        right = pitch * layer[after]
-        bend = (right - left) / 2
-        d += f"C{left + bend:.1f} {y[before]:.1f} {right - bend:.1f} {y[after]:.1f}"
-        d += f" {right:.1f} {y[after]:.1f}"
-        if after is not route[-1]:
-            d += f"H{right + NODE_WIDTH:.1f}"
-    return el("path", d=d, class_="rail main" if is_main else "rail")
-
-
-def _node(artifact: Artifact, x: float, y: float, is_destination: bool) -> Markup:
-    css = f"node {kind(artifact)}{' destination' if is_destination else ''}"
-    return el(
-        "g",
-        el("title", tooltip(artifact)),
-        el("rect", width=NODE_WIDTH, height=NODE_HEIGHT, rx=9, class_="box"),
-        el("circle", cx=14, cy=18, r=4, class_="mark"),
-        el("text", artifact.label, x=25, y=22.5, class_="name"),
-        el("text", digest_text(artifact), x=12, y=41, class_="digest"),
-        el("text", detail(artifact), x=12, y=57, class_="detail"),
-        transform=f"translate({x:.1f} {y:.1f})",
-        class_=css,
+def with_aliases(lineage: Lineage) -> Lineage:
+    """Artifacts of one stage named by the last part of their URLs: reshard, export."""
+    stages = [a.stage for a in lineage.artifacts]
+    artifacts = tuple(
+        replace(a, alias=basename(a.key)) if a.stage and stages.count(a.stage) > 1 else a
+        for a in lineage.artifacts
     )
-
-
-# --- narrow -----------------------------------------------------------------------------------
-
-
-def narrow(shown: Sequence[Artifact], edges: Sequence[Edge], destination: str) -> Markup:
-    """From top to bottom, as a list with a track beside it."""
-    keys = [artifact.key for artifact in shown]
-    plan = tracks(keys, edges)
-    main = set(main_line(keys, edges, destination))
-    row = {key: ROW * (i + 0.5) for i, key in enumerate(plan.order)}
-    column = LANE * plan.num_lanes + RADIUS + 2
-    paths = [_bus(bus, row, column) for bus in plan.buses]
-    for edge in sorted(plan.straight, key=lambda e: e in main):
-        d = f"M{column:.1f} {row[edge[0]]:.1f}V{row[edge[1]]:.1f}"
-        paths.append(el("path", d=d, class_="rail main" if edge in main else "rail"))
-    known = {artifact.key: artifact for artifact in shown}
-    stops = [
-        el(
-            "circle",
-            cx=column,
-            cy=row[key],
-            r=RADIUS,
-            class_=f"stop {kind(known[key])}{' destination' if key == destination else ''}",
-        )
-        for key in plan.order
-    ]
-    width, height = column + RADIUS + 2, ROW * len(plan.order)
-    drawing = el(
-        "svg",
-        *paths,
-        *stops,
-        viewBox=f"0 0 {width:.1f} {height:.1f}",
-        width=width,
-        height=height,
-        aria_hidden="true",
-    )
-    items = [_item(known[key]) for key in plan.order]
-    return el("div", drawing, el("ol", *items, style=f"--row:{ROW:.0f}px"), class_="narrow")
-
-
-def _bus(bus: Bus, row: dict[str, float], column: float) -> Markup:
-    x, bend = column - LANE * (bus.lane + 1), ROW * 0.45
-    d = ""
-    for target in bus.targets:
-        top, bottom = row[bus.source], row[target]
-        d += f"M{column:.1f} {top:.1f}C{x:.1f} {top:.1f} {x:.1f} {top:.1f} {x:.1f} {top + bend:.1f}"
-        d += f"V{bottom - bend:.1f}"
-        d += f"C{x:.1f} {bottom:.1f} {x:.1f} {bottom:.1f} {column:.1f} {bottom:.1f}"
-    return el("path", d=d, class_="rail")
-
-
-def _item(artifact: Artifact) -> Markup:
-    about = el(
-        "span",
-        el("span", digest_text(artifact), class_="digest"),
-        f" {DOT} " + detail(artifact) if detail(artifact) else None,
-        class_="detail",
-    )
-    return el("li", el("span", artifact.label, class_="name"), about)
+    return replace(lineage, artifacts=artifacts)

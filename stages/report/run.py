@@ -1,12 +1,12 @@
-"""Gather, draw, write: the page, and the facts in it that never change."""
+"""Reads the artifacts, and writes the card and its summary."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from stages.report.card import render
 from stages.report.collect import gather
 from stages.report.config import ReportConfig
-from stages.report.page import render
 from stages.report.summary import summarize, training
 from stages.runtime.context import StageRun
 
@@ -15,7 +15,7 @@ SUMMARY = ".summary.json"
 
 
 def run(config: ReportConfig, stage: StageRun) -> dict[str, Any]:
-    """Write the card; returns what it is headed by."""
+    """Write the card and its summary; returns parameters and losses."""
     card = gather(config)
     digests = {name: found.digest for name, found in stage.inputs.items()}
     stage.write_json(SUMMARY, summarize(card, digests, config.title))

@@ -1,36 +1,36 @@
-"""The facts of a card that depend on the artifacts' contents alone: the same wherever, whenever."""
+"""The facts of a card that depend only on the contents of the artifacts: no times, no paths."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from stages.report.certificate import verdict
 from stages.report.facts import Card, Step
+from trainyard.charts.numbers import bounded_exp
 
 FORMAT_VERSION = 1
 
+CERTIFIED = ("verdict", "complete", "first_step", "last_step", "train_samples", "first_broken_link")
+
 
 def summarize(card: Card, digests: Mapping[str, str], title: str) -> dict[str, Any]:
-    """A JSON-able document without times, places or anything a second run could change.
+    """A JSON document that is the same in every run.
 
-    digests: of each artifact by the option that named it. title: as configured."""
-    document: dict[str, Any] = {"format_version": FORMAT_VERSION}
-    if title:
-        document["title"] = title
-    document["artifacts"] = {name: digests[name] for name in sorted(digests)}
-    document["parameters"] = card.num_parameters
-    document["training"] = training(card)
-    document["certificate"] = verdict(card)
-    evaluation = card.evaluation or {}
-    document["evaluation"] = {
-        key: value for key, value in evaluation.items() if key != "format_version"
+    digests: of each artifact, by the option that named it. title: as configured."""
+    evaluation, certificate = card.evaluation or {}, card.certificate or {}
+    document: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "title": title or None,
+        "artifacts": dict(sorted(digests.items())),
+        "parameters": card.num_parameters,
+        "training": training(card),
+        "certificate": _known({name: certificate.get(name) for name in CERTIFIED}),
+        "evaluation": {k: v for k, v in evaluation.items() if k != "format_version"},
+        "samples": [
+            {"prompt": s.prompt, "continuation": s.continuation, "finish_reason": s.finish_reason}
+            for s in card.samples
+        ],
     }
-    document["samples"] = [
-        {"prompt": s.prompt, "continuation": s.continuation, "finish_reason": s.finish_reason}
-        for s in card.samples
-    ]
     return {key: value for key, value in document.items() if value not in (None, {}, [])}
 
 
@@ -38,15 +38,23 @@ def training(card: Card) -> dict[str, Any]:
     """Length and losses of the run."""
     if not card.steps:
         return {}
-    trained = [step for step in card.steps if step.loss is not None]
-    facts: dict[str, Any] = {"steps": card.steps[-1].step, "tokens": card.tokens}
-    facts["loss"] = trained[-1].loss if trained else None
-    if card.validation:
-        first, last = card.validation
-        facts["validation_before"], facts["validation_after"] = _measured(first), _measured(last)
+    losses = [step.loss for step in card.steps if step.loss is not None]
+    first, last = card.validation or (None, None)
+    return _known(
+        {
+            "steps": card.steps[-1].step,
+            "tokens": card.tokens,
+            "loss": losses[-1] if losses else None,
+            "validation_before": first and _measured(first),
+            "validation_after": last and _measured(last),
+        }
+    )
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
 def _measured(step: Step) -> dict[str, Any]:
     loss = step.validation_loss or 0.0
-    return {"step": step.step, "loss": loss, "perplexity": math.exp(min(loss, 20.0))}
+    return {"step": step.step, "loss": loss, "perplexity": bounded_exp(loss)}

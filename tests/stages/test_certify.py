@@ -17,7 +17,7 @@ from stages.report.config import ReportConfig
 from stages.report.run import run as run_report
 from stages.runtime.context import StageRun
 from tests.stages.directly import Done, run_directly, run_program
-from tests.stages.markup_checks import check_sound
+from tests.stages.html_page import Page, check_sound
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.digest import digest_bytes, digest_files
@@ -349,11 +349,10 @@ def test_what_is_no_run_is_refused(whole: Path, tmp_path: Path) -> None:
 # --- on the run card ----------------------------------------------------------------------------
 
 
-def report(folder: Path, **options: Any) -> tuple[str, dict[str, Any]]:
+def report(folder: Path, **options: Any) -> tuple[Page, dict[str, Any]]:
     prefix = str(folder / "card")
     run_directly(ReportConfig, run_report, **options, output_prefix=prefix)
-    page = (folder / "card.html").read_text()
-    check_sound(page)
+    page = check_sound((folder / "card.html").read_text())
     return page, json.loads((folder / "card.summary.json").read_text())
 
 
@@ -361,12 +360,14 @@ def test_the_run_card_shows_the_certificate(whole: Path, tmp_path: Path) -> None
     written = str(tmp_path / "certificate.json")
     assert command(whole, "--output", written).status == 0
     page, summary = report(tmp_path, checkpoint=str(whole), certificate=written)
-    assert "What is certified" in page
-    assert "Proven: steps 1 to 8 follow each other" in page
-    assert CHECKS["samples"] in page
+    section = page.sections["What is certified"]
+    assert "Proven: steps 1 to 8 follow each other" in section.text
+    assert section.rows[0] == ["what", "checked", "result"]
+    assert section.facts["samples"] == str(summary["certificate"]["train_samples"])
+    assert CHECKS["samples"] in [row[0] for row in section.rows]
     assert summary["certificate"]["verdict"] == "proven"
     plain, summary = report(tmp_path, checkpoint=str(whole))
-    assert "What is certified" not in plain
+    assert "What is certified" not in plain.sections
     assert "certificate" not in summary
 
 
@@ -377,12 +378,13 @@ def test_the_run_card_shows_a_broken_link_and_no_certificate_of_another_run(
     written = tmp_path / "certificate.json"
     assert command(copied, "--output", written).status == 1
     page, summary = report(tmp_path, checkpoint=str(copied), certificate=str(written))
-    assert "Broken at step 5, samples: expected " in page
-    assert "&lt;b&gt;00" in page
+    text = page.sections["What is certified"].text
+    assert "Broken at step 5, samples: expected " in text
+    assert "<b>00" in text
     assert summary["certificate"]["first_broken_link"]["step"] == 5
     document = json.loads(written.read_text())
     written.write_text(json.dumps({**document, "lineage": "11ae"}))
-    with pytest.raises(ConfigError, match=r"--certificate .*of another run"):
+    with pytest.raises(ConfigError, match=r"--certificate .*belongs to another run"):
         report(tmp_path, checkpoint=str(copied), certificate=str(written))
     written.write_text("[]")
     with pytest.raises(ArtifactError, match="not a certificate"):

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.report.ancestry import Ancestry, grouped
+from stages.report.card import render
+from stages.report.collect import options_of
 from stages.report.config import ReportConfig
-from stages.report.facts import Artifact, Card, Lineage, Option, Sample, Step
-from stages.report.page import render
+from stages.report.facts import Card, Option, Sample, Step
+from stages.report.lineage import Ancestry, Artifact, Lineage, grouped
 from stages.report.run import run
 from tests.stages.directly import run_directly
-from tests.stages.markup_checks import Elements, check_sound
+from tests.stages.html_page import Page, check_sound
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_manifest
@@ -122,9 +122,9 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         return make_run(str(tmp_path_factory.mktemp("yard") / "first"))
 
 
-def report(out: Path, **options: Any) -> tuple[str, dict[str, Any]]:
+def report(out: Path, **options: Any) -> tuple[Page, dict[str, Any]]:
     run_directly(ReportConfig, run, output_prefix=str(out / "card"), **options)
-    page = (out / "card.html").read_text("utf-8")
+    page = check_sound((out / "card.html").read_text("utf-8"))
     return page, json.loads((out / "card.summary.json").read_text())
 
 
@@ -144,9 +144,8 @@ def named_edges(lineage: Lineage) -> set[tuple[str, str]]:
 
 def test_page_of_a_whole_run_shows_every_part(yard: dict[str, str], tmp_path: Path) -> None:
     page, _ = report(tmp_path, **yard)
-    check_sound(page)
-    titles = re.findall("<h2>(.*?)</h2>", page)
-    assert titles == [
+    assert list(page.sections) == [
+        "",
         "Training",
         "Where it came from",
         "What it writes",
@@ -154,31 +153,54 @@ def test_page_of_a_whole_run_shows_every_part(yard: dict[str, str], tmp_path: Pa
         "Where the time went",
         "What was run",
     ]
-    assert "8.00" in page
-    assert "5.00" in page
-    assert page.count('class="sample"') == 3
-    assert "is &lt;b&gt;full&lt;/b&gt;" in page
-    assert "prefers-color-scheme: dark" in page
-    assert f'<span class="run">{tmp_path.name}</span>' in page
+    head = page.sections[""]
+    assert f"trainyard run card \u00b7 {tmp_path.name}" in head.text
+    assert head.text.count("trained on 384 tokens in 2.5 s") == 1
+    assert ["Validation loss", "8.00 \u2192 5.00", "3.00 nats lower"] in head.rows
+    assert ["Tokens seen", "384", "in 6 steps"] in head.rows
+    assert ["Training speed", "640", "tokens/s, median"] in head.rows
+    assert ["6", "5.000", "5.000"] in page.sections["Training"].rows
+    texts = page.sections["What it writes"].text
+    assert texts.count("The yard is <b>full</b> end of document") == 3
+    assert "The most likely token at each step." in texts
+    assert page.sections["How good, how fast"].facts == {
+        "perplexity, per token": "164",
+        "loss, nats per token": "5.1000",
+        "output tokens per second": "50.0",
+    }
+    assert ["0", "2", "3", "100 ms", "200 ms"] in page.sections["How good, how fast"].rows
+    assert ["pretrain", "", "2.5 s", "9%"] in page.sections["Where the time went"].rows
+    facts = page.sections["What was run"].facts
+    assert facts["--swiglu"] == "no \u2192 yes"
+    assert facts["parameters"] == "9"
+    assert facts["memory, in all"] == "3.00 MB"
+    assert facts["device"] == "CPU"
+
+
+def test_every_artifact_is_in_the_table_with_its_digest(
+    yard: dict[str, str], tmp_path: Path
+) -> None:
+    page, summary = report(tmp_path, **yard)
+    rows = {row[0]: row[1:] for row in page.sections["Where it came from"].rows}
+    assert rows["pretrain"][0] == summary["artifacts"]["checkpoint"]
+    assert rows["pretrain"][2:] == ["3", "2.5 s", "2026-01-02 03:04:05 UTC", yard["checkpoint"]]
+    assert rows["tokenize \u00d73"][2] == "3"
 
 
 def test_page_of_a_checkpoint_alone_leaves_the_rest_out(
     yard: dict[str, str], tmp_path: Path
 ) -> None:
     page, summary = report(tmp_path, checkpoint=yard["checkpoint"])
-    check_sound(page)
-    assert "What it writes" not in page
-    assert "How good" not in page
-    assert "Foreseen" not in page
-    assert "merge" in page  # its lineage is still known
+    assert {"What it writes", "How good, how fast"}.isdisjoint(page.sections)
+    assert "Planned" not in page.sections["What was run"].text
+    assert "merge" in page.sections["Where it came from"].text  # its lineage is still known
     assert summary.keys() == {"format_version", "artifacts", "parameters", "training"}
 
 
 def test_every_svg_that_is_seen_has_a_title(yard: dict[str, str], tmp_path: Path) -> None:
     page, _ = report(tmp_path, **yard)
-    elements = Elements(page)
-    ids = {attributes.get("id") for _, attributes in elements.tags}
-    pictures = [a for tag, a in elements.tags if tag == "svg" and a.get("role") == "img"]
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    pictures = [a for tag, a in page.tags if tag == "svg" and a.get("role") == "img"]
     assert len(pictures) == 5  # loss, rate, norm, speed, lineage
     assert all(picture["aria-labelledby"] in ids for picture in pictures)
 
@@ -210,28 +232,40 @@ def hostile_card() -> Card:
 
 def test_hostile_text_stays_text() -> None:
     page = render(hostile_card())
-    check_sound(page)
-    assert "&lt;script&gt;" in page
+    parsed = check_sound(page)
     page.encode()  # no half of a surrogate pair, no zero byte
     assert "\0" not in page
-    assert "default-src 'none'" in page.replace("&#x27;", "'")
+    shown = HOSTILE.replace("\0", "\ufffd").replace("\ud800", "\ufffd")
+    for section in ("", "What it writes", "How good, how fast", "What was run"):
+        assert shown in parsed.sections[section].text
+    policy = [a["content"] for _, a in parsed.tags if "http-equiv" in a]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+CHECKPOINT = Artifact(key="c", stage="pretrain", digest="d")
+LINEAGE = Lineage(artifacts=(CHECKPOINT,), edges=(), destination="c")
+
+
+def page_of(**facts: Any) -> Page:
+    return check_sound(render(Card(title="t", lineage=LINEAGE, **facts)))
 
 
 def test_page_of_nothing_but_a_checkpoint_stands() -> None:
-    checkpoint = Artifact(key="c", stage="pretrain", digest="d")
-    lineage = Lineage(artifacts=(checkpoint,), edges=(), destination="c")
-    check_sound(render(Card(title="t", lineage=lineage)))
-    check_sound(render(Card(title="t", lineage=lineage, steps=(Step(step=1, loss=2.0, tokens=0),))))
+    assert list(page_of().sections) == ["", "Where it came from"]
+    page = page_of(steps=(Step(step=1, loss=2.0, tokens=0),))
+    assert ["Training loss", "2.000", "at the last step"] in page.sections[""].rows
 
 
 def test_headline_says_what_validation_was_measured() -> None:
-    checkpoint = Artifact(key="c", stage="pretrain", digest="d")
-    lineage = Lineage(artifacts=(checkpoint,), edges=(), destination="c")
-    steps = [Step(step=n, validation_loss=9.0 - n / 10) for n in (0, 10, 20)]
-    pages = [render(Card(title="t", lineage=lineage, steps=tuple(s))) for s in (steps, steps[1:])]
-    assert "before and after" in pages[0]
-    assert "first at step 10" in pages[1]
-    assert "at step 20" in render(Card(title="t", lineage=lineage, steps=tuple(steps[2:])))
+    steps = tuple(Step(step=n, validation_loss=9.0 - n / 10) for n in (0, 10, 20))
+    assert "before and after" in page_of(steps=steps).sections[""].text
+    assert "first at step 10" in page_of(steps=steps[1:]).sections[""].text
+    assert "at step 20" in page_of(steps=steps[2:]).sections[""].text
+
+
+def test_options_know_their_defaults() -> None:
+    options = options_of({"num_layers": 2, "swiglu": True, "clip_grad": 1.0, "finetune": False})
+    assert [option.name for option in options if option.differs] == ["num_layers", "swiglu"]
 
 
 # --- the summary ------------------------------------------------------------------------------
@@ -305,7 +339,7 @@ def test_lineage_of_raw_files_ends_in_one_source(tmp_path: Path) -> None:
     assert next(a for a in lineage.artifacts if not a.stage).size_bytes == 9
 
 
-def test_an_artifact_made_anew_since_is_not_taken_for_the_origin(tmp_path: Path) -> None:
+def test_an_artifact_rebuilt_since_is_not_taken_for_the_origin(tmp_path: Path) -> None:
     tokens, checkpoint = (Output.directory(str(tmp_path / name)) for name in ("tokens", "run"))
     make(tokens, "merge", {"a.bin": "before"})
     make(checkpoint, "pretrain", {"w": "x"}, {"data": (tokens.url,)})

@@ -1,6 +1,7 @@
 """The version of a stage's code: a digest of every source file that its imports reach.
 
-Follows static imports of trainyard's packages, also those inside functions; imports nothing."""
+Follows static imports of trainyard's packages, also those inside functions; imports nothing.
+Templates and style sheets count with the modules in their folder."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from trainyard.artifacts.digest import digest_bytes, digest_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("trainyard", "stages")
+DATA = (".css", ".j2")
+"""Files that a module may read from its own folder."""
 
 IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+((?:trainyard|stages)[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)"
@@ -52,13 +55,16 @@ def _imports(source: bytes) -> set[str]:
 
 def sources(*modules: str) -> dict[str, Path]:
     """Every source file of trainyard that the modules reach, by its path below the root."""
-    pending, seen, files = list(modules), set(modules), {}
+    pending, seen = list(modules), set(modules)
+    files: dict[str, Path] = {}
     listed = cache(_listed)
     while pending:
         path = _source(pending.pop(), listed)
         if path is None:
             continue
-        files[path.relative_to(ROOT).as_posix()] = path
+        folder = path.relative_to(ROOT).parent
+        data = [name for name in listed(".".join(folder.parts)) if name.endswith(DATA)]
+        files |= {(folder / name).as_posix(): ROOT / folder / name for name in (path.name, *data)}
         for name in _imports(path.read_bytes()) - seen:
             seen.add(name)
             pending.append(name)

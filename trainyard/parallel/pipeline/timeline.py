@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from string import ascii_letters
-from xml.sax.saxutils import escape
 
+from trainyard.charts.markup import Markup, element
 from trainyard.parallel.pipeline.schedule import Action
 from trainyard.parallel.pipeline.simulate import Simulation
 
@@ -112,62 +112,67 @@ STYLE = (
 
 
 def svg_timeline(simulation: Simulation, title: str) -> str:
-    """The whole schedule, one bar for each rank; every cell says what it is when pointed at."""
+    """The whole schedule, one bar for each rank; every cell has a tooltip."""
     scale = _columns_per_time(simulation) * PIXELS_PER_COLUMN
     ranks = range(len(simulation.schedule))
     width = math.ceil(MARGIN + simulation.makespan * scale + 16)
     height = TOP + len(ranks) * (ROW + GAP) + 12
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}">',
-        f"<style>{STYLE}</style>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text class="h" x="12" y="22">{escape(title)}</text>',
+    return element(
+        "svg",
+        element("style", Markup(STYLE)),
+        element("rect", width=width, height=height, fill="#fff"),
+        element("text", title, class_="h", x=12, y=22),
         *_svg_legend(_num_chunks(simulation)),
-    ]
-    for rank in ranks:
-        parts += _svg_row(simulation, rank, scale)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        *[part for rank in ranks for part in _svg_row(simulation, rank, scale)],
+        xmlns="http://www.w3.org/2000/svg",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+    )
 
 
-def _svg_legend(chunks: int) -> list[str]:
+def _svg_legend(chunks: int) -> list[Markup]:
     parts, x = [], 12
     for kind, name in (("F", "forward"), ("B", "backward")):
         for chunk in range(chunks):
-            parts.append(
-                f'<rect x="{x}" y="32" width="14" height="14" fill="{_fill(kind, chunk, chunks)}"/>'
-            )
+            fill = _fill(kind, chunk, chunks)
+            parts.append(element("rect", x=x, y=32, width=14, height=14, fill=fill))
             x += 16
-        parts.append(f'<text x="{x + 4}" y="43">{name}</text>')
+        parts.append(element("text", name, x=x + 4, y=43))
         x += 84
-    parts.append(f'<rect class="i" x="{x}" y="32" width="14" height="14"/>')
-    parts.append(f'<text x="{x + 20}" y="43">idle</text>')
+    parts.append(element("rect", class_="i", x=x, y=32, width=14, height=14))
+    parts.append(element("text", "idle", x=x + 20, y=43))
     if chunks > 1:
         letters = f"{_letter(0)} to {_letter(chunks - 1)}"
-        parts.append(f'<text x="{x + 76}" y="43">darker: later chunk, {letters}</text>')
+        parts.append(element("text", f"darker: later chunk, {letters}", x=x + 76, y=43))
     return parts
 
 
-def _svg_row(simulation: Simulation, rank: int, scale: float) -> list[str]:
+def _svg_row(simulation: Simulation, rank: int, scale: float) -> list[Markup]:
     y, chunks = TOP + rank * (ROW + GAP), _num_chunks(simulation)
     length = simulation.makespan * scale
     parts = [
-        f'<text x="12" y="{y + 17}">rank {rank}</text>',
-        f'<rect class="i" x="{MARGIN}" y="{y}" width="{length:.1f}" height="{ROW}"/>',
+        element("text", f"rank {rank}", x=12, y=y + 17),
+        element("rect", class_="i", x=MARGIN, y=y, width=length, height=ROW),
     ]
     for action, start, stop in _actions(simulation, rank):
         x, width = MARGIN + start * scale, (stop - start) * scale
-        what = "forward" if action.kind == "F" else "backward"
-        label = _label(action, chunks > 1)
-        parts.append(
-            f"<g><title>rank {rank}: {what} of micro-batch {action.microbatch}, chunk "
-            f"{action.chunk}, {start:g} to {stop:g}</title>"
-            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW}" '
-            f'fill="{_fill(action.kind, action.chunk, chunks)}"/>'
+        fill = _fill(action.kind, action.chunk, chunks)
+        kind = "forward" if action.kind == "F" else "backward"
+        about = (
+            f"rank {rank}: {kind} of micro-batch {action.microbatch}, chunk {action.chunk}, "
+            f"{start:g} to {stop:g}"
         )
-        if width >= 8 * len(label):
-            parts.append(f'<text class="c" x="{x + width / 2:.1f}" y="{y + 17}">{label}</text>')
-        parts.append("</g>")
+        label = _label(action, chunks > 1)
+        text = element("text", label, class_="c", x=x + width / 2, y=y + 17)
+        parts.append(
+            element(
+                "g",
+                element("title", about),
+                element("rect", x=x, y=y, width=width, height=ROW, fill=fill),
+                text if width >= 8 * len(label) else None,
+            )
+        )
     return parts
 
 

@@ -1,16 +1,17 @@
-"""Numbers as a person reads them. Pure functions; nothing here ever says nan."""
+"""Numbers as text for people. Pure functions; none of them shows NaN or infinity."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 NARROW = "\u202f"
 MINUS = "\u2212"
-ARROW = "\u2192"
 TIMES = "\u00d7"
 DOT = "\u00b7"
-DASH = "\u2013"
+
+Format = Callable[[float], str]
 
 
 def is_number(value: Any) -> bool:
@@ -25,11 +26,10 @@ def whole(value: float) -> str:
 
 
 def scaled(value: float) -> str:
-    """Three digits and a word of size: 3.41 M."""
+    """Three digits and a unit of size: 3.41 M."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
-            divisor = 1e3 if unit == "k" else limit
-            return f"{three(value / divisor)}{NARROW}{unit}"
+            return f"{three(value / (1e3 if unit == 'k' else limit))}{NARROW}{unit}"
     return whole(value) if abs(value) >= 1000 or float(value).is_integer() else three(value)
 
 
@@ -50,7 +50,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes, hours or days: the two largest that matter."""
+    """The two largest units of seconds, minutes, hours and days."""
     if seconds < 9.95:
         return f"{seconds:.1f}{NARROW}s"
     total = round(seconds)
@@ -64,12 +64,17 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Short times."""
+    """A short time."""
     return f"{three(seconds * 1e3)}{NARROW}ms" if seconds < 1 else f"{three(seconds)}{NARROW}s"
 
 
-def fixed(digits: int) -> Any:
-    """A formatter with so many decimals."""
+def percent(share: float) -> str:
+    """A share of 1, with one decimal."""
+    return f"{100 * share:.1f} %"
+
+
+def fixed(digits: int) -> Format:
+    """A format with that many decimals."""
     return lambda value: f"{value:.{digits}f}".replace("-", MINUS)
 
 
@@ -87,7 +92,7 @@ def perplexity(value: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value of an option or a metric, whatever it is."""
+    """An option or a metric of any type."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -102,5 +107,5 @@ def shown(value: Any) -> str:
 
 
 def bounded_exp(loss: float) -> float:
-    """exp, which a loss beyond 20 would only blow up."""
+    """exp of a loss of at most 20, so that it does not overflow."""
     return math.exp(min(loss, 20.0))

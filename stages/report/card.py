@@ -1,0 +1,336 @@
+"""The run card as one HTML document: card.html.j2 filled in, with card.css inside.
+
+The template has the order of the page, its words, and the format of each number. Here are the facts
+that take a computation. Documents of other programs may lack any key: the template leaves those
+rows out."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from stages.report import lineage_picture
+from stages.report.facts import Card, Sample, Save, Step
+from trainyard.charts import numbers
+from trainyard.charts.line_chart import LineChart, Series, finite, line_chart
+from trainyard.charts.markup import Markup, printable
+from trainyard.charts.numbers import NARROW, is_number, three, whole
+from trainyard.version import VERSION
+
+FOLDER = Path(__file__).parent
+TEMPLATE, CSS = "card.html.j2", "card.css"
+
+MAX_SAMPLE_CHARS = 4000
+MAX_REQUESTS = 64
+END_TOKEN = re.compile(r"(<\|[a-z_]+\|>|</s>)\s*\Z")
+
+EVALUATION = {
+    "ppl": ("perplexity, per token", numbers.perplexity),
+    "adjusted_ppl": ("adjusted perplexity, per word", numbers.perplexity),
+    "avg_loss": ("loss, nats per token", numbers.fixed(4)),
+    "bits_per_byte": ("bits per byte", numbers.fixed(3)),
+    "token_ratio": ("tokens per word", numbers.fixed(3)),
+    "num_tokens": ("tokens scored", whole),
+}
+"""Results of an evaluation with a label; others are shown under their own names."""
+
+SAVE_KINDS = (
+    ("durable", "in the run folder", "a"),
+    ("local", "on nodes", "b"),
+    ("global", "in a shared folder", "c"),
+    ("upload", "copied from nodes", "d"),
+)
+"""(kind, label, color) of saves."""
+
+GOODPUT_KINDS = (
+    ("queue", "waiting in a queue", "source"),
+    ("start", "starting", "source"),
+    ("restore", "loading a checkpoint", "source"),
+    ("compile", "compiling", "source"),
+    ("data_wait", "waiting for data", "source"),
+    ("step", "steps that were kept", "model"),
+    ("evaluation", "measuring the loss", "measure"),
+    ("checkpoint", "waiting for saves", "source"),
+    ("lost", "steps that were lost", "source"),
+    ("idle", "allocated, doing nothing", "source"),
+    ("between", "between attempts", "source"),
+)
+"""(kind, label, color) of time."""
+
+SHOWN_SECONDS = 0.05
+"""A shorter time has no bar."""
+
+
+def render(card: Card) -> str:
+    """The whole page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=jinja2.ChainableUndefined,
+        finalize=_printed,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.tests["finite"] = is_number
+    environment.filters["entries"] = _entries
+    environment.globals |= {"f": numbers, "lineage_picture": lineage_picture}
+    return environment.get_template(TEMPLATE).render(
+        card=card,
+        css=Markup((FOLDER / CSS).read_text("utf-8")),
+        version=VERSION,
+        headline=headline(card),
+        stats=list(stats(card)),
+        loss=loss_chart(card),
+        small_charts=small_charts(card),
+        samples=[sample_text(sample) for sample in card.samples],
+        sampling=sampling(card.sampling),
+        evaluation_labels=EVALUATION,
+        max_requests=MAX_REQUESTS,
+        save_rows=save_rows(card.saves),
+        save_charts=save_charts(card.saves),
+        goodput_bars=goodput_bars(card.goodput or {}),
+        stage_bars=stage_bars(card),
+    )
+
+
+def _printed(value: Any) -> Any:
+    """Every value before it is escaped: text that HTML allows, and nothing for None."""
+    if value is None:
+        return ""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list of a document; none when it is not a list."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+# --- headline -----------------------------------------------------------------------------------
+
+
+def headline(card: Card) -> str:
+    """What was trained, in a sentence."""
+    count, tokens, seconds = card.num_parameters, card.tokens, card.training_seconds
+    model = f"{numbers.scaled(count)} parameters" if count else "A model"
+    data = f" on {numbers.scaled(tokens)} tokens" if tokens else ""
+    return f"{model} trained{data}" + (f" in {numbers.duration(seconds)}" if seconds else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """A number below the headline."""
+
+    name: str
+    value: str
+    more: str
+    before: str = ""
+    css: str = ""
+
+
+def stats(card: Card) -> Iterator[Stat]:
+    """The most important numbers, as far as known."""
+    if card.validation:
+        yield from _validation(*card.validation)
+    elif losses := [step.loss for step in card.steps if step.loss is not None]:
+        yield Stat("Training loss", numbers.fixed(3)(losses[-1]), "at the last step")
+    if card.tokens and card.steps:
+        steps = f"in {whole(card.steps[-1].step)} steps"
+        yield Stat("Tokens seen", numbers.scaled(card.tokens), steps)
+    if rates := [step.tokens_per_second for step in card.steps if step.tokens_per_second]:
+        median = numbers.scaled(statistics.median_high(rates))
+        yield Stat("Training speed", median, "tokens/s, median")
+    if card.total_seconds:
+        stages = len({a.stage for a in card.lineage.artifacts if a.seconds is not None})
+        more = f"in {stages} stages" if stages > 1 else "in one stage"
+        yield Stat("All together", numbers.duration(card.total_seconds), more)
+
+
+def _validation(first: Step, last: Step) -> Iterator[Stat]:
+    """Loss and perplexity at the first and the last measurement, or at the only one."""
+    losses = [step.validation_loss or 0.0 for step in (first, last)]
+    before, loss = (numbers.fixed(2)(value) for value in losses)
+    was, perplexity = (numbers.perplexity(numbers.bounded_exp(value)) for value in losses)
+    if first.step == last.step:
+        at = f"at step {whole(last.step)}"
+        yield Stat("Validation loss", loss, at, css="b")
+        yield Stat("Validation perplexity", perplexity, at)
+        return
+    fall = losses[0] - losses[1]
+    more = f"{numbers.fixed(2)(fall)} nats lower" if fall > 0 else "not lower than before"
+    when = "before and after" if first.step == 0 else f"first at step {whole(first.step)}"
+    yield Stat("Validation loss", loss, more, before, "b")
+    yield Stat("Validation perplexity", perplexity, when, was)
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def _series(card: Card, name: str, field: str, css: str, dots: bool = False) -> Series:
+    return Series(name, finite([(s.step, getattr(s, field)) for s in card.steps]), css, dots)
+
+
+def loss_chart(card: Card) -> LineChart | None:
+    """Training and validation loss."""
+    training = _series(card, "training", "loss", "a")
+    validation = _series(card, "validation", "validation_loss", "b", dots=True)
+    return line_chart("Loss", [training, validation], numbers.fixed(3), note="nats per token")
+
+
+def small_charts(card: Card) -> list[LineChart]:
+    """Learning rate, gradient norm and speed."""
+    return _drawn(
+        line_chart(
+            "Learning rate",
+            [_series(card, "learning rate", "learning_rate", "c")],
+            numbers.rate,
+            from_zero=True,
+        ),
+        line_chart(
+            "Gradient norm",
+            [_series(card, "gradient norm", "grad_norm", "d")],
+            numbers.fixed(2),
+            from_zero=True,
+            note="before clipping",
+        ),
+        line_chart(
+            "Tokens per second",
+            [_series(card, "tokens/s", "tokens_per_second", "a")],
+            numbers.scaled,
+            from_zero=True,
+        ),
+    )
+
+
+def _drawn(*charts: LineChart | None) -> list[LineChart]:
+    return [chart for chart in charts if chart is not None]
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+
+def sampling(options: dict[str, Any]) -> str:
+    """How the next token was chosen, as a sentence."""
+    if not options:
+        return ""
+    if options.get("temperature") == 0 or options.get("top_k") == 1:
+        return "The most likely token at each step."
+    parts = [f"temperature {numbers.shown(options.get('temperature', 1.0))}"]
+    parts += [f"top-k {options['top_k']}"] if options.get("top_k") else []
+    parts += [f"top-p {numbers.shown(options['top_p'])}"] if options.get("top_p") else []
+    parts += [f"seed {options['seed']}"] if "seed" in options else []
+    return f"Sampled with {', '.join(parts)}."
+
+
+def sample_text(sample: Sample) -> tuple[str, str, str]:
+    """Prompt, generated text, and a note on its end. Long texts are cut."""
+    text, is_stopped = sample.continuation, sample.finish_reason == "stop"
+    if is_stopped:
+        text = END_TOKEN.sub("", text)
+    end = f"{NARROW}end of document" if is_stopped else ""
+    if len(text) > MAX_SAMPLE_CHARS:
+        end = f" ... {whole(len(text) - MAX_SAMPLE_CHARS)} more characters"
+    return sample.prompt[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], end
+
+
+# --- saves --------------------------------------------------------------------------------------
+
+
+def _by_kind(saves: Sequence[Save]) -> Iterator[tuple[str, str, list[Save]]]:
+    for kind, label, css in SAVE_KINDS:
+        if found := [save for save in saves if save.kind == kind]:
+            yield label, css, found
+
+
+def save_rows(saves: Sequence[Save]) -> list[list[str]]:
+    """A row for each kind: label, number, then medians and the longest time."""
+    rows = []
+    for label, _, found in _by_kind(saves):
+        speed = [save.size_bytes / 1e9 / max(save.durable_seconds, 1e-9) for save in found]
+        rows.append(
+            [
+                label,
+                whole(len(found)),
+                numbers.size(statistics.median(save.size_bytes for save in found)),
+                three(statistics.median(speed)),
+                numbers.milliseconds(statistics.median(save.blocked_seconds for save in found)),
+                numbers.milliseconds(statistics.median(save.durable_seconds for save in found)),
+                numbers.milliseconds(max(save.durable_seconds for save in found)),
+            ]
+        )
+    return rows
+
+
+def save_charts(saves: Sequence[Save]) -> list[LineChart]:
+    """By step: how long training waited, and how long until a save was complete."""
+
+    def chart(title: str, figure: Callable[[Save], float]) -> LineChart | None:
+        series = [
+            Series(label, tuple((save.step, figure(save)) for save in found), css, dots=True)
+            for label, css, found in _by_kind(saves)
+            if any(map(figure, found))  # training does not wait for uploads
+        ]
+        return line_chart(title, series, numbers.milliseconds, from_zero=True, note="seconds")
+
+    return _drawn(
+        chart("Training waited", lambda save: save.blocked_seconds),
+        chart("Saved after", lambda save: save.durable_seconds),
+    )
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A time as a bar."""
+
+    label: str
+    css: str
+    seconds: float
+    share: str
+    length: float
+    """Between 0 and 1, the longest bar."""
+
+
+def goodput_bars(document: dict[str, Any]) -> list[Bar]:
+    """Where the time of all attempts went."""
+    spent, shares = document.get("spent_seconds", {}), document.get("spent_percent") or {}
+    seconds = {
+        kind: spent[kind]
+        for kind, _, _ in GOODPUT_KINDS
+        if is_number(spent.get(kind)) and spent[kind] >= SHOWN_SECONDS
+    }
+    return [
+        Bar(
+            label,
+            css,
+            seconds[kind],
+            f"{shares[kind]:.1f}%" if is_number(shares.get(kind)) else "",
+            seconds[kind] / max(seconds.values()),
+        )
+        for kind, label, css in GOODPUT_KINDS
+        if kind in seconds
+    ]
+
+
+def stage_bars(card: Card) -> list[Bar]:
+    """Where the time of all stages went."""
+    timed = [(a, a.seconds) for a in card.lineage.artifacts if a.seconds is not None]
+    total = sum(seconds for _, seconds in timed) or 1.0
+    longest = max((seconds for _, seconds in timed), default=0.0) or 1.0
+    return [
+        Bar(
+            artifact.long_label,
+            lineage_picture.family(artifact),
+            seconds,
+            f"{100 * seconds / total:.0f}%" if seconds / total >= 0.005 else "<1%",
+            seconds / longest,
+        )
+        for artifact, seconds in timed
+    ]

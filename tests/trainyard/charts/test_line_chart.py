@@ -1,0 +1,69 @@
+"""Line charts: sound whatever the curve, with the spikes of long ones."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from trainyard.charts import line_chart as charts
+from trainyard.charts.line_chart import LineChart, Series, line_chart
+from trainyard.charts.numbers import fixed, rate
+
+
+def chart(*points: tuple[float, float | None]) -> LineChart | None:
+    return line_chart("Loss", [Series("t", charts.finite(points), "a")], fixed(3))
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1, 2.0)],
+        [(1, 0.0)],
+        [(1, 2.0), (2, 2.0)],
+        [(1, math.nan), (2, 3.0), (3, math.inf), (4, None), (5, 1.0)],
+        [(0, -1e-9), (1, 1e9)],
+        [(step, 1.0 / step) for step in range(1, 5000)],
+    ],
+    ids=["one point", "zero", "constant", "not finite", "wide", "many"],
+)
+def test_charts_of_odd_curves_are_sound(points: list[tuple[float, float | None]]) -> None:
+    drawn = chart(*points)
+    assert drawn is not None
+    plot = drawn.plot()
+    ElementTree.fromstring(f"<svg>{plot}</svg>")
+    assert "nan" not in plot
+    assert "inf" not in plot
+    assert len(plot) < 100_000
+    rows, total = drawn.rows()
+    assert len(rows) == min(total, charts.MAX_ROWS)
+
+
+def test_a_chart_without_points_is_none() -> None:
+    assert chart() is None
+    assert chart((1, math.nan)) is None
+
+
+def test_a_chart_is_described_by_its_ends() -> None:
+    drawn = chart((1, 2.0), (2, 9.0), (3, 1.0))
+    assert drawn is not None
+    assert drawn.description == "Loss by step. t: 2.000 at step 1, 1.000 at step 3."
+
+
+def test_thinning_keeps_spikes_and_ends() -> None:
+    points = [(float(i), 9.0 if i == 777 else 1.0) for i in range(10_000)]
+    thinned = charts.thin(points)
+    assert len(thinned) <= charts.MAX_POINTS + 2
+    assert (777.0, 9.0) in thinned
+    assert thinned[0] == points[0]
+    assert thinned[-1] == points[-1]
+
+
+@pytest.mark.parametrize("values", [(4.1, 8.3), (0.0, 6e-4), (-2.0, 3.0), (1e6, 1.1e6)])
+def test_scales_hold_all_values_and_have_ticks_that_differ(values: tuple[float, float]) -> None:
+    scale = charts.value_scale(values)
+    assert scale.low <= min(values) < max(values) <= scale.high
+    assert 2 <= len(scale.ticks) <= 8
+    labels = charts.tick_labels(scale.ticks, rate)
+    assert len(set(labels)) == len(labels)

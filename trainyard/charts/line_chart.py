@@ -1,0 +1,247 @@
+"""Line charts as SVG. A band around each step shows its values on hover, without a script.
+
+Positions are percentages of the surrounding SVG, so a chart stretches and its type does not.
+The curves are in a nested SVG without aspect ratio, and their strokes do not scale.
+Style sheets color the classes `a` to `d` of the series."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainyard.charts.markup import Markup, element, join
+from trainyard.charts.numbers import DOT, MINUS, Format, is_number, scaled, whole
+
+Point = tuple[float, float]
+
+MAX_POINTS = 400
+"""Points of a curve; `thin` keeps the extremes of each bucket of a longer one."""
+MAX_BANDS = 120
+MAX_ROWS = 40
+GRID = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve of a chart."""
+
+    name: str
+    points: tuple[Point, ...]
+    css: str
+    """Class that colors it: a, b, c or d."""
+    dots: bool = False
+    """Mark each point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The range of an axis and its ticks."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def at(self, value: float) -> float:
+        """Position between 0 and 1."""
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """Curves by step, with a title; made by `line_chart`."""
+
+    title: str
+    note: str
+    series: tuple[Series, ...]
+    value_format: Format
+    x: Scale
+    y: Scale
+
+    @property
+    def description(self) -> str:
+        """The first and last value of each curve, for readers who do not see it."""
+        parts = [f"{self.title} by step."]
+        for one in self.series:
+            ends = dict.fromkeys((one.points[0], one.points[-1]))
+            shown = [f"{self.value_format(y)} at step {whole(x)}" for x, y in ends]
+            parts.append(f"{one.name}: {', '.join(shown)}.")
+        return " ".join(parts)
+
+    def rows(self) -> tuple[list[list[str]], int]:
+        """At most MAX_ROWS rows of a table (step, value of each curve), and how many there are."""
+        steps, tables = self._by_step()
+        rows = []
+        for step in (steps[i] for i in spaced(len(steps), MAX_ROWS)):
+            values = [self.value_format(t[step]) if step in t else "" for t in tables]
+            rows.append([whole(step), *values])
+        return rows, len(steps)
+
+    def plot(self, has_bands: bool = True) -> Markup:
+        """Axes, curves and bands: the content of an SVG of any size."""
+        curves = element(
+            "svg",
+            *[self._curve(one) for one in self.series],
+            viewBox=f"0 0 {GRID} {GRID}",
+            preserveAspectRatio="none",
+            width="100%",
+            height="100%",
+            overflow="visible",
+        )
+        return join([self._axes(), curves, *(self._bands() if has_bands else [])])
+
+    def _by_step(self) -> tuple[list[float], list[dict[float, float]]]:
+        tables = [dict(one.points) for one in self.series]
+        return sorted({step for table in tables for step in table}), tables
+
+    def _axes(self) -> Markup:
+        parts = [element("line", x1="0", x2="100%", y1="100%", y2="100%", class_="base")]
+        labels = tick_labels(self.y.ticks, self.value_format)
+        for tick, label in zip(self.y.ticks, labels, strict=True):
+            y = _percent(1 - self.y.at(tick))
+            if tick > self.y.low:
+                parts.append(element("line", x1="0", x2="100%", y1=y, y2=y))
+            parts.append(element("text", label, x="0", dx="-8", y=y, dy="4", class_="ytick"))
+        for tick in self.x.ticks:
+            at = self.x.at(tick)
+            anchor = "end" if at > 0.97 else "start" if at < 0.02 else "middle"
+            label = ("step " if tick == self.x.ticks[0] else "") + whole(tick)
+            parts.append(
+                element("text", label, x=_percent(at), y="100%", dy="18", text_anchor=anchor)
+            )
+        return element("g", *parts, class_="axis")
+
+    def _curve(self, series: Series) -> Markup:
+        points = [(GRID * self.x.at(x), GRID * (1 - self.y.at(y))) for x, y in thin(series.points)]
+        parts = []
+        if len(points) > 1:
+            path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            parts.append(element("path", d=path, class_=f"curve {series.css}"))
+        if series.dots or len(points) == 1:
+            # A stroke of no length with round ends stays a round dot in a stretched plot.
+            dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)
+            parts.append(element("path", d=dots, class_=f"dots {series.css}"))
+        return join(parts)
+
+    def _bands(self) -> list[Markup]:
+        steps, tables = self._by_step()
+        marks = [steps[i] for i in spaced(len(steps), MAX_BANDS)]
+        places = [self.x.at(mark) for mark in marks]
+        edges = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(places)), 1.0]
+        bands = []
+        for mark, place, left, right in zip(marks, places, edges, edges[1:], strict=False):
+            values = [
+                (f"{one.name} " if len(tables) > 1 else "") + self.value_format(table[mark])
+                for one, table in zip(self.series, tables, strict=True)
+                if mark in table
+            ]
+            text, at = f" {DOT} ".join([f"step {whole(mark)}", *values]), _percent(place)
+            bands.append(
+                element(
+                    "g",
+                    element("title", text),
+                    element("rect", x=_percent(left), width=_percent(right - left), height="100%"),
+                    element("line", x1=at, x2=at, y1="0", y2="100%"),
+                    element("text", text, x="100%", y="-10", text_anchor="end"),
+                    class_="band",
+                )
+            )
+        return bands
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    value_format: Format,
+    *,
+    from_zero: bool = False,
+    note: str = "",
+) -> LineChart | None:
+    """A chart of the series that have points; None when no series has any."""
+    series = tuple(one for one in series if one.points)
+    if not series:
+        return None
+    return LineChart(
+        title=title,
+        note=note,
+        series=series,
+        value_format=value_format,
+        x=step_scale([x for one in series for x, _ in one.points]),
+        y=value_scale([y for one in series for _, y in one.points], from_zero),
+    )
+
+
+def finite(points: Sequence[tuple[float, float | None]]) -> tuple[Point, ...]:
+    """The points that can be drawn."""
+    return tuple((x, y) for x, y in points if y is not None and is_number(x) and is_number(y))
+
+
+def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> tuple[Point, ...]:
+    """About `limit` points: the lowest and highest of each bucket, so that spikes stay."""
+    if len(points) <= limit:
+        return tuple(points)
+    buckets = limit // 2
+    kept = {0, len(points) - 1}
+    for bucket in range(buckets):
+        span = range(bucket * len(points) // buckets, (bucket + 1) * len(points) // buckets)
+        kept.add(min(span, key=lambda i: points[i][1]))
+        kept.add(max(span, key=lambda i: points[i][1]))
+    return tuple(points[i] for i in sorted(kept))
+
+
+def spaced(count: int, limit: int) -> list[int]:
+    """At most `limit` indices from the first to the last."""
+    if count <= limit:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (limit - 1)) for i in range(limit)})
+
+
+# --- scales -----------------------------------------------------------------------------------
+
+
+def value_scale(values: Sequence[float], from_zero: bool = False) -> Scale:
+    """An axis that holds all values with some room, and about four ticks at round values."""
+    low, high = min(values), max(values)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        room = abs(high) * 0.1 or 1.0
+        low, high = low - room, high + room
+    room = 0.06 * (high - low)
+    low = low if from_zero and low == 0.0 else low - room
+    high = high if from_zero and high == 0.0 else high + room
+    return Scale(low, high, _ticks(low, high, _nice_step((high - low) / 4)))
+
+
+def step_scale(values: Sequence[float]) -> Scale:
+    """An axis of steps: as wide as the data, about five ticks at round steps."""
+    low, high = min(values), max(values)
+    if low == high:
+        return Scale(low - 1, high + 1, (low,))
+    return Scale(low, high, _ticks(low, high, max(1.0, _nice_step((high - low) / 5))))
+
+
+def _nice_step(raw: float) -> float:
+    """1, 2 or 5 times a power of ten, close to `raw`."""
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= raw * 0.75)
+
+
+def _ticks(low: float, high: float, step: float) -> tuple[float, ...]:
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(i * step for i in range(first, last + 1))
+
+
+def tick_labels(ticks: Sequence[float], value_format: Format) -> list[str]:
+    """Labels with as few decimals as tell the ticks apart; small values keep their own format."""
+    if any(0 < abs(tick) < 0.01 for tick in ticks):
+        return [value_format(tick) for tick in ticks]
+    if any(abs(tick) >= 10000 for tick in ticks):
+        return [scaled(tick).replace(".00", "").replace(".0", "") for tick in ticks]
+    digits = next(d for d in range(4) if d == 3 or all(abs(round(t, d) - t) < 1e-9 for t in ticks))
+    return [f"{tick:.{digits}f}".replace("-", MINUS) for tick in ticks]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
