@@ -1,52 +1,96 @@
-"""Where the time of a run went, over all attempts at it: pure arithmetic of two accounts.
+"""Where the time of a training went, over all its attempts: pure arithmetic.
 
-Of each submission its block noted when it waited and when it held what it had asked for
-(flows/backends/events.py). Of each attempt at training, of which one submission may make several,
-the training itself kept what it spent between one save and the next
-(trainyard/training/logging/attempts.py). Laid over each other they leave no moment out and count
-none twice: times are whole milliseconds, and whatever two clocks that disagree say of a span, its
-parts sum to it.
+A block records when a submission waited and when it held resources (flows/backends/events.py). The
+training records what each attempt spent between one save and the next, and one submission may make
+several attempts (trainyard/training/logging/attempts.py). Together they cover every moment once.
+Times are whole milliseconds since 1970, and the parts of a span sum to it even when two clocks
+disagree.
 
-    queue       it waited for what it had asked for
-    start       it held that, and training did not run yet: images, imports, data, building
-    restore     loading the step that it went on from
-    compile     what the first step of an attempt took longer than those after it
-    data_wait   a step waited for its batch
-    step        steps that were kept: what all the rest is for
-    evaluation  the validation and the test loss
-    checkpoint  training waited for a save
-    lost        steps, and all that came with them, that no save kept and a later attempt did again
-    idle        it held everything and did nothing of the above
-    between     nothing was held and nothing was asked for"""
+    queue       waiting for the resources asked for
+    start       resources held, training not yet running: images, imports, data, building
+    restore     loading the step to resume from
+    compile     what the first step of an attempt took longer than the next ones
+    data_wait   a step waiting for its batch
+    step        steps that were kept
+    evaluation  validation and test loss
+    checkpoint  training waiting for a save
+    lost        steps, and all that came with them, that no save kept and a later attempt repeated
+    idle        resources held, and none of the above
+    between     nothing held and nothing asked for"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from flows.goodput.spans import IN_LOOP, Attempt, Span, Submission
-
+IN_LOOP = ("compile", "data_wait", "checkpoint", "evaluation", "step")
+"""Kinds that an attempt records from save to save."""
 KINDS = (
     *("queue", "start", "restore", "compile", "data_wait", "step", "evaluation", "checkpoint"),
     *("lost", "idle", "between"),
 )
 UNALLOCATED = ("queue", "between")
-"""Kinds in which nothing was held."""
+"""Kinds in which no resources were held."""
 
 KEPT = ("finished", "stopped", "paused")
-"""Outcomes of attempts that saved what they had done."""
+"""Outcomes of attempts that saved their last step."""
 
 SLACK_MS = 5000
-"""So far the clock of a node may be from that of the program that submitted."""
+"""How far the clock of a node may be from that of the program that submitted."""
 
+Span = tuple[int, int]
+"""From and until."""
 Spent = dict[str, int]
 """Milliseconds of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """When a submission waited, and when it held resources."""
+
+    attempt: str
+    """Name of its run folder."""
+    waits: tuple[Span, ...] = ()
+    holds: tuple[Span, ...] = ()
+    kind: str = ""
+    """How it ended (flows/backends/outcome.py); empty: its end was not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What an attempt spent since the mark before, until a step was saved."""
+
+    step: int
+    time: int
+    spent: Mapping[str, int]
+    """Of kinds IN_LOOP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What an attempt at training recorded."""
+
+    began: int
+    ranks: int = 1
+    restore: int = 0
+    from_step: int | None = None
+    """None if it ended before it knew."""
+    loop_began: int | None = None
+    marks: tuple[Mark, ...] = ()
+    ended: int | None = None
+    outcome: str = ""
+
+    @property
+    def last_known(self) -> int:
+        """The last moment that it recorded."""
+        marked = (mark.time for mark in self.marks)
+        return max(self.began, self.loop_began or 0, self.ended or 0, *marked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A stretch in which one submission held what it had asked for."""
+    """A span in which one submission held resources."""
 
     attempt: str
     begin: int
@@ -55,13 +99,13 @@ class Row:
     ranks: int | None = None
     from_step: int | None = None
     last_step: int | None = None
-    """Of its marks."""
+    """The last that it saved."""
     ended: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The whole time of a run, taken apart."""
+    """The whole time of a run, by kind and by row."""
 
     begin: int
     end: int
@@ -70,164 +114,128 @@ class Account:
 
     @property
     def allocated(self) -> int:
-        """Milliseconds in which anything was held."""
-        return sum(ms for kind, ms in self.spent.items() if kind not in UNALLOCATED)
+        """Milliseconds in which resources were held."""
+        return sum(allocated(self.spent).values())
 
     @property
     def goodput(self) -> float | None:
-        """The share of what was held that went into steps that were kept."""
+        """The share of the allocated time that went into steps that were kept."""
         return self.spent["step"] / self.allocated if self.allocated else None
 
     @property
     def device_seconds(self) -> float:
-        """Held, times the ranks of each attempt, as far as it said how many."""
-        held = ((row.end - row.begin) * (row.ranks or 0) for row in self.rows)
-        return sum(held) / 1000
+        """Allocated time, times the ranks of each attempt that recorded them."""
+        return sum((row.end - row.begin) * (row.ranks or 0) for row in self.rows) / 1000
 
 
-# --- the account --------------------------------------------------------------------------------
+# --- the account: pure arithmetic ---------------------------------------------------------------
 
 
 def account(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Account:
     """Take the time of a run apart.
 
-    Where two submissions held something at once the moment counts once, as the earlier one's. An
-    attempt that no submission holds, such as one that was made by hand, is held from its beginning
-    to the last that it told of."""
+    A moment in which two submissions held resources counts once, for the earlier one. An attempt
+    outside all submissions was started by hand: it holds from its beginning to its last record."""
     attempts = sorted(attempts, key=lambda attempt: attempt.began)
-    holds = [(span, s) for s in submissions for span in s.holds if span[0] < span[1]]
-    by_hand = [a for a in attempts if all(_apart(a, span) > SLACK_MS for span, _ in holds)]
+    holds = [(span, of) for of in submissions for span in of.holds if span[0] < span[1]]
+    by_hand = [a for a in attempts if all(_distance(a, span) > SLACK_MS for span, _ in holds)]
     holds += [((a.began, a.last_known), Submission(attempt="by hand")) for a in by_hand]
-    held = _one_after_the_other(holds)
-    homes = [_home(attempt, [span for span, _ in held]) for attempt in attempts]
-    told = list(zip(attempts, _kept_until(attempts), strict=True))
-    rows = [
-        _row(span, of, [one for one, home in zip(told, homes, strict=True) if home == place])
-        for place, (span, of) in enumerate(held)
-    ]
-    waits = _waits(submissions, [span for span, _ in held])
-    begin = min((span[0] for span in (*waits, *(span for span, _ in held))), default=0)
-    end = max((span[1] for span in (*waits, *(span for span, _ in held))), default=0)
-    spent = dict.fromkeys(KINDS, 0)
-    for row in rows:
-        for kind, amount in row.spent.items():
-            spent[kind] += amount
-    spent["queue"] = sum(b - a for a, b in waits)
+    places: list[tuple[Span, Submission]] = []
+    free = 0
+    for (begin, end), of in sorted(holds, key=lambda hold: hold[0]):
+        if end > max(begin, free) or begin >= free:
+            places.append(((max(begin, free), end), of))
+            free = max(free, end)
+
+    within: list[list[tuple[Attempt, int | None]]] = [[] for _ in places]
+    for i, attempt in enumerate(attempts):
+        begun_again = [a.from_step for a in attempts[i + 1 :] if a.from_step is not None]
+        distances = [_distance(attempt, span) for span, _ in places]
+        nearest = max(n for n, far in enumerate(distances) if far == min(distances))
+        within[nearest].append((attempt, min(begun_again, default=None)))
+    rows = [_row(span, of, ours) for (span, of), ours in zip(places, within, strict=True)]
+
+    held = [span for span, _ in places]
+    waits = [span for s in submissions for span in s.waits if span[0] < span[1]]
+    spent = {kind: sum(row.spent[kind] for row in rows) for kind in KINDS}
+    spent["queue"] = _covered([*held, *waits]) - _covered(held)
+    begin = min((begin for begin, _ in (*held, *waits)), default=0)
+    end = max((end for _, end in (*held, *waits)), default=0)
     spent["between"] = end - begin - sum(spent.values())
     return Account(begin=begin, end=end, spent=spent, rows=tuple(rows))
 
 
-def _apart(attempt: Attempt, span: Span) -> int:
+def _distance(attempt: Attempt, span: Span) -> int:
     """How far outside a span an attempt began."""
     return max(span[0] - attempt.began, attempt.began - span[1], 0)
 
 
-def _home(attempt: Attempt, spans: Sequence[Span]) -> int:
-    """The place of the span that an attempt began in; of two the later."""
-    return min(range(len(spans)), key=lambda place: (_apart(attempt, spans[place]), -place))
+def _covered(spans: Iterable[Span]) -> int:
+    """Milliseconds in at least one of the spans."""
+    covered = free = 0
+    for begin, end in sorted(spans):
+        covered += max(end - max(begin, free), 0)
+        free = max(free, end)
+    return covered
 
 
-def _one_after_the_other(
-    holds: Iterable[tuple[Span, Submission]],
-) -> list[tuple[Span, Submission]]:
-    """In order, each cut where an earlier one reaches into it."""
-    free, cut = 0, []
-    for (begin, end), of in sorted(holds, key=lambda hold: hold[0]):
-        if end > max(begin, free) or begin >= free:
-            cut.append(((max(begin, free), end), of))
-            free = max(free, end)
-    return cut
-
-
-def _waits(submissions: Iterable[Submission], held: Iterable[Span]) -> list[Span]:
-    """The waits, once each, without the moments in which something was held."""
-    marks = [(span, True) for span in held]
-    marks += [(span, False) for submission in submissions for span in submission.waits]
-    edges = sorted({edge for span, _ in marks for edge in span})
-    found = []
-    for begin, end in itertools.pairwise(edges):
-        over = [is_hold for (a, b), is_hold in marks if a <= begin and end <= b]
-        if over and not any(over):
-            found.append((begin, end))
-    return found
-
-
-def _kept_until(attempts: Sequence[Attempt]) -> list[int | None]:
-    """For each attempt the step from which later ones began again; None: none did."""
-    kept: list[int | None] = []
-    lowest: int | None = None
-    for attempt in reversed(attempts):
-        kept.append(lowest)
-        if attempt.from_step is not None:
-            lowest = attempt.from_step if lowest is None else min(lowest, attempt.from_step)
-    return kept[::-1]
-
-
-def _row(span: Span, of: Submission, told: Sequence[tuple[Attempt, int | None]]) -> Row:
-    """told: the attempts of this span, each with the step from which later ones began again."""
+def _row(span: Span, of: Submission, attempts: Sequence[tuple[Attempt, int | None]]) -> Row:
+    """attempts: those within the span, each with the step from which later ones began again."""
     begin, end = span
     spent = dict.fromkeys(KINDS, 0)
-    if not told:
+    if not attempts:
         spent["start"] = end - begin
-    cuts = [begin, *(_between(attempt.began, begin, end) for attempt, _ in told[1:]), end]
-    for (attempt, kept), part in zip(told, itertools.pairwise(cuts), strict=False):
-        for kind, amount in _spend(attempt, part, kept).items():
-            spent[kind] += amount
-    ours = [attempt for attempt, _ in told]
-    steps = [mark.step for attempt in ours for mark in attempt.marks]
+        return Row(attempt=of.attempt, begin=begin, end=end, spent=spent, ended=of.kind)
+    cuts = [begin, *(_clamp(attempt.began, begin, end) for attempt, _ in attempts[1:]), end]
+    for (attempt, kept), part in zip(attempts, pairwise(cuts), strict=True):
+        _add_attempt(spent, attempt, part, kept)
+    last = attempts[-1][0]
     return Row(
         attempt=of.attempt,
         begin=begin,
         end=end,
         spent=spent,
-        ranks=ours[-1].ranks if ours else None,
-        from_step=ours[0].from_step if ours else None,
-        last_step=max(steps, default=None),
-        ended=of.kind or (ours[-1].outcome if ours else ""),
+        ranks=last.ranks,
+        from_step=attempts[0][0].from_step,
+        last_step=max((mark.step for one, _ in attempts for mark in one.marks), default=None),
+        ended=of.kind or last.outcome,
     )
 
 
-def _spend(attempt: Attempt, span: Span, kept: int | None) -> Spent:
-    """What an attempt made of the time that it had; the parts sum to that, whatever it says."""
+def _add_attempt(spent: Spent, attempt: Attempt, span: Span, kept: int | None) -> None:
+    """Add the span of an attempt, kind by kind; the parts sum to the span."""
     begin, end = span
-    spent = dict.fromkeys(KINDS, 0)
-    at = end if attempt.loop_began is None else _between(attempt.loop_began, begin, end)
-    spent["restore"] = min(max(attempt.restore, 0), at - begin)
-    spent["start"] = at - begin - spent["restore"]
+    at = end if attempt.loop_began is None else _clamp(attempt.loop_began, begin, end)
+    restore = _clamp(attempt.restore, 0, at - begin)
+    spent["restore"] += restore
+    spent["start"] += at - begin - restore
     for mark in attempt.marks:
-        until = _between(mark.time, at, end)
-        part = _fit(mark.spent, until - at)
-        if kept is not None and mark.step > kept:
-            part = {"compile": part["compile"], "lost": until - at - part["compile"]}
-        for kind, amount in part.items():
-            spent[kind] += amount
+        until = _clamp(mark.time, at, end)
+        left, is_lost = until - at, kept is not None and mark.step > kept
+        for kind in IN_LOOP:
+            amount = _clamp(mark.spent.get(kind, 0), 0, left)
+            spent["lost" if is_lost and kind != "compile" else kind] += amount
+            left -= amount
+        spent["lost" if is_lost else "idle"] += left
         at = until
     if attempt.outcome not in KEPT:
-        stopped = end if attempt.ended is None else _between(attempt.ended, at, end)
+        stopped = end if attempt.ended is None else _clamp(attempt.ended, at, end)
         spent["lost"] += stopped - at
         at = stopped
     spent["idle"] += end - at
-    return spent
 
 
-def _fit(amounts: Mapping[str, int], length: int) -> Spent:
-    """The amounts, as far as there is room for them, and what is left over as idle."""
-    fitted, left = {}, length
-    for kind in IN_LOOP:
-        fitted[kind] = min(max(amounts.get(kind, 0), 0), left)
-        left -= fitted[kind]
-    return {**fitted, "idle": left}
-
-
-def _between(value: int, low: int, high: int) -> int:
+def _clamp(value: int, low: int, high: int) -> int:
     return max(low, min(value, high))
 
 
-# --- figures ------------------------------------------------------------------------------------
+def allocated(spent: Mapping[str, int]) -> Spent:
+    """The kinds in which resources were held."""
+    return {kind: amount for kind, amount in spent.items() if kind not in UNALLOCATED}
 
 
 def percentages(amounts: Mapping[str, int], digits: int = 1) -> dict[str, float]:
-    """Of the sum, rounded so that those that are shown sum to 100; all 0 of nothing."""
+    """Of the sum, rounded so that the rounded ones sum to 100; all 0 if the sum is."""
     whole = sum(amounts.values())
     if whole == 0:
         return dict.fromkeys(amounts, 0.0)
@@ -235,5 +243,4 @@ def percentages(amounts: Mapping[str, int], digits: int = 1) -> dict[str, float]
     floors = {name: amount * 100 * unit // whole for name, amount in amounts.items()}
     missing = 100 * unit - sum(floors.values())
     rests = sorted(amounts, key=lambda name: -(amounts[name] * 100 * unit % whole))
-    rounded = {name: floors[name] + (name in rests[:missing]) for name in amounts}
-    return {name: count / unit for name, count in rounded.items()}
+    return {name: (floors[name] + (name in rests[:missing])) / unit for name in amounts}

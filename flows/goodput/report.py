@@ -1,9 +1,9 @@
-"""The account of a run's time, gathered from run folders and artifacts, and kept beside them.
+"""The account of a run's time: gathered from run folders and artifacts, kept, printed.
 
     python -m flows.goodput YARD/.runs/pretrain YARD/checkpoint
 
-prints it; flows write it to goodput/JOB.json under their root after each attempt, with the times of
-submissions whose run folders are gone by now."""
+prints it. Flows keep it in goodput/JOB.json under their root after each attempt, with the times of
+submissions whose run folders are gone."""
 
 from __future__ import annotations
 
@@ -11,119 +11,202 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.backends.events import read_events
+from flows.backends.events import Event, read_events
 from flows.backends.outcome import Kind, read_outcome
 from flows.backends.run_folder import HEARTBEAT, LOG
-from flows.goodput.account import KINDS, UNALLOCATED, Account, Row, account, percentages
-from flows.goodput.spans import Submission, attempt_of, ms, submission_of
+from flows.goodput.account import (
+    IN_LOOP,
+    Account,
+    Attempt,
+    Mark,
+    Span,
+    Spent,
+    Submission,
+    account,
+    allocated,
+    percentages,
+)
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ConfigError, TrainyardError
 
-Document = dict[str, Any]
+SHOWN_MS = 50
+"""A kind that took less has no line of its own; it is part of the sums."""
 
 FORMAT_VERSION = 1
-
 ATTEMPTS = "attempts.json"
-"""What training leaves in the folder of a finished run, and a document of each attempt before."""
+"""In the folder of a finished run: the documents of all attempts."""
 UNIT = "attempt-"
+"""Before that, in its work folder: one document an attempt, whose name begins so."""
+LIVE_FILES = (LOG, HEARTBEAT)
+"""Files of a run folder that a job writes while it lives."""
 
-SHOWN_MS = 50
-"""What took less is part of the sums, and has no line of its own."""
-
-SIGNS = (LOG, HEARTBEAT)
-"""Files of a run folder that are written to while a job lives."""
-
-
-def goodput_url(root: str, job: str) -> str:
-    """Where the account of a job's time lies, among the artifacts of a root."""
-    return join(root, "goodput", f"{job}.json")
-
-
-def record_goodput(attempts: Path, output: Output, url: str) -> Account | None:
-    """Bring the account of a job up to date at a URL; None, and nothing written, when there is
-    nothing to account for. attempts: the folder of its run folders."""
-    kept = store.read_json(url) if store.exists(url) else {}
-    earlier = map(_submission, kept.get("submissions", []))
-    submissions = of_this_run(_joined(earlier, read_submissions(attempts)))
-    documents = joined_documents(kept.get("told", []), read_attempts(output), submissions)
-    if not documents:
-        return None  # reused, or it never came to training: the stage table tells that
-    found = account(submissions, [attempt_of(document) for document in documents])
-    document = json.dumps(to_document(found, submissions, documents), indent=1) + "\n"
-    store.write_bytes(url, document.encode())
-    return found
-
+Document = dict[str, Any]
 
 # --- gathering ----------------------------------------------------------------------------------
 
 
+def goodput_url(root: str, job: str) -> str:
+    """Where the account of a job is kept, among the artifacts of a root."""
+    return join(root, "goodput", f"{job}.json")
+
+
+def record_goodput(attempts: Path, output: Output, url: str) -> Account | None:
+    """Update the account of a job at a URL; None, and nothing written, without any attempt.
+
+    attempts: the folder of its run folders."""
+    kept = store.read_json(url) if store.exists(url) else {}
+    known = {document["attempt"]: _submission(document) for document in kept.get("submissions", [])}
+    known |= {submission.attempt: submission for submission in read_submissions(attempts)}
+    submissions = last_run(list(known.values()))
+    # An attempt whose document is gone stays if a submission of this run made it: a training that
+    # resumed under another version of the code began its documents again.
+    holds = [span for submission in submissions for span in submission.holds]
+    documents = {
+        document["began"]: document
+        for document in kept.get("told", [])
+        if any(begin <= _ms(document["began"]) <= end for begin, end in holds)
+    }
+    documents |= {document["began"]: document for document in read_attempts(output)}
+    if not documents:
+        return None  # reused, or it ended before training
+    ordered = [documents[began] for began in sorted(documents)]
+    found = account(submissions, [attempt_of(document) for document in ordered])
+    text = json.dumps(to_document(found, submissions, ordered), indent=1) + "\n"
+    store.write_bytes(url, text.encode())
+    return found
+
+
+def account_of(attempts: Path, checkpoint: str) -> Account:
+    """The account of the run at a URL; attempts: the folder of its run folders.
+
+    Raises ConfigError if that is missing, or if no training has recorded anything."""
+    if not attempts.is_dir():
+        raise ConfigError(
+            f"{attempts}: there is no such folder; give the one that holds the run folders of the "
+            f"training, such as yard/NAME/.runs/pretrain"
+        )
+    documents = read_attempts(Output.directory(checkpoint))
+    if not documents:
+        raise ConfigError(
+            f"{checkpoint}: no training has recorded there what it spent its time on; give the "
+            f"folder or URL that was its --save, such as yard/NAME/checkpoint"
+        )
+    submissions = last_run(read_submissions(attempts))
+    return account(submissions, [attempt_of(document) for document in documents])
+
+
 def read_submissions(attempts: Path) -> list[Submission]:
-    """Those whose run folders are there, without those that found nothing to do."""
+    """The submissions with run folders, without those that found nothing to do."""
     found = []
     for folder in sorted(attempts.iterdir()) if attempts.is_dir() else ():
         if (read_outcome(str(folder)) or {}).get("outcome") == "noop":
             continue
-        submission = submission_of(read_events(folder), _last_sign(folder))
+        live = [file.stat().st_mtime for name in LIVE_FILES if (file := folder / name).exists()]
+        submission = submission_of(read_events(folder), max(live, default=0.0))
         if submission is not None:
             found.append(submission)
     return found
 
 
-def _last_sign(folder: Path) -> float:
-    """When a job was last heard of."""
-    return max((p.stat().st_mtime for n in SIGNS if (p := folder / n).exists()), default=0.0)
+def submission_of(events: Sequence[Event], last_sign: float) -> Submission | None:
+    """The submission of these events; None without any.
+
+    last_sign: seconds since 1970 when a job whose end was not recorded last wrote something."""
+    events = [event for event in events if event.event != "reattached"]
+    spans: dict[str, list[Span]] = {"queued": [], "started": []}
+    state, since, moment = "", 0, 0
+    for event in events:
+        moment = max(_ms(event.time), moment)  # clocks of two machines
+        entered = {"submitted": "queued", "ended": ""}.get(event.event, event.event)
+        if state != entered:
+            if state:
+                spans[state].append((since, moment))
+            state, since = entered, moment
+    if state:
+        spans[state].append((since, max(_ms(last_sign), moment)))
+    if not any(spans.values()):
+        return None
+    return Submission(
+        attempt=events[-1].attempt,
+        waits=tuple(spans["queued"]),
+        holds=tuple(spans["started"]),
+        kind=str(events[-1].facts.get("kind", "")),
+    )
 
 
-def _joined(earlier: Iterable[Submission], now: Iterable[Submission]) -> list[Submission]:
-    """Those that were known and those that are, each once, in the order of time."""
-    known = {submission.attempt: submission for submission in (*earlier, *now)}
-    return sorted(known.values(), key=lambda submission: submission.span)
-
-
-def of_this_run(submissions: Sequence[Submission]) -> list[Submission]:
-    """The last submission and those before it back to one that ended well: that finished an earlier
-    run of the same job."""
-    done = [i for i, s in enumerate(submissions[:-1]) if s.kind == Kind.DONE]
-    return list(submissions[max(done, default=-1) + 1 :])
+def last_run(submissions: Sequence[Submission]) -> list[Submission]:
+    """In the order of time, those after the last one that ended well before others began: that one
+    finished an earlier run of the same job."""
+    ordered = sorted(submissions, key=lambda s: (min(s.waits + s.holds), max(s.waits + s.holds)))
+    done = [i for i, s in enumerate(ordered[:-1]) if s.kind == Kind.DONE]
+    return ordered[max(done, default=-1) + 1 :]
 
 
 def read_attempts(output: Output) -> list[Document]:
-    """What attempts at a run said, of a finished run or of one that is not."""
+    """The documents of the attempts at a run, finished or not."""
     names = [name for name in store.list_files(output.work_url) if basename(name).startswith(UNIT)]
-    if names:  # before what a run of other options has left in the folder
+    if names:  # newer than what a run of other options left in the folder
         return [store.read_json(join(output.work_url, name)) for name in sorted(names)]
     whole = output.file_url(ATTEMPTS)
     return list(store.read_json(whole)) if store.exists(whole) else []
 
 
-def joined_documents(
-    earlier: Iterable[Document], now: Sequence[Document], submissions: Sequence[Submission]
-) -> list[Document]:
-    """Those that are there, and those that were and belong to a submission of this run: a training
-    that went on under another version of the code began its account anew."""
-    holds = [span for submission in submissions for span in submission.holds]
-    known = {
-        document["began"]: document
-        for document in earlier
-        if any(begin <= ms(document["began"]) <= end for begin, end in holds)
-    }
-    known |= {document["began"]: document for document in now}
-    return [known[began] for began in sorted(known)]
+def attempt_of(document: Mapping[str, Any]) -> Attempt:
+    """An attempt as training wrote it."""
+    loop, ended = document.get("loop_began"), document.get("ended")
+    return Attempt(
+        began=_ms(document["began"]),
+        ranks=int(document.get("ranks", 1)),
+        restore=_ms(document.get("restore_seconds", 0.0)),
+        from_step=document.get("from_step"),
+        loop_began=None if loop is None else _ms(loop),
+        marks=tuple(_mark(mark) for mark in document.get("marks", ())),
+        ended=None if ended is None else _ms(ended),
+        outcome=str(document.get("outcome", "")),
+    )
 
 
-# --- the document -------------------------------------------------------------------------------
+def _mark(document: Mapping[str, Any]) -> Mark:
+    keys = {**{kind: kind for kind in IN_LOOP}, "step": "step_seconds"}
+    spent = {kind: _ms(document.get(key, 0.0)) for kind, key in keys.items()}
+    return Mark(step=int(document["step"]), time=_ms(document["time"]), spent=spent)
+
+
+def _submission(document: Mapping[str, Any]) -> Submission:
+    waits, holds = (tuple((a, b) for a, b in document[name]) for name in ("waits", "holds"))
+    return Submission(attempt=document["attempt"], waits=waits, holds=holds, kind=document["kind"])
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+# --- the document, and for people -----------------------------------------------------------------
 
 
 def to_document(
-    found: Account, submissions: Sequence[Submission], told: Sequence[Document]
-) -> dict[str, Any]:
+    found: Account, submissions: Sequence[Submission], attempts: Sequence[Document]
+) -> Document:
     """The account in seconds, and what it was made of; JSON-able."""
+
+    def seconds(spent: Spent) -> dict[str, float]:
+        return {kind: amount / 1000 for kind, amount in spent.items()}
+
+    rows = [
+        {
+            **dataclasses.asdict(row),
+            "begin": row.begin / 1000,
+            "end": row.end / 1000,
+            "spent": {kind: amount for kind, amount in seconds(row.spent).items() if amount},
+        }
+        for row in found.rows
+    ]
     return {
         "format_version": FORMAT_VERSION,
         "goodput": None if found.goodput is None else round(found.goodput, 5),
@@ -131,48 +214,18 @@ def to_document(
         "end": found.end / 1000,
         "allocated_seconds": found.allocated / 1000,
         "device_seconds": found.device_seconds,
-        "spent_seconds": _seconds(found.spent),
+        "spent_seconds": seconds(found.spent),
         "spent_percent": percentages(found.spent),
-        "allocated_percent": percentages(held(found.spent)),
-        "attempts": [_row_document(row) for row in found.rows],
+        "allocated_percent": percentages(allocated(found.spent)),
+        "attempts": rows,
         "submissions": [dataclasses.asdict(submission) for submission in submissions],
-        "told": list(told),
+        "told": list(attempts),
     }
-
-
-def held(spent: Mapping[str, int]) -> dict[str, int]:
-    """Without the kinds in which nothing was held."""
-    return {kind: amount for kind, amount in spent.items() if kind not in UNALLOCATED}
-
-
-def _seconds(spent: Mapping[str, int]) -> dict[str, float]:
-    return {kind: amount / 1000 for kind, amount in spent.items()}
-
-
-def _row_document(row: Row) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(row),
-        "begin": row.begin / 1000,
-        "end": row.end / 1000,
-        "spent": {kind: s for kind, s in _seconds(row.spent).items() if s},
-    }
-
-
-def _submission(document: Mapping[str, Any]) -> Submission:
-    return Submission(
-        attempt=document["attempt"],
-        waits=tuple((begin, end) for begin, end in document["waits"]),
-        holds=tuple((begin, end) for begin, end in document["holds"]),
-        kind=document["kind"],
-    )
-
-
-# --- for people ---------------------------------------------------------------------------------
 
 
 def markdown(found: Account) -> str:
-    """Where the time went, and what each attempt was, as tables."""
-    whole, ours = percentages(found.spent), percentages(held(found.spent))
+    """Tables of where the time went, and of the attempts."""
+    whole, ours = percentages(found.spent), percentages(allocated(found.spent))
     share = "" if found.goodput is None else f"{100 * found.goodput:.1f} %"
     lines = [
         f"**Goodput {share}**: of {_time(found.allocated)} in which something was held, "
@@ -182,39 +235,28 @@ def markdown(found: Account) -> str:
         "| where the time went | time | of all | of what was held |",
         "| --- | ---: | ---: | ---: |",
     ]
-    for kind in KINDS:
-        if found.spent[kind] >= SHOWN_MS:
+    for kind, amount in found.spent.items():
+        if amount >= SHOWN_MS:
             of_held = f"{ours[kind]:.1f} %" if kind in ours else ""
-            amount = _time(found.spent[kind])
-            lines.append(f"| {words(kind)} | {amount} | {whole[kind]:.1f} % | {of_held} |")
-    lines.append(f"| **all** | {_time(found.end - found.begin)} | 100.0 % | 100.0 % |")
+            name = kind.replace("_", " ")
+            lines.append(f"| {name} | {_time(amount)} | {whole[kind]:.1f} % | {of_held} |")
     lines += [
+        f"| **all** | {_time(found.end - found.begin)} | 100.0 % | 100.0 % |",
         "",
         "| attempt | held | ranks | steps | lost | ended |",
         "| --- | ---: | ---: | --- | ---: | --- |",
     ]
-    lines += [_row_line(row) for row in found.rows]
+    for row in found.rows:
+        steps = lost = ""
+        if row.from_step is not None:
+            steps = f"{row.from_step:,} to {max(row.last_step or 0, row.from_step):,}"
+        if row.spent["lost"]:
+            lost = _time(row.spent["lost"])
+        held = _time(row.end - row.begin)
+        lines.append(
+            f"| `{row.attempt}` | {held} | {row.ranks or ''} | {steps} | {lost} | {row.ended} |"
+        )
     return "\n".join(lines) + "\n"
-
-
-def _row_line(row: Row) -> str:
-    steps = ""
-    if row.from_step is not None:
-        steps = f"{row.from_step:,} to {max(row.last_step or 0, row.from_step):,}"
-    cells = (
-        f"`{row.attempt}`",
-        _time(row.end - row.begin),
-        str(row.ranks or ""),
-        steps,
-        _time(row.spent["lost"]) if row.spent["lost"] else "",
-        row.ended,
-    )
-    return "| " + " | ".join(cells) + " |"
-
-
-def words(kind: str) -> str:
-    """A kind as it is shown."""
-    return kind.replace("_", " ")
 
 
 def _time(milliseconds: int) -> str:
@@ -228,7 +270,7 @@ def _time(milliseconds: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the account of a run; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.goodput", description="Where the time of a run went."
+        prog="python -m flows.goodput", description="Show where the time of a run went."
     )
     parser.add_argument("attempts", type=Path, help="folder of the run folders of its job")
     parser.add_argument("checkpoint", help="folder or URL of the run: --save of pretrain")
@@ -239,21 +281,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
-
-
-def account_of(attempts: Path, checkpoint: str) -> Account:
-    """The account of the run at a URL; attempts: the folder of its run folders.
-
-    Raises ConfigError for a folder that is not there, and where no training has told anything."""
-    if not attempts.is_dir():
-        raise ConfigError(
-            f"{attempts}: there is no such folder; give the one that holds the run folders of the "
-            f"training, such as yard/NAME/.runs/pretrain"
-        )
-    told = [attempt_of(document) for document in read_attempts(Output.directory(checkpoint))]
-    if not told:
-        raise ConfigError(
-            f"{checkpoint}: no training has told there what it spent its time on; give the folder "
-            f"or URL that was its --save, such as yard/NAME/checkpoint"
-        )
-    return account(of_this_run(read_submissions(attempts)), told)

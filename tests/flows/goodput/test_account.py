@@ -7,9 +7,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.backends.events import Event
-from flows.goodput.account import KINDS, account, percentages
-from flows.goodput.spans import IN_LOOP, Attempt, Mark, Span, Submission, attempt_of, submission_of
+from flows.goodput.account import (
+    IN_LOOP,
+    KINDS,
+    Attempt,
+    Mark,
+    Span,
+    Submission,
+    account,
+    percentages,
+)
 
 QUICK = settings(max_examples=30, deadline=None)
 HOUR = 3_600_000
@@ -203,57 +210,3 @@ def test_a_job_that_was_requeued_makes_two_attempts_in_one_submission() -> None:
 def test_nothing_at_all_is_nothing() -> None:
     found = account([], [])
     assert (found.allocated, found.goodput, sum(found.spent.values())) == (0, None, 0)
-
-
-# --- what was written ---------------------------------------------------------------------------
-
-
-def event(name: str, time: float, **facts: str) -> Event:
-    return Event(event=name, time=time, attempt="a", facts=dict(facts))
-
-
-def test_events_are_waits_and_holds() -> None:
-    told = [
-        event("submitted", 1.0),
-        event("queued", 1.5),
-        event("started", 4.0),
-        event("reattached", 5.0),
-        event("queued", 6.0),
-        event("started", 7.5),
-        event("ended", 9.0, kind="done"),
-    ]
-    found = submission_of(told, last_sign=0.0)
-    assert found is not None
-    assert found.waits == ((1000, 4000), (6000, 7500))
-    assert found.holds == ((4000, 6000), (7500, 9000))
-    assert (found.attempt, found.kind, found.span) == ("a", "done", (1000, 9000))
-
-
-def test_a_job_whose_end_nobody_noted_lasts_to_its_last_sign() -> None:
-    found = submission_of([event("submitted", 1.0), event("started", 1.0)], last_sign=5.0)
-    assert found is not None
-    assert (found.holds, found.kind) == (((1000, 5000),), "")
-    silent = submission_of([event("started", 3.0)], last_sign=0.0)
-    assert silent is not None
-    assert silent.holds == ((3000, 3000),)
-
-
-def test_clocks_that_disagree_make_no_negative_time() -> None:
-    told = [event("submitted", 5.0), event("started", 3.0), event("ended", 4.0)]
-    found = submission_of(told, last_sign=0.0)
-    assert found is not None
-    assert all(begin <= end for begin, end in (*found.waits, *found.holds))
-    assert submission_of([], last_sign=0.0) is None
-
-
-def test_an_attempt_is_read_as_training_wrote_it() -> None:
-    written = {"step": 3, "time": 12.5, "compile": 0.25, "step_seconds": 1.0, "checkpoint": 0.5}
-    found = attempt_of({"began": 10.0, "ranks": 2, "from_step": 0, "marks": [written]})
-    assert found.marks[0].spent == {
-        "compile": 250,
-        "data_wait": 0,
-        "checkpoint": 500,
-        "evaluation": 0,
-        "step": 1000,
-    }
-    assert (found.last_known, found.outcome, found.loop_began) == (12_500, "", None)

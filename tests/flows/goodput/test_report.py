@@ -11,19 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.events import note
+from flows.backends.events import Event, note
 from flows.backends.process import ProcessJob
 from flows.backends.spec import LaunchSpec
-from flows.goodput.account import KINDS
+from flows.goodput.account import KINDS, Submission
 from flows.goodput.report import (
+    attempt_of,
     goodput_url,
+    last_run,
     main,
     markdown,
-    of_this_run,
     read_submissions,
     record_goodput,
+    submission_of,
 )
-from flows.goodput.spans import Submission
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts import store
@@ -121,8 +122,8 @@ def test_the_last_sign_of_a_job_whose_end_nobody_saw_is_its_log(tmp_path: Path) 
 def test_an_earlier_run_of_the_job_is_not_of_this_one() -> None:
     kinds = ("node failure", "done", "time limit", "done")
     told = [Submission(attempt=str(i), waits=((i, i + 1),), kind=k) for i, k in enumerate(kinds)]
-    assert [submission.attempt for submission in of_this_run(told)] == ["2", "3"]
-    assert of_this_run([]) == []
+    assert [submission.attempt for submission in last_run(told)] == ["2", "3"]
+    assert last_run([]) == []
 
 
 def test_the_page_says_goodput_kinds_and_attempts(tmp_path: Path) -> None:
@@ -150,7 +151,61 @@ def test_by_hand_it_is_printed_and_what_is_not_there_is_refused(
     assert f"error: {runs}x: there is no such folder" in capsys.readouterr().err
     assert main([runs, f"{run}x"]) == 2
     said = capsys.readouterr()
-    assert (said.out, f"error: {run}x: no training has told" in said.err) == ("", True)
+    assert (said.out, f"error: {run}x: no training has recorded" in said.err) == ("", True)
+
+
+# --- reading what blocks and trainings recorded ---------------------------------------------------
+
+
+def event(name: str, time: float, **facts: str) -> Event:
+    return Event(event=name, time=time, attempt="a", facts=dict(facts))
+
+
+def test_events_are_waits_and_holds() -> None:
+    told = [
+        event("submitted", 1.0),
+        event("queued", 1.5),
+        event("started", 4.0),
+        event("reattached", 5.0),
+        event("queued", 6.0),
+        event("started", 7.5),
+        event("ended", 9.0, kind="done"),
+    ]
+    found = submission_of(told, last_sign=0.0)
+    assert found is not None
+    assert found.waits == ((1000, 4000), (6000, 7500))
+    assert found.holds == ((4000, 6000), (7500, 9000))
+    assert (found.attempt, found.kind) == ("a", "done")
+
+
+def test_a_job_whose_end_nobody_noted_lasts_to_its_last_sign() -> None:
+    found = submission_of([event("submitted", 1.0), event("started", 1.0)], last_sign=5.0)
+    assert found is not None
+    assert (found.holds, found.kind) == (((1000, 5000),), "")
+    silent = submission_of([event("started", 3.0)], last_sign=0.0)
+    assert silent is not None
+    assert silent.holds == ((3000, 3000),)
+
+
+def test_clocks_that_disagree_make_no_negative_time() -> None:
+    told = [event("submitted", 5.0), event("started", 3.0), event("ended", 4.0)]
+    found = submission_of(told, last_sign=0.0)
+    assert found is not None
+    assert all(begin <= end for begin, end in (*found.waits, *found.holds))
+    assert submission_of([], last_sign=0.0) is None
+
+
+def test_an_attempt_is_read_as_training_wrote_it() -> None:
+    written = {"step": 3, "time": 12.5, "compile": 0.25, "step_seconds": 1.0, "checkpoint": 0.5}
+    found = attempt_of({"began": 10.0, "ranks": 2, "from_step": 0, "marks": [written]})
+    assert found.marks[0].spent == {
+        "compile": 250,
+        "data_wait": 0,
+        "checkpoint": 500,
+        "evaluation": 0,
+        "step": 1000,
+    }
+    assert (found.last_known, found.outcome, found.loop_began) == (12_500, "", None)
 
 
 # --- real trainings, and what befalls them ------------------------------------------------------
