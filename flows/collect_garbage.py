@@ -10,8 +10,8 @@ from prefect.artifacts import acreate_table_artifact
 
 from flows.gc.command import engines_of, homes_of
 from flows.gc.policy import STANDARD, Policy
+from flows.gc.report import lines, rows, size
 from flows.gc.sweep import Swept, sweep
-from flows.gc.told import lines, rows, size
 from flows.runner.flow_errors import report_errors
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile

@@ -9,9 +9,9 @@ it."""
 from __future__ import annotations
 
 if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
-    from flows.cli.flow_commands import corpus_refresh_main
+    from flows.cli.flow_commands import flow_main
 
-    raise SystemExit(corpus_refresh_main())
+    raise SystemExit(flow_main("corpus_refresh"))
 
 import asyncio
 from datetime import UTC, datetime

@@ -7,9 +7,9 @@ A later pretrain_gpt of the same recipe in the same yard reuses all of it."""
 from __future__ import annotations
 
 if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
-    from flows.cli.flow_commands import prepare_corpus_main
+    from flows.cli.flow_commands import flow_main
 
-    raise SystemExit(prepare_corpus_main())
+    raise SystemExit(flow_main("prepare_corpus"))
 
 import asyncio
 from typing import Any

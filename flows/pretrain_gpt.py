@@ -7,9 +7,9 @@ Needs no running server. A stage whose inputs, options and code did not change i
 from __future__ import annotations
 
 if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
-    from flows.cli.flow_commands import pretrain_gpt_main
+    from flows.cli.flow_commands import flow_main
 
-    raise SystemExit(pretrain_gpt_main())
+    raise SystemExit(flow_main("pretrain_gpt"))
 
 import asyncio
 from typing import Any

@@ -8,9 +8,9 @@ what that flow has made of it already. Another checkpoint goes to releases/NAME 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
-    from flows.cli.flow_commands import release_main
+    from flows.cli.flow_commands import flow_main
 
-    raise SystemExit(release_main())
+    raise SystemExit(flow_main("release"))
 
 import asyncio
 from typing import Any

@@ -5,9 +5,9 @@ python -m flows.run_stage tokenize --config tokenize.toml"""
 from __future__ import annotations
 
 if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
-    from flows.cli.flow_commands import run_stage_main
+    from flows.cli.flow_commands import flow_main
 
-    raise SystemExit(run_stage_main())
+    raise SystemExit(flow_main("run_stage"))
 
 from typing import Any
 

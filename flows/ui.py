@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.backends.spec import OF_PREFECT
-from flows.browse.command import address, is_of_this_machine
+from flows.cli.options import add_listening, address, cannot_listen, is_of_this_machine
 from flows.cli.run_flow import ENVIRONMENT, fail
 from flows.server.home import (
     ASKED,
@@ -90,10 +90,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be listened on: {error}; take another --port "
-            f"(UI_PORT of make), or end what listens there"
-        ) from error
+        raise cannot_listen(host, port, error, " (UI_PORT of make)") from error
 
 
 def _asked() -> str:
@@ -139,16 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--root", help="folder or s3:// URL of all runs, whose files are shown too")
     where.add_argument("--home", type=Path, help="Prefect's folder, if not .prefect under --root")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0: a free one")
+    add_listening(parser, PORT)
     parser.add_argument("--browse-port", type=int, default=4201, help="where files are shown")
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="answer to this name too: that of a proxy in front; several times for several",
-    )
     return parser
 
 

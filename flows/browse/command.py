@@ -7,7 +7,6 @@ Serves until SIGTERM or SIGINT; exit status 0 then, 2 for what was written wrong
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import signal
@@ -19,8 +18,9 @@ from types import FrameType
 
 from flows.browse.root import Root
 from flows.browse.server import BrowseServer
+from flows.cli.options import add_listening, address, cannot_listen, is_of_this_machine
 from flows.cli.run_flow import fail
-from trainyard.errors import ConfigError, InfrastructureError, Stopped, TrainyardError
+from trainyard.errors import InfrastructureError, Stopped, TrainyardError
 
 PORT = 4201
 LOOK_SECONDS = 0.5
@@ -55,10 +55,7 @@ def bound(root: Root, host: str, port: int, names: Sequence[str] = ()) -> Browse
     try:
         return BrowseServer(root, host, port, names)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be listened on: {error}; take another --port, "
-            f"or end what listens there"
-        ) from error
+        raise cannot_listen(host, port, error) from error
 
 
 def _say(server: BrowseServer, host: str) -> None:
@@ -68,20 +65,6 @@ def _say(server: BrowseServer, host: str) -> None:
             f"warning: {host} is reached from other machines, and nobody is asked for a password",
             file=sys.stderr,
         )
-
-
-def address(host: str, port: int) -> str:
-    """The URL of a server, without a path."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
-
-
-def is_of_this_machine(host: str) -> bool:
-    """Whether nobody else reaches what listens at a host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _try_out(root: Root) -> None:
@@ -111,15 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Show browsers what lies under the root of a yard: run cards, logs, manifests.",
     )
     parser.add_argument("--root", required=True, help="folder or s3:// URL of all runs")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0: a free one")
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="answer to this name too: that of a proxy in front; several times for several",
-    )
+    add_listening(parser, PORT)
     parser.add_argument(
         "--end-with",
         type=int,

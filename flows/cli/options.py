@@ -1,23 +1,30 @@
-"""Options that every command line has: which yard, and where all that is made lies.
+"""Options that several command lines share: which yard, and where a server listens.
 
-`--profile` and `--root` mean the same everywhere. `--yard` is older: what runs a flow takes it for
-the root, what looks after a yard (register, doctor, gc) for the profile; each refuses what can only
-be meant for the other."""
+`--profile` and `--root` mean the same everywhere. `--yard` is older: commands that run a flow take
+it as the root, commands for the administration of a yard (register, doctor, gc) as the profile.
+Each refuses a value that can only be meant for the other."""
 
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import re
 from pathlib import Path
 
-from flows.yard.read_profile import DEFAULT, YARDS
+from flows.yard.profile import Profile
+from flows.yard.read_profile import DEFAULT, YARDS, read_profile
 from trainyard.errors import ConfigError
 
 NAME = re.compile(r"[\w.-]+")
 
+ROOT_DEFAULT = "default: variable YARD, else `store` of the profile, else yard"
+
+
+# --- a yard -------------------------------------------------------------------------------------
+
 
 def add_yard_of_flow(parser: argparse.ArgumentParser) -> None:
-    """Of what runs a flow: `given.profile`, and `given.yard`, the root."""
+    """For commands that run a flow: `given.profile`, and `given.yard`, the root."""
     parser.add_argument(
         "--profile",
         default=DEFAULT,
@@ -28,13 +35,12 @@ def add_yard_of_flow(parser: argparse.ArgumentParser) -> None:
         "--yard",
         dest="yard",
         metavar="ROOT",
-        help="folder or URL for everything that is made; else variable YARD, else that of the "
-        "profile, else yard",
+        help=f"folder or URL for all output; {ROOT_DEFAULT}",
     )
 
 
-def add_yard_to_look_after(parser: argparse.ArgumentParser, *, has_root: bool = True) -> None:
-    """Of what looks after a yard: `given.yard`, the profile, and `given.root`."""
+def add_yard(parser: argparse.ArgumentParser, *, has_root: bool = True) -> None:
+    """For commands that administer a yard: `given.yard`, the profile, and `given.root`."""
     parser.add_argument(
         "--profile",
         "--yard",
@@ -44,33 +50,82 @@ def add_yard_to_look_after(parser: argparse.ArgumentParser, *, has_root: bool = 
         help=f"the yard: a file of deploy/yards, by its name or path (default: {DEFAULT})",
     )
     if has_root:
-        parser.add_argument(
-            "--root",
-            help="folder or URL of everything that is made; else variable YARD, else that of the "
-            "profile, else yard",
-        )
+        parser.add_argument("--root", help=f"folder or URL of all output; {ROOT_DEFAULT}")
+
+
+def read_profile_of_flow(given: argparse.Namespace) -> Profile:
+    """The profile that `add_yard_of_flow` parsed; ConfigError for swapped values."""
+    check_root(given.yard)
+    check_profile(given.profile)
+    return read_profile(given.profile)
+
+
+def read_yard(given: argparse.Namespace) -> tuple[Profile, str]:
+    """The profile and the root that `add_yard` parsed; ConfigError for swapped values."""
+    check_profile(given.yard)
+    check_root(given.root)
+    profile = read_profile(given.yard)
+    return profile, profile.yard_root(given.root)
 
 
 def check_root(root: str | None) -> None:
-    """Refuse the name of a profile where the root is wanted."""
+    """Refuse the name of a profile as a root."""
     if root is None:
         return
     is_named = NAME.fullmatch(root) is not None and (YARDS / f"{root}.toml").is_file()
     if is_named or root.endswith(".toml"):
         raise ConfigError(
-            f"--root {root} (or --yard) is where all that is made lies, and {root} is a profile, "
-            f"which says where stages run: write --profile {root}. A folder of that name is "
-            f"--root ./{root}"
+            f"--root {root} (or --yard) names the folder or URL of all output, and {root} is a "
+            f"profile, which says where stages run: write --profile {root}. A folder of that name "
+            f"is --root ./{root}"
         )
 
 
 def check_profile(profile: str, *, has_root: bool = True) -> None:
-    """Refuse a root where a profile is wanted."""
+    """Refuse a root as a profile."""
     is_root = "://" in profile or Path(profile).is_dir() or profile.endswith("/")
     if is_root and not profile.endswith(".toml") and not (YARDS / f"{profile}.toml").is_file():
         instead = f"write --root {profile}, beside the --profile that it belongs to"
         raise ConfigError(
-            f"--profile {profile} (or --yard) is where stages run, a file of deploy/yards or of "
-            f"your own, and {profile} is a folder or URL of what is made: "
-            f"{instead if has_root else 'register is about no root, so leave it out'}"
+            f"--profile {profile} (or --yard) names where stages run, a file of deploy/yards or of "
+            f"your own, and {profile} is a folder or URL of output: "
+            f"{instead if has_root else 'register takes no root, so leave it out'}"
         )
+
+
+# --- where a server listens ---------------------------------------------------------------------
+
+
+def add_listening(parser: argparse.ArgumentParser, port: int) -> None:
+    """`given.host`, `given.port`, `given.allow_host`."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=port, help=f"default {port}; 0: a free one")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer to this name too, such as that of a proxy; repeatable",
+    )
+
+
+def cannot_listen(host: str, port: int, error: Exception, variable: str = "") -> ConfigError:
+    """The error of an address that is in use or does not exist."""
+    return ConfigError(
+        f"--host {host} --port {port} cannot be listened on: {error}; take another --port"
+        f"{variable}, or end the program that listens there"
+    )
+
+
+def address(host: str, port: int) -> str:
+    """The URL of a server, without a path."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether a server at this host is out of reach for other machines."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -12,8 +12,8 @@ from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.job import variant_to_make
 from flows.backends.kubernetes.manifests import render_kubernetes
 from flows.doctor.check import Answer, fail, ok, skipped
+from flows.doctor.context import YardContext
 from flows.doctor.ranks import probe_job
-from flows.doctor.yard import Yard
 from trainyard.errors import ConfigError, InfrastructureError
 
 T = TypeVar("T")
@@ -26,14 +26,14 @@ LISTED = ("Job", "Pod", "Event")
 """What a job block lists all the time; the role in deploy/kubernetes lets it list no Service."""
 
 
-def cluster_jobs(yard: Yard) -> Answer:
+def cluster_jobs(yard: YardContext) -> Answer:
     """The API server answers, knows us, and would take a job of ours."""
     options = yard.place.options_of("pretrain")
     kind = asyncio.run(_bounded(yard, lambda client: _try_all(client, yard)))
     return ok(f"the API server answers; namespace {options.namespace} would take a {kind}")
 
 
-async def _try_all(client: KubernetesClient, yard: Yard) -> str:
+async def _try_all(client: KubernetesClient, yard: YardContext) -> str:
     """The kind of the job that would be taken. Lists of a namespace that is not there are empty and
     no error, so the job is shown to the cluster, which keeps nothing of it."""
     options, job = yard.place.options_of("pretrain"), probe_job(yard)
@@ -48,7 +48,7 @@ async def _try_all(client: KubernetesClient, yard: Yard) -> str:
     return str(documents[-1]["kind"])
 
 
-def cluster_image(yard: Yard) -> Answer:
+def cluster_image(yard: YardContext) -> Answer:
     """Nodes fetch images, and nobody else knows whether they can."""
     if yard.place.image is None and not yard.place.images_by_stage:
         todo = 'image = "REGISTRY/trainyard/pretrain:VERSION" in the yard\'s profile'
@@ -56,7 +56,7 @@ def cluster_image(yard: Yard) -> Answer:
     return skipped(f"{yard.place.image} is fetched by the nodes; --submit tries it")
 
 
-async def _bounded(yard: Yard, question: Callable[[KubernetesClient], Awaitable[T]]) -> T:
+async def _bounded(yard: YardContext, question: Callable[[KubernetesClient], Awaitable[T]]) -> T:
     """Put questions to the cluster, within seconds."""
     for name in CLIENT:  # a busy machine takes longer for it than a cluster may for an answer
         importlib.import_module(name)
@@ -74,7 +74,7 @@ async def _bounded(yard: Yard, question: Callable[[KubernetesClient], Awaitable[
         await client.close()
 
 
-def _client(yard: Yard) -> KubernetesClient:
+def _client(yard: YardContext) -> KubernetesClient:
     options = yard.place.options_of("pretrain")
     return KubernetesClient(
         options.namespace, options.kubeconfig, options.context, patience_seconds=PATIENCE_SECONDS

@@ -9,41 +9,44 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
+import textwrap
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from flows.cli.options import add_yard_to_look_after, check_profile, check_root
+from flows.cli.options import add_yard, read_yard
 from flows.cli.run_flow import fail
-from flows.doctor import machine, places, ranks, schedules, server, slots, store
-from flows.doctor.check import Check, Finding, examine_yard, worst
-from flows.doctor.table import print_finding, print_sum
-from flows.doctor.yard import Yard
-from flows.yard.read_profile import read_profile
+from flows.doctor import backends, machine, ranks, schedules, server, slots, store
+from flows.doctor.check import Check, Finding, State, examine_yard, worst
+from flows.doctor.context import YardContext
 from trainyard.errors import TrainyardError
 
-CHECKS: tuple[Check[Yard], ...] = (
+CHECKS: tuple[Check[YardContext], ...] = (
     *store.CHECKS,
     *server.CHECKS,
     *slots.CHECKS,
     *schedules.CHECKS,
-    *places.CHECKS,
+    *backends.CHECKS,
     *ranks.CHECKS,
     *machine.CHECKS,
 )
 """In their order: ranks tell of the machine that is judged after them."""
+
+COLOURS = {State.OK: "32", State.WARN: "33", State.FAIL: "31;1", State.SKIPPED: "2"}
+NAME_WIDTH, STATE_WIDTH = 20, 9
+INDENT = " " * (NAME_WIDTH + STATE_WIDTH)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look at a yard; returns the exit status."""
     given = _parser().parse_args(argv)
     try:
-        check_profile(given.yard)
-        check_root(given.root)
-        profile = read_profile(given.yard)
+        profile, root = read_yard(given)
     except TrainyardError as error:
         return fail(error)
-    yard = Yard(profile, profile.yard_root(given.root), given.submit)
+    yard = YardContext(profile, root, given.submit)
     chosen = [check for check in CHECKS if not given.only or check.name in given.only]
     if not given.json:
         print(f"yard {profile.name}: {yard.place.block} jobs, everything under {yard.root}\n")
@@ -62,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m flows.doctor",
         description="Look at everything that a yard needs, and say what to do.",
     )
-    add_yard_to_look_after(parser)
+    add_yard(parser)
     parser.add_argument("--submit", action="store_true", help="start a job of a scheduler as well")
     parser.add_argument("--json", action="store_true", help="a JSON document, no table")
     names = [check.name for check in CHECKS]
@@ -84,3 +87,34 @@ def _leave(status: int) -> int:
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+# --- the table: on a terminal in colour, and never wider than it --------------------------------
+
+
+def print_finding(finding: Finding) -> None:
+    """One check: what came of it, then what to do."""
+    width = max(60, shutil.get_terminal_size().columns)
+    told = textwrap.wrap(finding.told, width - len(INDENT), break_on_hyphens=False) or [""]
+    state = _coloured(f"{finding.state:<{STATE_WIDTH}}", finding.state)
+    print(f"{finding.name:<{NAME_WIDTH}}{state}{told[0]}")
+    for line in told[1:]:
+        print(INDENT + line)
+    if finding.todo:
+        todo = f"-> {finding.todo}"
+        for line in textwrap.wrap(todo, width - len(INDENT), break_on_hyphens=False):
+            print(INDENT + line)
+    if finding.see:
+        print(f"{INDENT}see {finding.see}", flush=True)
+
+
+def print_sum(findings: Sequence[Finding]) -> None:
+    """How many came out how."""
+    counts = Counter(finding.state for finding in findings)
+    print("\n" + ", ".join(f"{counts[state]} {state}" for state in State if counts[state]))
+
+
+def _coloured(text: str, state: State) -> str:
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\033[{COLOURS[state]}m{text}\033[0m"

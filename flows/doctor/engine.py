@@ -16,7 +16,7 @@ from requests.exceptions import ReadTimeout, RequestException
 from flows.backends.container.client import SOCKET
 from flows.backends.container.options import ContainerOptions
 from flows.doctor.check import Answer, fail, ok, warn
-from flows.doctor.yard import Yard
+from flows.doctor.context import YardContext
 from flows.stage_configs import CONFIGS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.version import VERSION
@@ -33,7 +33,7 @@ IMAGES_SECONDS = BUSY_SECONDS + ceil(len(CONFIGS) / AT_ONCE) * (SMOKE_SECONDS + 
 VERSION_LABEL = "org.opencontainers.image.version"
 
 
-def engine_jobs(yard: Yard) -> Answer:
+def engine_jobs(yard: YardContext) -> Answer:
     """The engine answers, and has GPUs where stages ask for them."""
     said = _ask(yard, lambda client: {"version": client.version(), "info": client.info()})
     version, info = said["version"], said["info"]
@@ -53,7 +53,7 @@ def _devices(info: dict[str, Any]) -> list[dict[str, Any]]:
     return info.get("DiscoveredDevices") or []
 
 
-def engine_image(yard: Yard) -> Answer:
+def engine_image(yard: YardContext) -> Answer:
     """Every image that a stage runs in is on the engine, of our version, and the stage starts."""
     stages: dict[str, str] = {}
     for stage in CONFIGS:
@@ -81,7 +81,7 @@ def engine_image(yard: Yard) -> Answer:
     return ok(f"{len(stages)} images of version {VERSION}, each starts its stage")
 
 
-def _smokes(yard: Yard, stages: dict[str, str]) -> Iterable[tuple[str, str, str]]:
+def _smokes(yard: YardContext, stages: dict[str, str]) -> Iterable[tuple[str, str, str]]:
     """Image, stage, and why that does not start in it; a few at a time."""
     python = yard.place.python
 
@@ -96,7 +96,7 @@ def _smokes(yard: Yard, stages: dict[str, str]) -> Iterable[tuple[str, str, str]
         return list(pool.map(smoke, stages.keys(), stages.values()))
 
 
-def _missing(yard: Yard, names: list[str]) -> Answer:
+def _missing(yard: YardContext, names: list[str]) -> Answer:
     told = f"not on the engine at {_address(yard)}: {', '.join(names)}"
     todo = "make images, or docker pull; image in the yard's profile names them"
     if yard.place.container.pull == "missing":
@@ -148,11 +148,11 @@ def _end_of(container: Any, what: str) -> int:
         ) from error
 
 
-def _address(yard: Yard) -> str:
+def _address(yard: YardContext) -> str:
     return yard.place.container.engine or os.environ.get("DOCKER_HOST") or SOCKET
 
 
-def _ask(yard: Yard, question: Any, seconds: int = SECONDS) -> Any:
+def _ask(yard: YardContext, question: Any, seconds: int = SECONDS) -> Any:
     """Put a question to the engine; ConfigError and InfrastructureError for one that is away."""
     address = _address(yard)
     try:

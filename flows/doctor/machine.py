@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
-from flows.doctor.yard import Yard
+from flows.doctor.context import YardContext
 from flows.yard.place import CONTAINED
 from trainyard.artifacts.inputs import cache_folder
 from trainyard.artifacts.urls import local_path
@@ -36,7 +36,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 DOCKER = Path("/.dockerenv")
 
 
-def disk(yard: Yard) -> Answer:
+def disk(yard: YardContext) -> Answer:
     """Room for what is made, for run folders, for scratch, for remembered digests."""
     told = []
     states = [State.OK]
@@ -60,7 +60,7 @@ def is_contained() -> bool:
     return DOCKER.exists() or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-def folders(yard: Yard) -> list[tuple[str, Path]]:
+def folders(yard: YardContext) -> list[tuple[str, Path]]:
     """The folders of this machine that a run writes to, one for each file system."""
     root = local_path(yard.root) if yard.has_local_store else None
     wanted = {} if root is None else {"yard": root}
@@ -94,7 +94,7 @@ def room(folder: Path) -> tuple[int, int, str]:
     return free, inodes, ""
 
 
-def shared_memory(yard: Yard) -> Answer:
+def shared_memory(yard: YardContext) -> Answer:
     """/dev/shm as a stage sees it."""
     if yard.place.block in CONTAINED and yard.there is None:
         size_told = yard.place.options_of("pretrain").shared_memory
@@ -114,7 +114,7 @@ def shared_memory(yard: Yard) -> Answer:
     return warn(told, todo) if free < SHARED_WARNED else ok(told)
 
 
-def limits(yard: Yard) -> Answer:
+def limits(yard: YardContext) -> Answer:
     """Open files, and with InfiniBand locked memory."""
     machine, where = seen(yard)
     files, locked = machine.open_files, machine.locked_memory_bytes
@@ -135,7 +135,7 @@ def limits(yard: Yard) -> Answer:
     return warn(told, todo) if 0 <= files < FILES_WARNED else ok(told)
 
 
-def text(yard: Yard) -> Answer:
+def text(yard: YardContext) -> Answer:
     """UTF-8 in this Python, and in the programs that it starts."""
     machine, where = seen(yard)
     told = f"locale {machine.locale or 'not set'}, Python {'/'.join(machine.encodings)}{where}"
@@ -148,7 +148,7 @@ def text(yard: Yard) -> Answer:
     return ok(told)
 
 
-def gpus(yard: Yard) -> Answer:
+def gpus(yard: YardContext) -> Answer:
     """As many GPUs as a stage asks for on a node, with one driver."""
     wanted = yard.num_gpus
     if not yard.runs_here and yard.there is None:
@@ -176,13 +176,13 @@ def gpus(yard: Yard) -> Answer:
     return warn(told, "ranks wait for the slowest") if len(kinds) > 1 else ok(told)
 
 
-def who_tells(yard: Yard) -> str:
+def who_tells(yard: YardContext) -> str:
     """Of the stages' machine, which is not this one; containers are always tried."""
     is_tried = yard.place.block == "container"
     return "ranks that meet tell of it" if is_tried else "--submit asks a job"
 
 
-def seen(yard: Yard) -> tuple[Machine, str]:
+def seen(yard: YardContext) -> tuple[Machine, str]:
     """The machine to judge, and where it is when that is not here."""
     if yard.there is not None:
         return yard.there, "" if yard.runs_here else f" on {yard.there.host}"

@@ -21,7 +21,7 @@ from flows.backends.outcome import Kind, Outcome
 from flows.backends.run_folder import LOG
 from flows.backends.spec import LaunchSpec, Resources
 from flows.doctor.check import Answer, Check, fail, ok, skipped
-from flows.doctor.yard import FOLDER, Yard
+from flows.doctor.context import FOLDER, YardContext
 from flows.runner.blocks import BLOCKS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
@@ -41,7 +41,7 @@ QUEUED_SECONDS = 600.0
 """How long a job of a scheduler may wait and run."""
 
 
-def ranks(yard: Yard) -> Answer:
+def ranks(yard: YardContext) -> Answer:
     """Two ranks meet where stages run, and add up."""
     block = yard.place.block
     waits = block in ("slurm", "kubernetes")
@@ -109,7 +109,7 @@ def _told(outcome: Outcome | None, log: Path) -> str:
     return f"{told}: {last} ({log})" if last else f"{told} ({log.parent})"
 
 
-def probe_job(yard: Yard) -> LaunchSpec:
+def probe_job(yard: YardContext) -> LaunchSpec:
     """The job: on two nodes where training has several, else two processes of one."""
     place = yard.place
     wanted = place.resources_of("pretrain")
@@ -140,7 +140,7 @@ def _short() -> str:
 
 
 async def _run(
-    spec: LaunchSpec, yard: Yard, limit_seconds: float
+    spec: LaunchSpec, yard: YardContext, limit_seconds: float
 ) -> tuple[Outcome | None, dict[str, Any] | None]:
     """Outcome, None when the time was over, and what the ranks said, None when nothing."""
     Path(spec.run_directory).mkdir(parents=True, exist_ok=True)

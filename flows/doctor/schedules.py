@@ -26,7 +26,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
-from flows.doctor.yard import Yard
+from flows.doctor.context import YardContext
 from trainyard.errors import InfrastructureError
 
 PAGE = 200
@@ -73,7 +73,7 @@ class Timetable:
     """When those were to begin that are late, the oldest first; `PAGE` at most."""
 
 
-def schedules(yard: Yard) -> Answer:
+def schedules(yard: YardContext) -> Answer:
     """What is scheduled comes, and starts."""
     try:
         found = asyncio.run(_timetables(yard.profile.name))

@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, PREFECT_API_URL
 
 from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
+from flows.doctor.context import YardContext
 from flows.doctor.store import LOOPBACK
-from flows.doctor.yard import Yard
 from trainyard.errors import ConfigError, InfrastructureError
 
 SECONDS = 5.0
@@ -29,7 +29,7 @@ CREDENTIALS = (
 REFUSED = (401, 403)
 
 
-def reach(yard: Yard) -> Answer:
+def reach(yard: YardContext) -> Answer:
     """A server answers at PREFECT_API_URL."""
     url = api_url()
     if not url:
@@ -46,7 +46,7 @@ def reach(yard: Yard) -> Answer:
     return ok(url)
 
 
-def versions(yard: Yard) -> Answer:
+def versions(yard: YardContext) -> Answer:
     """The same Prefect here and there; a newer client asks an older server for what it has not."""
     status, body = ask("/admin/version")
     if status in REFUSED:
@@ -65,7 +65,7 @@ def versions(yard: Yard) -> Answer:
     return warn(told, todo)
 
 
-def closed(yard: Yard) -> Answer:
+def closed(yard: YardContext) -> Answer:
     """Nothing is told, and nothing started, without credentials: a deployment is a program."""
     status, _ = ask("/admin/version", with_credentials=False)
     if status in REFUSED:
@@ -85,7 +85,7 @@ def _csrf() -> str:
     return "CSRF protection is on" if status == 200 else "CSRF protection is off"
 
 
-def pool(yard: Yard) -> Answer:
+def pool(yard: YardContext) -> Answer:
     """The yard's work pool is there, and a worker looks at it."""
     name = yard.profile.pool.name
     register = f"python -m flows.register --yard {yard.profile.name}"

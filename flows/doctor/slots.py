@@ -24,7 +24,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.doctor.check import Answer, Check, ok, skipped, warn
-from flows.doctor.yard import Yard
+from flows.doctor.context import YardContext
 from flows.runner.limits import Slots, describe_task_runs, read_slots
 from flows.yard.place import limit_tag
 from trainyard.errors import InfrastructureError
@@ -39,7 +39,7 @@ Lost = tuple[str, str]
 """What is wrong, and the command that frees the slots."""
 
 
-def slots(yard: Yard) -> Answer:
+def slots(yard: YardContext) -> Answer:
     """Every taken slot of a limit belongs to something that runs."""
     try:
         return asyncio.run(_slots(yard))
@@ -47,7 +47,7 @@ def slots(yard: Yard) -> Answer:
         raise InfrastructureError(f"limits cannot be read from the server: {error}") from error
 
 
-async def _slots(yard: Yard) -> Answer:
+async def _slots(yard: YardContext) -> Answer:
     found, lost = [], []
     async with get_client() as client:
         for stage in yard.place.limited:

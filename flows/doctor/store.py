@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
-from flows.doctor.yard import FOLDER, Yard
+from flows.doctor.context import FOLDER, YardContext
 from trainyard.artifacts import store
 from trainyard.artifacts.backends import s3_client
 from trainyard.artifacts.store_probe import check_reachable, is_open_to_all, probe, seconds_ahead
@@ -22,7 +22,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CLOCK = "run a time service (chrony, systemd-timesyncd) on both machines"
 
 
-def reach(yard: Yard) -> Answer:
+def reach(yard: YardContext) -> Answer:
     """The store answers, and lets us list the root of the yard."""
     where = check_reachable(yard.root, CONNECT_SECONDS)
     # A store that serves one key and no listing is none: the bucket has to be there too.
@@ -30,7 +30,7 @@ def reach(yard: Yard) -> Answer:
     return ok(f"{where}: {yard.root} ({count} files at its top)")
 
 
-def conditions(yard: Yard) -> Answer:
+def conditions(yard: YardContext) -> Answer:
     """Conditional writes, raced; and everything else that a stage asks of a store."""
     faults = [trial for trial in probe(join(yard.root, FOLDER)) if trial.fault]
     if not faults:
@@ -46,7 +46,7 @@ def conditions(yard: Yard) -> Answer:
     return fail(InfrastructureError, told, "look into the store's own log")
 
 
-def clock(yard: Yard) -> Answer:
+def clock(yard: YardContext) -> Answer:
     """The clock behind the store beside ours."""
     ahead = seconds_ahead(yard.root, CONNECT_SECONDS)
     told = f"the store's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours"
@@ -57,7 +57,7 @@ def clock(yard: Yard) -> Answer:
     return ok("the store's clock is ours" if abs(ahead) < 1 else told)
 
 
-def closed(yard: Yard) -> Answer:
+def closed(yard: YardContext) -> Answer:
     """The store shows nothing to somebody without credentials."""
     if yard.has_local_store:
         return skipped("a file system has owners and modes instead")

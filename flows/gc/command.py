@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from flows.backends.container.options import ContainerOptions
-from flows.cli.options import add_yard_to_look_after, check_profile, check_root
+from flows.cli.options import add_yard, read_yard
 from flows.cli.run_flow import fail
 from flows.gc.machine import run_homes
 from flows.gc.policy import Policy
+from flows.gc.report import lines
 from flows.gc.sweep import sweep
-from flows.gc.told import lines
 from flows.yard.profile import Profile
-from flows.yard.read_profile import read_profile
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError
 
@@ -32,10 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     try:
         policy = Policy(**{field.name: getattr(given, field.name) for field in fields(Policy)})
-        check_profile(given.yard)
-        check_root(given.root)
-        profile = read_profile(given.yard)
-        root = profile.yard_root(given.root)
+        profile, root = read_yard(given)
         homes = homes_of(profile, root)
         is_named, engines = given.root is not None, engines_of(profile)
         swept = sweep(root, homes, policy, given.dry_run, is_named, engines)
@@ -71,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.gc", description="Remove what a yard keeps of no use."
     )
-    add_yard_to_look_after(parser)
+    add_yard(parser)
     parser.add_argument("--dry-run", action="store_true", help="tell what would go, remove nothing")
     parser.add_argument("--json", action="store_true", help="a JSON document, no lines")
     for field in fields(Policy):

@@ -14,8 +14,15 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from pydantic import SecretStr
 
 from flows.corpus_refresh import PUBLISHED, YARD
+from flows.register.desired_state import (
+    CANCELLED,
+    FAILED,
+    NEW_CORPUS,
+    RESUMED,
+    ZOMBIES,
+    DesiredState,
+)
 from flows.register.server import Registration
-from flows.register.wanted import CANCELLED, FAILED, NEW_CORPUS, RESUMED, ZOMBIES, Wanted
 from flows.yard.registered_profile import block_name
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
@@ -46,21 +53,21 @@ MESSAGE = (
 
 async def register_automations(registration: Registration) -> None:
     """Write those that the profile asks for, after the deployments."""
-    wanted = registration.wanted
-    chosen = wanted.profile.automations
+    desired = registration.desired
+    chosen = desired.profile.automations
     if chosen.zombie_seconds:
-        await _write(registration, zombies(wanted))
-        await _write(registration, cancelled(wanted))
+        await _write(registration, zombies(desired))
+        await _write(registration, cancelled(desired))
     if chosen.resume_crashed:
-        await _write(registration, resumed(wanted))
-    if wanted.notify_url is not None:
-        webhook = Webhook(url=SecretStr(wanted.notify_url))
-        name = f"trainyard-{block_name(wanted.profile.name)}-failures"
+        await _write(registration, resumed(desired))
+    if desired.notify_url is not None:
+        webhook = Webhook(url=SecretStr(desired.notify_url))
+        name = f"trainyard-{block_name(desired.profile.name)}-failures"
         block = await registration.block(webhook, name)
         if block is not None:
-            await _write(registration, failures(wanted, block))
+            await _write(registration, failures(desired, block))
         else:
-            registration.report.created(f"automation {wanted.automation_name(FAILED)}")
+            registration.report.created(f"automation {desired.automation_name(FAILED)}")
     if chosen.train_on_new_corpus is not None:
         await _training(registration, chosen.train_on_new_corpus)
 
@@ -68,9 +75,11 @@ async def register_automations(registration: Registration) -> None:
 async def _training(registration: Registration, recipe: str) -> None:
     deployment = registration.deployments.get("pretrain-gpt")
     if deployment is not None:
-        await _write(registration, training(registration.wanted, recipe, deployment))
+        await _write(registration, training(registration.desired, recipe, deployment))
     else:  # when it is dry: the deployment would be new as well
-        registration.report.created(f"automation {registration.wanted.automation_name(NEW_CORPUS)}")
+        registration.report.created(
+            f"automation {registration.desired.automation_name(NEW_CORPUS)}"
+        )
 
 
 async def _write(registration: Registration, automation: AutomationCore) -> None:
@@ -99,14 +108,14 @@ def _of(automation: AutomationCore, key: str) -> object:
 # --- what they are --------------------------------------------------------------------------------
 
 
-def zombies(wanted: Wanted) -> AutomationCore:
+def zombies(desired: DesiredState) -> AutomationCore:
     """A run that was not heard of any more, and did not end, is marked as crashed.
 
     Its worker is gone, or its machine is. The mark lets failures be told and limits be freed; the
     run's jobs go on where a scheduler has them, and are found again by the next attempt."""
-    seconds = wanted.profile.automations.zombie_seconds
+    seconds = desired.profile.automations.zombie_seconds
     return _when_silent(
-        wanted,
+        desired,
         ZOMBIES,
         f"A flow run that is silent for {seconds} s has crashed.",
         after=HEARTBEAT,
@@ -117,13 +126,13 @@ def zombies(wanted: Wanted) -> AutomationCore:
     )
 
 
-def cancelled(wanted: Wanted) -> AutomationCore:
+def cancelled(desired: DesiredState) -> AutomationCore:
     """A run that a person cancels and nobody ends is marked as cancelled: its worker is gone.
 
     As crashed it would be started again, against that person's will."""
-    seconds = wanted.profile.automations.zombie_seconds
+    seconds = desired.profile.automations.zombie_seconds
     return _when_silent(
-        wanted,
+        desired,
         CANCELLED,
         f"A flow run that nobody ended {seconds} s after it was cancelled.",
         after=CANCELLING,
@@ -135,7 +144,7 @@ def cancelled(wanted: Wanted) -> AutomationCore:
 
 
 def _when_silent(
-    wanted: Wanted,
+    desired: DesiredState,
     name: str,
     description: str,
     *,
@@ -146,30 +155,30 @@ def _when_silent(
 ) -> AutomationCore:
     """A run is given a state when for `zombie_seconds` after one event none of the others came."""
     return AutomationCore(
-        name=wanted.automation_name(name),
+        name=desired.automation_name(name),
         description=description,
         trigger=EventTrigger(
             after={after},
             expect=expect,
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            match_related=_tagged(wanted),
+            match_related=_tagged(desired),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=wanted.profile.automations.zombie_seconds),
+            within=timedelta(seconds=desired.profile.automations.zombie_seconds),
         ),
         actions=[ChangeFlowRunState(name=None, force=False, state=state, message=message)],
     )
 
 
-def resumed(wanted: Wanted) -> AutomationCore:
+def resumed(desired: DesiredState) -> AutomationCore:
     """A run that crashed with its worker is started again, on whatever worker the pool has: what is
     published is reused, a job that is still there is followed, a training goes on.
 
     Prefect counts how often a run began; each count fires once, and none above the bound."""
-    most = wanted.profile.automations.resume_crashed
+    most = desired.profile.automations.resume_crashed
     return AutomationCore(
-        name=wanted.automation_name(RESUMED),
+        name=desired.automation_name(RESUMED),
         description=f"A flow run whose worker is gone is started again, {most} times at most.",
         trigger=EventTrigger(
             expect={CRASHED},
@@ -180,7 +189,7 @@ def resumed(wanted: Wanted) -> AutomationCore:
                     "prefect.state-message": list(GONE),
                 }
             ),
-            match_related=_tagged(wanted),
+            match_related=_tagged(desired),
             for_each={"prefect.resource.id", RUN_COUNT},
             posture=Posture.Reactive,
             threshold=1,
@@ -197,16 +206,16 @@ def resumed(wanted: Wanted) -> AutomationCore:
     )
 
 
-def failures(wanted: Wanted, webhook: UUID) -> AutomationCore:
+def failures(desired: DesiredState, webhook: UUID) -> AutomationCore:
     """A run that failed or crashed is posted to a chat, as `{"text": ...}`."""
-    text = MESSAGE % wanted.profile.name
+    text = MESSAGE % desired.profile.name
     return AutomationCore(
-        name=wanted.automation_name(FAILED),
-        description=f"Posted to the URL of {wanted.profile.automations.notify_variable}.",
+        name=desired.automation_name(FAILED),
+        description=f"Posted to the URL of {desired.profile.automations.notify_variable}.",
         trigger=EventTrigger(
             expect=FAILURES,
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            match_related=_tagged(wanted),
+            match_related=_tagged(desired),
             posture=Posture.Reactive,
             threshold=1,
             within=timedelta(0),
@@ -215,16 +224,16 @@ def failures(wanted: Wanted, webhook: UUID) -> AutomationCore:
     )
 
 
-def training(wanted: Wanted, recipe: str, deployment: UUID) -> AutomationCore:
+def training(desired: DesiredState, recipe: str, deployment: UUID) -> AutomationCore:
     """A new version of a corpus of this yard starts a training of a recipe, whose `tokens` is the
     pointer."""
     return AutomationCore(
-        name=wanted.automation_name(NEW_CORPUS),
+        name=desired.automation_name(NEW_CORPUS),
         description=f"A new version of a corpus starts pretrain-gpt of {recipe}.",
         trigger=EventTrigger(
             expect={PUBLISHED},
             match=ResourceSpecification(
-                {"prefect.resource.id": ["trainyard.corpus.*"], YARD: [wanted.profile.name]}
+                {"prefect.resource.id": ["trainyard.corpus.*"], YARD: [desired.profile.name]}
             ),
             posture=Posture.Reactive,
             threshold=1,
@@ -243,7 +252,7 @@ def _run(recipe: str, deployment: UUID) -> RunDeployment:
     )
 
 
-def _tagged(wanted: Wanted) -> ResourceSpecification:
+def _tagged(desired: DesiredState) -> ResourceSpecification:
     """Runs of this yard alone."""
-    tag = f"prefect.tag.{wanted.tags[-1]}"
+    tag = f"prefect.tag.{desired.tags[-1]}"
     return ResourceSpecification({"prefect.resource.id": [tag], "prefect.resource.role": ["tag"]})

@@ -14,16 +14,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flows.cli.options import add_yard_to_look_after, check_profile
+from flows.cli.options import add_yard, check_profile
 from flows.cli.run_flow import ENVIRONMENT, fail, of_server
+from flows.register.desired_state import DesiredState, desired_state
 from flows.register.report import Report
-from flows.register.wanted import Wanted, wanted
 from flows.runner.memory_check import unknown_gpu_memory
 from flows.yard.read_profile import naming_file, parse_profile, profile_name, read_document
 from trainyard.errors import ConfigError, TrainyardError
 
 if TYPE_CHECKING:
-    from flows.register.offered import Flows
+    from flows.register.deployments import Flows
 
 URL = "PREFECT_API_URL"
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Tell a Prefect server all that a yard needs: work pool, blocks, deployments, "
         "limits, automations. Again, it changes nothing.",
     )
-    add_yard_to_look_after(parser, has_root=False)
+    add_yard(parser, has_root=False)
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would be written, and write nothing"
     )
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         document = read_document(given.yard)
         with naming_file(given.yard):
             profile = parse_profile(document, profile_name(given.yard))
-            plan = wanted(profile, document, os.environ)
+            plan = desired_state(profile, document, os.environ)
         report = _register(plan, given)
     except TrainyardError as error:
         return fail(error)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _register(plan: Wanted, given: argparse.Namespace) -> Report:
+def _register(plan: DesiredState, given: argparse.Namespace) -> Report:
     if not os.environ.get(URL):
         raise ConfigError(
             f"{URL} is not set: it names the server, such as http://127.0.0.1:4200/api "
@@ -70,7 +70,7 @@ def _register(plan: Wanted, given: argparse.Namespace) -> Report:
         )
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    from flows.register.offered import load_flows
+    from flows.register.deployments import load_flows
 
     with naming_file(given.yard):
         flows = load_flows(plan)  # before anything is asked, let alone written
@@ -82,12 +82,11 @@ def _register(plan: Wanted, given: argparse.Namespace) -> Report:
         raise
 
 
-async def _write(plan: Wanted, flows: Flows, is_dry: bool) -> Report:
+async def _write(plan: DesiredState, flows: Flows, is_dry: bool) -> Report:
     from prefect import get_client
 
     from flows.register.automations import register_automations
-    from flows.register.leftovers import report_leftovers
-    from flows.register.server import Registration
+    from flows.register.server import Registration, report_leftovers
 
     report = Report(is_dry)
     async with get_client() as client:

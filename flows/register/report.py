@@ -24,7 +24,7 @@ class Report:
         self._say("changed", f"{what}: {', '.join(keys)}")
 
     def unchanged(self, what: str) -> None:
-        """It was there, as wanted."""
+        """It was there, as desired."""
         self.lines.append(f"unchanged       {what}")
 
     def kept(self, what: str) -> None:
@@ -41,6 +41,6 @@ class Report:
         self.lines.append(f"{verb:<15} {what}")
 
 
-def differing(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Keys whose value on the server is not the one wanted."""
-    return [key for key, value in wanted.items() if there.get(key) != value]
+def differing(there: Mapping[str, Any], desired: Mapping[str, Any]) -> list[str]:
+    """Keys whose value on the server is not the one desired."""
+    return [key for key, value in desired.items() if there.get(key) != value]

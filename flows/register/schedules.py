@@ -17,16 +17,16 @@ from flows.yard.profile import Schedule
 
 
 def switched(
-    wanted: Schedule | None, there: Sequence[DeploymentSchedule], before: bool | None
+    desired: Schedule | None, there: Sequence[DeploymentSchedule], before: bool | None
 ) -> Schedule | None:
     """The schedule to be written, active or not as a person left it.
 
     there: on the server. before: `active` in the profile that was registered last; None when none
     was, or it had no schedule for this flow."""
-    if wanted is None or not there or before not in (None, wanted.active):
-        return wanted
-    ours = next((one for one in there if one.schedule == _cron(wanted)), there[0])
-    return replace(wanted, active=ours.active)
+    if desired is None or not there or before not in (None, desired.active):
+        return desired
+    ours = next((one for one in there if one.schedule == _cron(desired)), there[0])
+    return replace(desired, active=ours.active)
 
 
 def active_before(document: Mapping[str, Any], flow: str) -> bool | None:
@@ -35,33 +35,33 @@ def active_before(document: Mapping[str, Any], flow: str) -> bool | None:
     return None if table is None else bool(table.get("active", True))
 
 
-def to_create(wanted: Schedule | None) -> list[DeploymentScheduleCreate]:
+def to_create(desired: Schedule | None) -> list[DeploymentScheduleCreate]:
     """Of a new deployment."""
-    if wanted is None:
+    if desired is None:
         return []
-    parameters = dict(wanted.parameters)
+    parameters = dict(desired.parameters)
     return [
         DeploymentScheduleCreate(
-            schedule=_cron(wanted), active=wanted.active, parameters=parameters
+            schedule=_cron(desired), active=desired.active, parameters=parameters
         )
     ]
 
 
-def to_update(wanted: Schedule | None) -> list[DeploymentScheduleUpdate]:
+def to_update(desired: Schedule | None) -> list[DeploymentScheduleUpdate]:
     """Of a deployment that is there: instead of all that it has."""
     return [
         DeploymentScheduleUpdate(
             schedule=one.schedule, active=one.active, parameters=one.parameters
         )
-        for one in to_create(wanted)
+        for one in to_create(desired)
     ]
 
 
-def is_as_wanted(wanted: Schedule | None, there: Sequence[DeploymentSchedule]) -> bool:
+def is_as_desired(desired: Schedule | None, there: Sequence[DeploymentSchedule]) -> bool:
     """True when the server has this schedule and no other."""
     found = [(one.schedule, one.active, one.parameters) for one in there]
-    return found == [(one.schedule, one.active, one.parameters) for one in to_create(wanted)]
+    return found == [(one.schedule, one.active, one.parameters) for one in to_create(desired)]
 
 
-def _cron(wanted: Schedule) -> CronSchedule:
-    return CronSchedule(cron=wanted.cron, timezone=wanted.timezone)
+def _cron(desired: Schedule) -> CronSchedule:
+    return CronSchedule(cron=desired.cron, timezone=desired.timezone)

@@ -1,4 +1,4 @@
-"""A yard written to a Prefect server: what is there as wanted is left alone, so that a second
+"""A yard written to a Prefect server: what is there as desired is left alone, so that a second
 registration changes nothing."""
 
 from __future__ import annotations
@@ -15,26 +15,36 @@ from prefect.client.schemas.actions import (
     WorkPoolCreate,
     WorkPoolUpdate,
 )
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    DeploymentFilterTags,
+)
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
 
-from flows.register.offered import Flows
+from flows.register.deployments import Flows
+from flows.register.desired_state import DesiredDeployment, DesiredState
 from flows.register.report import Report, differing
-from flows.register.schedules import active_before, is_as_wanted, switched, to_create, to_update
-from flows.register.wanted import Wanted, WantedDeployment
+from flows.register.schedules import active_before, is_as_desired, switched, to_create, to_update
 from flows.runner.blocks import BLOCK_TYPES
+from flows.yard.place import limit_tag
 from flows.yard.registered_profile import YardProfile, block_name, check_yard
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION, build_revision
+
+PAGE = 200
 
 
 class Registration:
     """Writes one yard; what would be written when it is dry."""
 
-    def __init__(self, client: PrefectClient, wanted: Wanted, flows: Flows, report: Report) -> None:
+    def __init__(
+        self, client: PrefectClient, desired: DesiredState, flows: Flows, report: Report
+    ) -> None:
         self.client = client
-        self.wanted = wanted
+        self.desired = desired
         self.report = report
         self._flows = flows
         self.deployments: dict[str, UUID] = {}
@@ -44,28 +54,28 @@ class Registration:
 
     async def run(self) -> None:
         """All but the automations (flows/register/automations.py)."""
-        name = self.wanted.profile.name
+        name = self.desired.profile.name
         before = await self._registered()
         check_yard(name, before.get("yard", ""))
         self._before = before.get("document", {})
         await self._pool()
         await self._block_types()
         registered = YardProfile(
-            document=dict(self.wanted.document),
+            document=dict(self.desired.document),
             yard=name,
             version=VERSION,
             revision=build_revision(),
         )
         await self.block(registered, block_name(name))
-        for tag, most in self.wanted.limits.items():
+        for tag, most in self.desired.limits.items():
             await self._limit(tag, most)
-        for deployment in self.wanted.deployments:
+        for deployment in self.desired.deployments:
             await self._deployment(deployment)
 
     # --- pool, blocks, limits ---------------------------------------------------------------------
 
     async def _pool(self) -> None:
-        pool = self.wanted.profile.pool
+        pool = self.desired.profile.pool
         what = f"work pool {pool.name} ({pool.type})"
         try:
             there = await self.client.read_work_pool(pool.name)
@@ -84,9 +94,9 @@ class Registration:
             return
         if there.type != pool.type:
             raise ConfigError(
-                f"work pool {pool.name} is there with type {there.type}, and the profile of yard "
-                f"{self.wanted.profile.name} says {pool.type}: give [pool] another name, or delete "
-                f"the old one (prefect work-pool delete {pool.name})"
+                f"work pool {pool.name} has type {there.type}, and the profile of yard "
+                f"{self.desired.profile.name} says {pool.type}: give [pool] another name, or "
+                f"delete the old one (prefect work-pool delete {pool.name})"
             )
         if there.concurrency_limit == pool.concurrency_limit:
             self.report.unchanged(what)
@@ -113,7 +123,7 @@ class Registration:
 
     async def _registered(self) -> dict[str, Any]:
         """The block of the yard, or of another of almost that name; empty: there is none."""
-        slug, name = YardProfile.get_block_type_slug(), block_name(self.wanted.profile.name)
+        slug, name = YardProfile.get_block_type_slug(), block_name(self.desired.profile.name)
         try:
             there = await self.client.read_block_document_by_name(name, slug)
         except ObjectNotFound:
@@ -154,16 +164,16 @@ class Registration:
 
     # --- deployments ------------------------------------------------------------------------------
 
-    async def _deployment(self, wanted: WantedDeployment) -> None:
-        flow = self._flows[wanted.entrypoint]
-        fields = _fields(wanted, flow)
-        what = f"deployment {flow.name}/{wanted.name}"
+    async def _deployment(self, desired: DesiredDeployment) -> None:
+        flow = self._flows[desired.entrypoint]
+        fields = _fields(desired, flow)
+        what = f"deployment {flow.name}/{desired.name}"
         try:
-            there = await self.client.read_deployment_by_name(f"{flow.name}/{wanted.name}")
+            there = await self.client.read_deployment_by_name(f"{flow.name}/{desired.name}")
         except ObjectNotFound:
             self.report.created(what)
             if not self.report.is_dry:
-                self.deployments[flow.name] = await self._create(wanted, flow, fields)
+                self.deployments[flow.name] = await self._create(desired, flow, fields)
             return
         self.deployments[flow.name] = there.id
         limit = there.global_concurrency_limit
@@ -173,10 +183,10 @@ class Registration:
         }
         keys = differing(known, fields)
         before = active_before(self._before, flow.name)
-        schedule = switched(wanted.schedule, there.schedules, before)
-        if schedule is not None and schedule != wanted.schedule:
+        schedule = switched(desired.schedule, there.schedules, before)
+        if schedule is not None and schedule != desired.schedule:
             self.report.kept(f"{what}: schedule {'active' if schedule.active else 'paused'}")
-        if not is_as_wanted(schedule, there.schedules):
+        if not is_as_desired(schedule, there.schedules):
             keys.append("schedule")
         if not keys:
             self.report.unchanged(what)
@@ -187,30 +197,30 @@ class Registration:
             await self.client.update_deployment(there.id, update)
 
     async def _create(
-        self, wanted: WantedDeployment, flow: Flow[..., Any], fields: dict[str, Any]
+        self, desired: DesiredDeployment, flow: Flow[..., Any], fields: dict[str, Any]
     ) -> UUID:
         return await self.client.create_deployment(
             flow_id=await self.client.create_flow_from_name(flow.name),
-            name=wanted.name,
-            schedules=to_create(wanted.schedule),
+            name=desired.name,
+            schedules=to_create(desired.schedule),
             **fields,
         )
 
 
-def _fields(wanted: WantedDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
+def _fields(desired: DesiredDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
     """What a deployment is, by Prefect's names."""
     return {
-        "version": wanted.version,
-        "description": wanted.description,
-        "parameters": dict(wanted.parameters),
+        "version": desired.version,
+        "description": desired.description,
+        "parameters": dict(desired.parameters),
         "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
         "enforce_parameter_schema": True,
-        "tags": sorted(wanted.tags),
-        "entrypoint": wanted.entrypoint,
-        "pull_steps": wanted.pull_steps,
-        "work_pool_name": wanted.pool,
-        "job_variables": {"env": dict(wanted.environment)},
-        "concurrency_limit": wanted.concurrency_limit,
+        "tags": sorted(desired.tags),
+        "entrypoint": desired.entrypoint,
+        "pull_steps": desired.pull_steps,
+        "work_pool_name": desired.pool,
+        "job_variables": {"env": dict(desired.environment)},
+        "concurrency_limit": desired.concurrency_limit,
     }
 
 
@@ -231,3 +241,43 @@ async def _job_template(pool_type: str) -> dict[str, Any]:
             f"install Prefect's integration that has it"
         )
     return template
+
+
+# --- what the server still has of a yard and no profile asks for ----------------------------------
+
+
+async def report_leftovers(client: PrefectClient, desired: DesiredState, report: Report) -> None:
+    """Name deployments, limits and automations of the yard that this registration does not want."""
+    for name in await _deployments(client, desired):
+        report.left_over(f"deployment {name}", f"prefect deployment delete {name}")
+    for tag in await _limits(client, desired):
+        report.left_over(f"limit for {tag}", f"prefect concurrency-limit delete {tag}")
+    for name in await _automations(client, desired):
+        report.left_over(f"automation {name}", f"prefect automation delete {name!r}")
+
+
+async def _deployments(client: PrefectClient, desired: DesiredState) -> list[str]:
+    ours = DeploymentFilter(
+        name=DeploymentFilterName(any_=[desired.profile.name]),
+        tags=DeploymentFilterTags(all_=list(desired.tags)),
+    )
+    found, names = await client.read_deployments(deployment_filter=ours, limit=PAGE), []
+    entrypoints = {one.entrypoint for one in desired.deployments}
+    for deployment in found:
+        if deployment.entrypoint not in entrypoints:
+            flow = await client.read_flow(deployment.flow_id)
+            names.append(f"{flow.name}/{deployment.name}")
+    return sorted(names)
+
+
+async def _limits(client: PrefectClient, desired: DesiredState) -> list[str]:
+    found = await client.read_concurrency_limits(limit=PAGE, offset=0)
+    beginning = limit_tag(desired.profile.name, "")
+    tags = {one.tag for one in found if one.tag.startswith(beginning)}
+    return sorted(tags - desired.limits.keys())
+
+
+async def _automations(client: PrefectClient, desired: DesiredState) -> list[str]:
+    found = await client.read_automations(limit=PAGE)
+    names = {one.name for one in found if one.name.startswith(desired.automation_name(""))}
+    return sorted(names - set(desired.automation_names()))

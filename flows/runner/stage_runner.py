@@ -16,7 +16,7 @@ from flows.recipes.stage_job import StageJob, in_shares, joined
 from flows.recipes.summary import Summary
 from flows.runner.cancellation import watch_signals
 from flows.runner.limits import StageLimit
-from flows.runner.run_lock import note_jobs, run_lock
+from flows.runner.run_lock import record_jobs, run_lock
 from flows.runner.stage_task import run_stage_task
 from flows.yard.links import browsed
 from flows.yard.place import limit_tag
@@ -82,7 +82,7 @@ class StageRunner:
         run may have held it for weeks."""
         self._board.expect(jobs)
         if self._alone:
-            await asyncio.to_thread(note_jobs, self._root, [job.document for job in jobs])
+            await asyncio.to_thread(record_jobs, self._root, [job.document for job in jobs])
 
     def documents(self) -> list[dict[str, Any]]:
         """What came of each stage so far, JSON-able."""

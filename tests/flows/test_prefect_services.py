@@ -27,7 +27,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from flows import ui
 from flows.cli import run_flow
-from flows.register.wanted import HEARTBEAT
+from flows.register.desired_state import HEARTBEAT
 from flows.server import ephemeral
 
 SERVICES = {

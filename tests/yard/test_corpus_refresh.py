@@ -36,7 +36,7 @@ def spoilt(event, **how):
     return found
 
 schemas.Event.model_dump = spoilt
-sys.exit(flows.cli.flow_commands.corpus_refresh_main(sys.argv[1:]))
+sys.exit(flows.cli.flow_commands.flow_main("corpus_refresh", sys.argv[1:]))
 """
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.flow_commands import pretrain_gpt_main, run_stage_main
-from flows.cli.options import add_yard_of_flow, add_yard_to_look_after, check_profile, check_root
+from flows.cli.flow_commands import main as run
+from flows.cli.options import add_yard, add_yard_of_flow, check_profile, check_root
 from flows.doctor.command import main as doctor
 from flows.gc.command import main as gc
 from flows.register.command import main as register
@@ -31,7 +31,7 @@ def test_a_flow_takes_the_root_by_both_names(root: str) -> None:
 @pytest.mark.parametrize("profile", ["--profile", "--yard"])
 def test_what_looks_after_a_yard_takes_the_profile_by_both_names(profile: str) -> None:
     parser = argparse.ArgumentParser()
-    add_yard_to_look_after(parser)
+    add_yard(parser)
     given = parser.parse_args([profile, "slurm", "--root", "s3://bucket/yard"])
     assert (given.yard, given.root) == ("slurm", "s3://bucket/yard")
 
@@ -39,9 +39,9 @@ def test_what_looks_after_a_yard_takes_the_profile_by_both_names(profile: str) -
 @pytest.mark.parametrize(
     ("main", "arguments"),
     [
-        (pretrain_gpt_main, [RECIPE, "--yard", "slurm"]),
-        (pretrain_gpt_main, [RECIPE, "--root", "/etc/yards/slurm.toml"]),
-        (run_stage_main, ["merge", "--config", "none.toml", "--yard", "slurm"]),
+        (run, ["pretrain-gpt", RECIPE, "--yard", "slurm"]),
+        (run, ["pretrain-gpt", RECIPE, "--root", "/etc/yards/slurm.toml"]),
+        (run, ["run-stage", "merge", "--config", "none.toml", "--yard", "slurm"]),
         (gc, ["--root", "slurm"]),
         (doctor, ["--root", "slurm"]),
     ],
@@ -63,7 +63,7 @@ def test_a_root_in_the_place_of_a_profile_is_refused(
     assert main(["--yard", root]) == 2
     said = capsys.readouterr().err
     if main is register:
-        assert "register is about no root" in said
+        assert "register takes no root" in said
     else:
         assert f"write --root {root}" in said
 

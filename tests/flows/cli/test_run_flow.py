@@ -15,7 +15,7 @@ from flows.backends.program import (
     client_environment,
     run_program,
 )
-from flows.doctor.programs import run
+from flows.doctor.backends import run
 
 
 def test_a_program_is_run_to_its_end() -> None:

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from flows.doctor.check import Answer, Check, State, examine_yard, fail, ok, skipped, warn, worst
-from flows.doctor.command import CHECKS
-from flows.doctor.table import print_finding
+from flows.doctor.command import CHECKS, print_finding
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 

@@ -12,9 +12,9 @@ from requests.exceptions import ConnectionError as RequestsConnectionError
 from requests.exceptions import ReadTimeout
 
 from flows.doctor import engine
+from flows.doctor.backends import CHECKS
 from flows.doctor.check import Answer, State
-from flows.doctor.places import CHECKS
-from flows.doctor.yard import Yard
+from flows.doctor.context import YardContext
 from flows.stage_configs import CONFIGS
 from flows.yard.read_profile import parse_profile
 from trainyard.errors import InfrastructureError
@@ -24,14 +24,14 @@ from trainyard.version import VERSION
 def asked(monkeypatch: pytest.MonkeyPatch, smoke: Callable[[str], str]) -> Answer:
     """The answer of an engine that has all images and in which a stage starts, or says why not."""
 
-    def ask(yard: Yard, question: Callable[[Any], Any], seconds: float = 0) -> Any:
+    def ask(yard: YardContext, question: Callable[[Any], Any], seconds: float = 0) -> Any:
         return question(None)
 
     monkeypatch.setattr(engine, "_ask", ask)
     monkeypatch.setattr(engine, "_labels", lambda *_: {engine.VERSION_LABEL: VERSION})
     monkeypatch.setattr(engine, "_smoke", lambda client, name, stage, *_: smoke(stage))
     document = tomllib.loads('block = "container"\nimage = "ours/{stage}:1"\n')
-    return engine.engine_image(Yard(parse_profile(document, "site"), "/yard"))
+    return engine.engine_image(YardContext(parse_profile(document, "site"), "/yard"))
 
 
 def test_four_images_are_tried_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

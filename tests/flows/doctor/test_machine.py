@@ -10,7 +10,7 @@ import pytest
 
 from flows.doctor import machine
 from flows.doctor.check import State
-from flows.doctor.yard import Yard
+from flows.doctor.context import YardContext
 from flows.yard.read_profile import parse_profile
 from trainyard.machine import Gpu, Machine, look_around
 
@@ -30,9 +30,9 @@ SOUND = Machine(
 )
 
 
-def yard(found: Machine | None, folder: Path, **tables: Any) -> Yard:
+def yard(found: Machine | None, folder: Path, **tables: Any) -> YardContext:
     document = {"block": "process", **tables}
-    visited = Yard(parse_profile(document, "test"), str(folder))
+    visited = YardContext(parse_profile(document, "test"), str(folder))
     visited.there = found
     return visited
 

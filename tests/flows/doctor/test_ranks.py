@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from flows.backends.spec import Resources
+from flows.doctor.context import YardContext
 from flows.doctor.ranks import SAID, described, probe_job, without_gpus
-from flows.doctor.yard import Yard
 from flows.yard.read_profile import parse_profile
 
 
-def visited(folder: Path, **tables: Any) -> Yard:
-    return Yard(parse_profile({"block": "process", **tables}, "test"), str(folder))
+def visited(folder: Path, **tables: Any) -> YardContext:
+    return YardContext(parse_profile({"block": "process", **tables}, "test"), str(folder))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flows.gc.policy import DAY, Policy
+from flows.gc.report import lines
 from flows.gc.sweep import Swept, sweep
-from flows.gc.told import lines
 from stages.verify.run import compare, find_manifests
 from tests.flows.gc.yards import (
     AT_ONCE,

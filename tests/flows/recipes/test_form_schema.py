@@ -11,7 +11,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.form_schema import DECIDED, non_empty, options_schema
-from flows.register.wanted import ROOT, read_deployments
+from flows.register.desired_state import ROOT, read_deployments
 from flows.stage_configs import CONFIGS
 from trainyard.config import leaves
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import flow_commands
-from flows.cli.flow_commands import release_main
+from flows.cli.flow_commands import flow_main
 from flows.recipes.recipe import Recipe, parse_recipe
 from flows.recipes.release import check_checkpoint
 from flows.runner.run_lock import TURN
@@ -70,9 +70,9 @@ def test_what_a_flow_at_work_may_leave_is_waited_for(
     (tmp_path / "tiny.toml").write_text(RECIPE)
     monkeypatch.setattr(flow_commands, "run_program", lambda *_, **given: (3, given))
     arguments = [str(tmp_path / "tiny.toml"), "--root", str(tmp_path / "yard")]
-    assert release_main(arguments) == 2
+    assert flow_main("release", arguments) == 2
     turn = tmp_path / "yard" / "tiny" / TURN
     turn.parent.mkdir(parents=True)
     turn.write_text("{}")
-    assert release_main(arguments) == 3
-    assert release_main([*arguments, "--checkpoint", str(tmp_path / "none")]) == 2
+    assert flow_main("release", arguments) == 3
+    assert flow_main("release", [*arguments, "--checkpoint", str(tmp_path / "none")]) == 2

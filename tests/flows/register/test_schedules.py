@@ -9,7 +9,7 @@ import pytest
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule
 
-from flows.register.schedules import active_before, is_as_wanted, switched
+from flows.register.schedules import active_before, is_as_desired, switched
 from flows.yard.profile import Schedule
 
 NIGHT, NOON = "0 3 * * *", "0 12 * * *"
@@ -49,15 +49,15 @@ def test_another_hour_does_not_wake_a_paused_schedule() -> None:
 def test_one_that_a_person_added_is_not_taken_for_ours() -> None:
     wanted, ours = Schedule(cron=NIGHT), there(NIGHT, True)
     assert switched(wanted, [there(NOON, False), ours], True) == wanted
-    assert not is_as_wanted(wanted, [there(NOON, False), ours])
-    assert is_as_wanted(wanted, [ours])
+    assert not is_as_desired(wanted, [there(NOON, False), ours])
+    assert is_as_desired(wanted, [ours])
 
 
 def test_none_there_or_none_wanted() -> None:
     wanted = Schedule(cron=NIGHT, active=False)
     assert switched(wanted, [], None) == wanted
     assert switched(None, [there(NIGHT, False)], True) is None
-    assert is_as_wanted(None, [])
+    assert is_as_desired(None, [])
 
 
 def test_what_the_last_profile_said() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from flows.cli.run_flow import PATIENCE
-from flows.register.rehearsal import rehearse
+from flows.register.render_check import check_rendering
 from flows.yard.place import limit_tag
 from flows.yard.profile import Profile, Schedule
 from flows.yard.tables import refuse_unknown
@@ -49,7 +49,7 @@ SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedDeployment:
+class DesiredDeployment:
     """A flow as a yard offers it."""
 
     entrypoint: str
@@ -74,13 +74,13 @@ class WantedDeployment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class DesiredState:
     """Everything that one registration writes."""
 
     profile: Profile
     document: Mapping[str, Any]
     """The profile's tables."""
-    deployments: tuple[WantedDeployment, ...]
+    deployments: tuple[DesiredDeployment, ...]
     limits: Mapping[str, int]
     """Tasks with a tag that may run at once."""
     tags: tuple[str, ...]
@@ -105,14 +105,14 @@ class Wanted:
         return [self.automation_name(what) for what, is_asked in asked.items() if is_asked]
 
 
-def wanted(
+def desired_state(
     profile: Profile,
     document: Mapping[str, Any],
     environment: Mapping[str, str],
     file: Path | None = None,
-) -> Wanted:
+) -> DesiredState:
     """What a yard's server has to know; ConfigError for what was written, and for all that stages
-    could not be started with (flows/register/rehearsal.py)."""
+    could not be started with (flows/register/render_check.py)."""
     entries = read_deployments(file or ROOT / FILE)
     flows = {_flow_of(entry["entrypoint"]): entry for entry in entries}
     where = f"yard {profile.name}"
@@ -124,9 +124,9 @@ def wanted(
         raise ConfigError(
             f"{where} [automations]: train_on_new_corpus needs {TRAINED} among the deployments"
         )
-    rehearse(profile, Path(profile.pool.code or ROOT))
+    check_rendering(profile, Path(profile.pool.code or ROOT))
     tags = ("trainyard", f"yard:{profile.name}")
-    return Wanted(
+    return DesiredState(
         profile=profile,
         document=document,
         deployments=tuple(_deployment(flows[flow], flow, profile, tags) for flow in chosen),
@@ -188,8 +188,8 @@ def _flow_of(entrypoint: str) -> str:
 
 def _deployment(
     entry: Mapping[str, Any], flow: str, profile: Profile, tags: tuple[str, ...]
-) -> WantedDeployment:
-    return WantedDeployment(
+) -> DesiredDeployment:
+    return DesiredDeployment(
         entrypoint=entry["entrypoint"],
         name=profile.name,
         pool=profile.pool.name,

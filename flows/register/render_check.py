@@ -46,7 +46,7 @@ RENDERERS: dict[str, Callable[[LaunchSpec, Any], object]] = {
 """What makes of a job the request of a block."""
 
 
-def rehearse(profile: Profile, sources: Path) -> None:
+def check_rendering(profile: Profile, sources: Path) -> None:
     """ConfigError for what no stage, or not every stage, could be started with.
 
     sources: the folder in which workers stand, from which a folder without a root is meant."""

@@ -16,7 +16,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import ValidationError as NotValid
 
-from flows.register.wanted import ROOT, Wanted, WantedDeployment
+from flows.register.desired_state import ROOT, DesiredDeployment, DesiredState
 from flows.yard.profile import Schedule
 from flows.yard.tables import refuse_unknown
 from trainyard.errors import ConfigError
@@ -25,10 +25,10 @@ Flows = Mapping[str, Flow[..., Any]]
 """By the entrypoint of the deployment."""
 
 
-def load_flows(wanted: Wanted) -> Flows:
+def load_flows(desired: DesiredState) -> Flows:
     """The flows of all deployments; ConfigError for a schedule or a parameter that cannot be."""
     flows: dict[str, Flow[..., Any]] = {}
-    for one in wanted.deployments:
+    for one in desired.deployments:
         flow: Flow[..., Any] = load_flow_from_entrypoint(str(ROOT / one.entrypoint))
         flows[one.entrypoint] = flow
         form = parameter_schema(flow).model_dump_for_openapi()
@@ -41,7 +41,7 @@ def load_flows(wanted: Wanted) -> Flows:
     return flows
 
 
-def _together(one: WantedDeployment) -> dict[str, Any]:
+def _together(one: DesiredDeployment) -> dict[str, Any]:
     assert one.schedule is not None
     return {**one.parameters, **one.schedule.parameters}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flows.register.command import main
-from flows.register.offered import load_flows
-from flows.register.rehearsal import RENDERERS
-from flows.register.wanted import wanted
+from flows.register.deployments import load_flows
+from flows.register.desired_state import desired_state
+from flows.register.render_check import RENDERERS
 from flows.yard.place import BLOCK_OPTIONS
 from flows.yard.read_profile import YARDS, parse_profile, read_document, read_profile
 
@@ -150,7 +150,7 @@ def test_it_is_refused_before_a_server_is_asked(
 def test_what_can_be_is_loaded_with_its_schedule() -> None:
     text = NIGHT + 'timezone = "Europe/Berlin"\nparameters = { recipe = "a.toml" }'
     document = tomllib.loads(text)
-    plan = wanted(parse_profile(document, "site"), document, {})
+    plan = desired_state(parse_profile(document, "site"), document, {})
     (flow,) = load_flows(plan).values()
     assert flow.name == "corpus-refresh"
 
@@ -176,7 +176,7 @@ def test_a_chat_needs_a_url_which_is_not_repeated(
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
 def test_a_profile_that_comes_with_trainyard_can_be_registered(name: str) -> None:
-    made = wanted(read_profile(name), read_document(name), {})
+    made = desired_state(read_profile(name), read_document(name), {})
     assert made.deployments
 
 
@@ -192,4 +192,4 @@ def test_a_stage_may_have_what_others_lack() -> None:
         "container": {"pretrain": {"gpus": ["0", "1"]}},
         "resources": {"pretrain": {"gpus_per_node": 2}},
     }
-    assert wanted(parse_profile(document, "site"), document, {}).deployments
+    assert desired_state(parse_profile(document, "site"), document, {}).deployments

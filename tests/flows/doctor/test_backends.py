@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.doctor.backends import jobs
 from flows.doctor.check import Answer, State
-from flows.doctor.places import jobs
-from flows.doctor.yard import Yard
+from flows.doctor.context import YardContext
 from flows.yard.read_profile import parse_profile
 
 NODES = {"cpu": "cpu*|idle|2|(null)", "h100": "h100|idle|4|gpu:8", "old": "old|down|1|(null)"}
@@ -36,7 +36,7 @@ esac""",
 
 def asked(text: str) -> Answer:
     profile = parse_profile(tomllib.loads(f'block = "slurm"\n{text}'), "site")
-    return jobs(Yard(profile, "/yard"))
+    return jobs(YardContext(profile, "/yard"))
 
 
 def test_every_partition_is_looked_at() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows.register.desired_state import ROOT, DesiredState, desired_state, read_deployments
 from flows.register.report import Report, differing
-from flows.register.wanted import ROOT, Wanted, read_deployments, wanted
 from flows.yard.read_profile import parse_profile
 from trainyard.errors import ConfigError
 
@@ -19,9 +19,11 @@ FLOWS = [
 ]
 
 
-def want(text: str, environment: dict[str, str] | None = None, file: Path | None = None) -> Wanted:
+def want(
+    text: str, environment: dict[str, str] | None = None, file: Path | None = None
+) -> DesiredState:
     document = tomllib.loads(text)
-    return wanted(parse_profile(document, "site"), document, environment or {}, file)
+    return desired_state(parse_profile(document, "site"), document, environment or {}, file)
 
 
 def test_every_flow_is_deployed_under_the_name_of_the_yard() -> None:

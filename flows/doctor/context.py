@@ -15,7 +15,7 @@ FOLDER = ".doctor"
 
 
 @dataclass
-class Yard:
+class YardContext:
     """A yard to be looked at."""
 
     profile: Profile

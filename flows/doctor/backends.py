@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from flows.backends.program import other_clusters
+from flows.backends.program import other_clusters, run_program
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.cluster import cluster_image, cluster_jobs
+from flows.doctor.context import YardContext
 from flows.doctor.engine import IMAGES_SECONDS, engine_image, engine_jobs
-from flows.doctor.programs import SECONDS, SMOKE_SECONDS, run
-from flows.doctor.yard import Yard
 from flows.stage_configs import CONFIGS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.version import VERSION
+
+SECONDS = 10.0
+SMOKE_SECONDS = 40.0
 
 ALIVE = ("idle", "mix", "alloc", "comp", "plnd", "resv")
 """How sinfo's short names of nodes begin that run jobs, or will."""
@@ -23,24 +25,32 @@ KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
 """Of `scontrol show config`."""
 
 
-def jobs(yard: Yard) -> Answer:
+def jobs(yard: YardContext) -> Answer:
     """Whoever starts jobs is there."""
     return JOBS[yard.place.block](yard)
 
 
-def image(yard: Yard) -> Answer:
+def image(yard: YardContext) -> Answer:
     """What stages run in is there, of our version, and a stage starts in it."""
     return IMAGES[yard.place.block](yard)
+
+
+def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
+    """Exit status of a program, and its output, or the error of one that failed."""
+    result = run_program(command, seconds)
+    if result.status == 0:
+        return 0, result.out.strip()
+    return result.status, result.words or f"{command[0]}: status {result.status}"
 
 
 # --- this machine -------------------------------------------------------------------------------
 
 
-def _process_jobs(yard: Yard) -> Answer:
+def _process_jobs(yard: YardContext) -> Answer:
     return ok("stages are processes of this machine")
 
 
-def _process_image(yard: Yard) -> Answer:
+def _process_image(yard: YardContext) -> Answer:
     python = yard.place.python
     command = (python, "-c", "import trainyard.version as v; print(v.VERSION)")
     status, said = run(command, SMOKE_SECONDS)
@@ -62,7 +72,7 @@ def _process_image(yard: Yard) -> Answer:
 # --- Slurm --------------------------------------------------------------------------------------
 
 
-def _slurm_jobs(yard: Yard) -> Answer:
+def _slurm_jobs(yard: YardContext) -> Answer:
     if elsewhere := other_clusters(os.environ):
         return fail(ConfigError, elsewhere, "unset it; jobs of the yard go to one cluster")
     status, said = run(("scontrol", "ping"), SECONDS)
@@ -78,7 +88,7 @@ def _slurm_jobs(yard: Yard) -> Answer:
     return ok(f"slurmctld answers; {'; '.join(answer.told for answer in answers)}")
 
 
-def _kill_wait(yard: Yard) -> Answer:
+def _kill_wait(yard: YardContext) -> Answer:
     """What Slurm leaves a training to save in that somebody ends by scancel. A run that is
     cancelled in Prefect's pages has its grace before that."""
     status, said = run(("scontrol", "show", "config"), SECONDS)
@@ -94,7 +104,7 @@ def _kill_wait(yard: Yard) -> Answer:
     return ok(told)
 
 
-def _partitions(yard: Yard) -> dict[str | None, list[str]]:
+def _partitions(yard: YardContext) -> dict[str | None, list[str]]:
     """The stages of each partition; None: the one that the site has for those who name none."""
     found: dict[str | None, list[str]] = {}
     for stage in CONFIGS:
@@ -102,7 +112,7 @@ def _partitions(yard: Yard) -> dict[str | None, list[str]]:
     return found
 
 
-def _partition(yard: Yard, partition: str | None, stages: list[str]) -> Answer:
+def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> Answer:
     chosen = (f"--partition={partition}",) if partition else ()
     status, said = run(("sinfo", "--noheader", "--format=%P|%t|%D|%G", *chosen), SECONDS)
     rows = [line.split("|") for line in said.splitlines() if line.count("|") == 3]
@@ -122,7 +132,7 @@ def _partition(yard: Yard, partition: str | None, stages: list[str]) -> Answer:
     return warn(told, "sinfo -R tells why") if usable < total else ok(told)
 
 
-def _slurm_image(yard: Yard) -> Answer:
+def _slurm_image(yard: YardContext) -> Answer:
     place = yard.place
     if place.options_of("pretrain").containers == "none":
         return skipped(f"jobs use {place.python} of the nodes; --submit tries it")
@@ -135,7 +145,7 @@ def _slurm_image(yard: Yard) -> Answer:
     return skipped(f"{name} is fetched by the nodes; --submit tries it")
 
 
-Look = Callable[[Yard], Answer]
+Look = Callable[[YardContext], Answer]
 
 JOBS: dict[str, Look] = {
     "process": _process_jobs,
