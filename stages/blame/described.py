@@ -29,7 +29,7 @@ from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.dp_history import DpSpan, spans_of_step
-from trainyard.training.run.run_inputs import check_token_files, named_token_files
+from trainyard.training.run.run_record import check_token_files, named_token_files
 
 FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""

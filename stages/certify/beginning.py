@@ -12,21 +12,26 @@ from trainyard.artifacts.urls import basename, join, parent
 from trainyard.checkpoint.steps import STATE, locate_step, step_document, step_folder, step_of
 from trainyard.errors import TrainyardError
 from trainyard.training.loop.ledger import chain
-from trainyard.training.run.run_inputs import LOAD
-from trainyard.training.run.run_record import Beginning, Position, PublishedStep, beginning_before
+from trainyard.training.run.run_record import (
+    LOAD,
+    Position,
+    PublishedStep,
+    RunStart,
+    start_before,
+)
 
 GAP = "the checkpoint that the run went on from is not at hand; --load tells where it lies"
 
 
-def beginning_of(folder: RunFolder, first: PublishedStep, load: str | None) -> Beginning:
+def beginning_of(folder: RunFolder, first: PublishedStep, load: str | None) -> RunStart:
     """Where a run began. first: its first checkpoint. load: where the other run's lies now, if not
     where the run tells."""
     digest = folder.made_of["inputs"].get(LOAD)
     if digest is None:
-        return Beginning()
+        return RunStart()
     if folder.options.get("finetune"):
-        return Beginning(words="weights of another run (--finetune)")
-    guess = beginning_before(first, GAP)
+        return RunStart(words="weights of another run (--finetune)")
+    guess = start_before(first, GAP)
     url = load or _told(folder)
     if url is None:
         return guess
@@ -36,7 +41,7 @@ def beginning_of(folder: RunFolder, first: PublishedStep, load: str | None) -> B
         if _is_same(url, digest) or _leads_to(found, first):
             position = Position(**{name: int(state[name]) for name in asdict(Position())})
             words = f"step {position.step} of another run"
-            return Beginning(position, found, state.get("loss_scaler", {}), words)
+            return RunStart(position, found, state.get("loss_scaler", {}), words)
     return guess
 
 

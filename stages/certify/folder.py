@@ -22,7 +22,7 @@ from trainyard.training.certify.certificate import Check, listed
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.dp_history import parse_spans
-from trainyard.training.run.run_record import PublishedStep, RunFacts, parse_line
+from trainyard.training.run.run_record import PublishedStep, RunRecord, parse_line
 
 FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""
@@ -180,13 +180,13 @@ class RunFolder:
         names = {name for name, _, _ in leaves(config_class)}
         return {name: value for name, value in self.options.items() if name in names}
 
-    def facts(self) -> RunFacts:
+    def facts(self) -> RunRecord:
         """What the links of the run follow from; ArtifactError where its documents do not tell."""
         last, manifest, _, state = self._told
         try:
             training = {**self.options_of(TrainingConfig)}
             training["global_batch_size"] = state["global_batch_size"]
-            return RunFacts(
+            return RunRecord(
                 lineage=self.lineage,
                 training=from_dict(TrainingConfig, training, "the options of the run"),
                 seq_length=int(self.options["seq_length"]),

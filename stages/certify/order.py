@@ -21,8 +21,7 @@ from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving_order import Serving
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.loop.ledger import digest_samples
-from trainyard.training.run.run_inputs import check_token_files, named_token_files
-from trainyard.training.run.run_record import RunFacts
+from trainyard.training.run.run_record import RunRecord, check_token_files, named_token_files
 
 ANY = 0
 """Stands for the end of document and the vocabulary: they shape samples, not which they are."""
@@ -43,7 +42,7 @@ class SampleOrder:
 
     data: DataConfig
     dataset: GPTDataset | BlendedDataset
-    facts: RunFacts
+    facts: RunRecord
     _drawn: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     _first: int = 0
     """Place of the first of `_drawn`."""
@@ -71,7 +70,7 @@ class SampleOrder:
         return self._drawn[begin : begin + count]
 
 
-def sample_order(config: CertifyConfig, folder: RunFolder, facts: RunFacts) -> SampleOrder:
+def sample_order(config: CertifyConfig, folder: RunFolder, facts: RunRecord) -> SampleOrder:
     """The order of a run's samples. Raises NotAtHand where the data is not."""
     provided = folder.made_of.get("provided", {})
     if "dataset_provider" in provided:

@@ -16,7 +16,7 @@ from trainyard.errors import ArtifactError
 from trainyard.training.certify.certificate import Certificate, listed
 from trainyard.training.certify.proof import Prover
 from trainyard.training.loop.ledger import FILE as LEDGER
-from trainyard.training.run.run_record import RunFacts
+from trainyard.training.run.run_record import RunRecord
 
 
 def run(config: CertifyConfig, stage: StageRun) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def certify(config: CertifyConfig, stage: StageRun) -> Certificate:
 
 
 def _samples(
-    config: CertifyConfig, folder: RunFolder, facts: RunFacts
+    config: CertifyConfig, folder: RunFolder, facts: RunRecord
 ) -> tuple[SampleOrder | None, str]:
     try:
         return sample_order(config, folder, facts), ""

@@ -14,8 +14,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.index_cache import Arrays, IndexCache, write_entry
 from trainyard.datasets.sample_format import SampleFormat
-from trainyard.training.loop.length import length_of
-from trainyard.training.loop.samples import num_samples
+from trainyard.training.loop.length import length_of, num_samples
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from trainyard.checkpoint.load import Verify
 from trainyard.errors import InfrastructureError
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.throughput import FILE as TIMINGS
+from trainyard.training.run.documents import SAVES, keep_save, kept_saves
 from trainyard.training.run.run_steps import (
     FoundSteps,
     announce,
@@ -28,8 +29,6 @@ from trainyard.training.run.run_steps import (
     remove_all_but,
     set_aside,
 )
-from trainyard.training.run.saves import FILE as SAVES
-from trainyard.training.run.saves import keep_save, kept_saves
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +54,9 @@ class StageHost:
         """The first one only asks to stop."""
         self._stage.defer_signals()
 
-    def keeper(self) -> RunKeeper:
+    def keeper(self) -> StageRunFolder:
         """On rank 0."""
-        return RunKeeper(self._stage, self._verify)
+        return StageRunFolder(self._stage, self._verify)
 
     def end_process(self, error: InfrastructureError) -> None:
         """At once: destructors would wait for ranks that do not come."""
@@ -65,7 +64,7 @@ class StageHost:
         os._exit(report_failure(self.name, error, debug=False))
 
 
-class RunKeeper:
+class StageRunFolder:
     """Keeps the folder of one run in order; on rank 0 alone."""
 
     def __init__(self, stage: StageRun, verify: Verify) -> None:

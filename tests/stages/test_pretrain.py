@@ -345,7 +345,7 @@ def test_a_validation_of_two_ranks_is_cut_short_and_made_good_by_one(tmp_path: P
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 143, output
-    assert "the validation at step 4 is left for later" in output
+    assert "the next start validates step=4" in output
     assert "saved step 4 (asked to stop)" in output
     process = begin(1)
     output, _ = process.communicate(timeout=200)

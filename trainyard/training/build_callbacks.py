@@ -22,23 +22,25 @@ from trainyard.training.logging.loggers import Guarded, build_sinks
 from trainyard.training.logging.progress import Progress
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import memory_scalars
-from trainyard.training.logging.summary_files import Ending
+from trainyard.training.logging.summary_files import SummaryFiles
 from trainyard.training.logging.timer_report import TimerReport
-from trainyard.training.loop.data_wait import DataWait
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.length import RunLength
-from trainyard.training.loop.rerun import RerunMachine, StepJudge, Suspicion
-from trainyard.training.loop.spikes import SpikeDetector
+from trainyard.training.loop.rerun import RerunMachine, SpikeDetector, StepJudge, Suspicion
 from trainyard.training.loop.step import TrainModule
+from trainyard.training.loop.throughput import DataWait
 from trainyard.training.loop.timers import COMPUTE, Timers
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run_protocols import RunFolder, RunHost
 from trainyard.training.watch.garbage_collection import GarbageCollection
-from trainyard.training.watch.hang import HangWatch
+from trainyard.training.watch.hang import HangWatch, open_mailbox
+from trainyard.training.watch.memory import (
+    MemoryPlan,
+    layout_of,
+    out_of_memory_explained,
+    plan_memory,
+)
 from trainyard.training.watch.memory_monitor import MemoryMonitor
-from trainyard.training.watch.memory_report import MemoryPlan, layout_of, plan_memory
-from trainyard.training.watch.oom import out_of_memory_explained
-from trainyard.training.watch.rank_messages import open_board
 from trainyard.training.watch.replicas import ReplicaCheck
 from trainyard.training.watch.spike_warning import SpikeWarning
 
@@ -48,8 +50,8 @@ SUSPICION = "suspicion"
 """Remembered: the step that an earlier run ended at to have it tried elsewhere."""
 
 
-class Companions:
-    """Built before the trainee, which is given `timers` and `judge`."""
+class RunCallbacks:
+    """Built before the train_module, which is given `timers` and `judge`."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class Companions:
         self._device, self._length = device, length
         self._vocab_size, self._is_built_in = vocab_size, is_built_in
         self._folder = logs_folder(config.save)
-        self.facts = RunInfo(
+        self.info = RunInfo(
             steps=length.steps,
             samples=length.samples,
             tokens_per_sample=config.model.seq_length,
@@ -88,15 +90,15 @@ class Companions:
         self._hang = HangWatch(
             groups.rank,
             groups.dims.world_size,
-            open_board(groups.dims.world_size),
+            open_mailbox(groups.dims.world_size),
             self._folder,
             config.watch.hang_timeout_minutes,
             end=host.end_process,
         )
         self._timer_report = self._build_timer_report()
         self.wait = DataWait(self._hang.beat)
-        self.ending = Ending(
-            self.facts,
+        self.ending = SummaryFiles(
+            self.info,
             keeper,
             groups,
             device,
@@ -109,7 +111,7 @@ class Companions:
     # --- callbacks ----------------------------------------------------------------------------
 
     def callbacks(
-        self, trainee: TrainModule, timings: Callback, checkpointing: Callback
+        self, train_module: TrainModule, timings: Callback, checkpointing: Callback
     ) -> list[Callback]:
         """All of them, in the order in which they are to hear of a step."""
         logged, watch, training = self._config.logging, self._config.watch, self._config.training
@@ -122,21 +124,21 @@ class Companions:
         found += self._of_first_rank_before() if self._groups.rank == 0 else []
         if self.timers.is_on:
             found.append(self._timer_report)
-        found += build_sinks(logged, self.facts) if self._groups.rank == 0 else []
+        found += build_sinks(logged, self.info) if self._groups.rank == 0 else []
         interval = watch.check_weight_hash_across_dp_replicas_interval
         if interval is not None:
-            found.append(ReplicaCheck(trainee, self._groups.dp_cp, interval))
+            found.append(ReplicaCheck(train_module, self._groups.dp_cp, interval))
         found += [timings, checkpointing]
         if logged.log_progress and self._groups.rank == 0:
             path = self._folder.parent / "progress.txt"
-            progress = Progress(path, self.facts, training.save_interval)
+            progress = Progress(path, self.info, training.save_interval)
             found.append(Guarded("progress", progress))
         return found
 
     def _of_first_rank_before(self) -> list[Callback]:
         found: list[Callback] = [SpikeWarning()]
         if self._config.logging.log_memory_to_tensorboard:
-            found.append(_MemoryGauges(self._device, self.facts.gauges))
+            found.append(_MemoryGauges(self._device, self.info.gauges))
         return found
 
     def _build_timer_report(self) -> TimerReport:
@@ -149,7 +151,7 @@ class Companions:
             option=logged.timing_log_option,
             show_timers=logged.timing_log_level > 0,
             num_stragglers=watch.straggler_minmax_count if watch.log_straggler else 0,
-            gauges=self.facts.gauges if logged.log_timers_to_tensorboard else None,
+            gauges=self.info.gauges if logged.log_timers_to_tensorboard else None,
         )
 
     def _barrier(self) -> None:

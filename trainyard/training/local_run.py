@@ -37,6 +37,7 @@ from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.throughput import FILE as TIMINGS
 from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.run.documents import SAVES, keep_save, kept_saves
 from trainyard.training.run.run_steps import (
     announce,
     find_own_steps,
@@ -46,8 +47,6 @@ from trainyard.training.run.run_steps import (
     remove_all_but,
     set_aside,
 )
-from trainyard.training.run.saves import FILE as SAVES
-from trainyard.training.run.saves import keep_save, kept_saves
 from trainyard.version import VERSION
 
 STAGE = "pretrain"
@@ -58,7 +57,7 @@ UNFINISHED = "unfinished"
 """Remembered: documents that an unfinished part of the run left."""
 
 
-class OwnHost:
+class LocalRunHost:
     """The calling program; on every rank."""
 
     name = STAGE

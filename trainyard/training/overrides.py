@@ -19,8 +19,7 @@ from trainyard.models.family import GIVEN, PER_PARAMETER, FlopConvention
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.events import Callback
-from trainyard.training.loop.length import RunLength
-from trainyard.training.loop.samples import num_samples
+from trainyard.training.loop.length import RunLength, num_samples
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.options.training import TrainingConfig
 

@@ -18,7 +18,7 @@ from trainyard.config import digest_relevant
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
-from trainyard.training.local_run import STAGE, OwnHost
+from trainyard.training.local_run import STAGE, LocalRunHost
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.prepare import prepared
@@ -62,7 +62,7 @@ def pretrain(
     _check_call(config, parts)
     with prepared(config) as (groups, device):
         inputs, lineage = _agreed(groups, lambda: _identity(config, parts))
-        host = OwnHost(config, inputs, lineage)
+        host = LocalRunHost(config, inputs, lineage)
         try:
             with host.listening():
                 return _publish(Trainer(config, host, groups, device, parts).run(), host)
@@ -115,7 +115,7 @@ def _agreed(groups: ProcessGroups, make: Callable[[], T]) -> T:
     return made
 
 
-def _publish(result: Result, host: OwnHost) -> Result:
+def _publish(result: Result, host: LocalRunHost) -> Result:
     if result.outcome == "finished" and host.kept is not None:
         ran: Mapping[str, object] = {"reason": "called as a library"}
         host.kept.publish(result.metrics, ran)

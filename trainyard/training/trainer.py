@@ -23,20 +23,20 @@ from trainyard.parallel.layout_checks import check_group_size
 from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
-from trainyard.training.build_callbacks import Companions
+from trainyard.training.build_callbacks import RunCallbacks
 from trainyard.training.logging.attempts import Attempt
-from trainyard.training.logging.timings import Timings
+from trainyard.training.logging.performance import Timings
 from trainyard.training.loop.build import (
     ModelProvider,
-    build_trainee,
+    build_train_module,
     built_in_provider,
     layout_of_model,
     parameter_count,
+    report_kernels,
+    should_compile,
     whole_parameter_count,
 )
-from trainyard.training.loop.compiled import should_compile
 from trainyard.training.loop.data import RunData, build_run_data
-from trainyard.training.loop.kernels import report_kernels
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.loop import Outcome, TrainLoop
@@ -46,13 +46,12 @@ from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import Initialize, Overrides, provided_data
 from trainyard.training.run.checkpointing import Checkpointing, RunFolder
-from trainyard.training.run.documents import config_document, losses_of, state_facts
+from trainyard.training.run.documents import config_document, losses_of, saves_summary, state_facts
 from trainyard.training.run.dp_history import DpSpan, spans_of_step
-from trainyard.training.run.node_local import find_elsewhere
+from trainyard.training.run.node_local import find_non_persistent
+from trainyard.training.run.node_local_saving import Saving
 from trainyard.training.run.run_steps import FoundSteps
-from trainyard.training.run.saves import saves_summary
-from trainyard.training.run.saving import Saving
-from trainyard.training.run.start import Origins, StartPoint
+from trainyard.training.run.start import StartLoader, StartPoint
 from trainyard.training.run_protocols import RunHost
 
 log = logging.getLogger(__name__)
@@ -105,8 +104,8 @@ class Trainer:
         self.found = broadcast_object(
             self.keeper.found if self.keeper else FoundSteps(), groups.world
         )
-        self.between, self.elsewhere = find_elsewhere(config, host.lineage, groups, self.found)
-        self.companions = Companions(
+        self.between, self.elsewhere = find_non_persistent(config, host.lineage, groups, self.found)
+        self.callbacks = RunCallbacks(
             config,
             host,
             self.keeper,
@@ -117,7 +116,7 @@ class Trainer:
             self._is_built_in,
             self.parts.flop_convention(config.model),
         )
-        self.companions.check_memory()
+        self.callbacks.check_memory()
         keep = self.keeper.keep_timings if self.keeper else _drop
         self._timings = Timings(training.save_interval or self.length.steps, keep)
         between = config.non_persistent.non_persistent_save_interval
@@ -128,22 +127,22 @@ class Trainer:
     def run(self) -> Result:
         """Train from where the run is to its end, and list its files."""
         try:
-            with self.companions.explaining_memory():
+            with self.callbacks.explaining_memory():
                 return self._run()
         except Exception as error:
-            self.companions.ending.failed(self._timings.timings, error)
+            self.callbacks.ending.failed(self._timings.timings, error)
             raise
 
     def _run(self) -> Result:
-        trainee = self._build_trainee()
-        self._parameters = self._count_parameters(trainee)
-        beginning = self._begin(trainee)
+        train_module = self._build_train_module()
+        self._parameters = self._count_parameters(train_module)
+        beginning = self._begin(train_module)
         training, keeper = self.config.training, self.keeper
         timings = self._timings
-        saving = self._attempt.around(self._checkpointing(trainee))
-        ours = self.companions.callbacks(trainee, timings, saving)
+        saving = self._attempt.around(self._checkpointing(train_module))
+        ours = self.callbacks.callbacks(train_module, timings, saving)
         loop = TrainLoop(
-            trainee,
+            train_module,
             self.schedule,
             self.data,
             training,
@@ -153,32 +152,32 @@ class Trainer:
             state=beginning.state,
             ledger=beginning.ledger,
             stop_requested=lambda: self.host.stop_requested,
-            wait=self.companions.wait,
+            wait=self.callbacks.wait,
         )
         self.host.defer_signals()
         outcome = loop.run()
-        trainee.optimizer.finish_parameters()
-        self.companions.tell_repeated_steps()
+        train_module.optimizer.finish_parameters()
+        self.callbacks.tell_repeated_steps()
         if outcome != "finished":
             why = self._log_stop(outcome, loop.state)
-            self.companions.ending.stopped(timings.timings, why)
+            self.callbacks.ending.stopped(timings.timings, why)
             self._attempt.ended(outcome)
-            return Result(outcome, loop.state, {}, trainee.chunks, [], why)
+            return Result(outcome, loop.state, {}, train_module.chunks, [], why)
         if self.between is not None:
             self.between.remove()
-        self.companions.ending.finished(timings.timings)
+        self.callbacks.ending.finished(timings.timings)
         self._attempt.publish()
         lines = parse_ledger(keeper.finish()) if keeper is not None else []
         metrics = {
             "parameters": self._parameters,
             **losses_of(lines),
-            **saves_summary(self.companions.facts.saves),
+            **saves_summary(self.callbacks.info.saves),
             **summary(timings.timings),
-            "device": self.companions.facts.device_name,
+            "device": self.callbacks.info.device_name,
             "ranks": self.groups.dims.world_size,
             "threads": torch.get_num_threads(),
         }
-        return Result(outcome, loop.state, metrics, trainee.chunks, lines)
+        return Result(outcome, loop.state, metrics, train_module.chunks, lines)
 
     # --- building ---------------------------------------------------------------------------
 
@@ -209,7 +208,7 @@ class Trainer:
             return partial(_placed, provide)
         return built_in_provider(self.config.model, self.vocab_size, self.tokenizer.vocab_size)
 
-    def _build_trainee(self) -> TrainModule:
+    def _build_train_module(self) -> TrainModule:
         config, training = self.config, self.config.training
         data = config.data
         compiled = training.compile_layers
@@ -220,7 +219,7 @@ class Trainer:
             is_built_in=self._is_built_in,
             say=self.groups.rank == 0,
         )
-        return build_trainee(
+        return build_train_module(
             self._model_provider(),
             layout_of_model(config.model, training.micro_batch_size),
             config.parallel,
@@ -234,8 +233,8 @@ class Trainer:
                 count_zeros=config.logging.log_num_zeros_in_grad,
                 measure_params=config.logging.log_params_norm,
                 check_finite=config.watch.check_for_nan_in_loss_and_grad,
-                timed=self.companions.timers,
-                judge=self.companions.judge,
+                timed=self.callbacks.timers,
+                judge=self.callbacks.judge,
                 forward=self.parts.forward_step or forward_stage,
             ),
             own_positions=data.reset_position_ids
@@ -246,10 +245,10 @@ class Trainer:
             and (self._is_built_in or compiled == "on"),
         )
 
-    def _count_parameters(self, trainee: TrainModule) -> int:
+    def _count_parameters(self, train_module: TrainModule) -> int:
         if self._is_built_in:
             return self.config.model.num_params(self.vocab_size)
-        return whole_parameter_count(trainee)
+        return whole_parameter_count(train_module)
 
     def _workload(self) -> Workload:
         length = self.config.model.seq_length
@@ -262,8 +261,8 @@ class Trainer:
 
     # --- where to begin ---------------------------------------------------------------------
 
-    def _begin(self, trainee: TrainModule) -> StartPoint:
-        origins = Origins(
+    def _begin(self, train_module: TrainModule) -> StartPoint:
+        origins = StartLoader(
             config=self.config,
             found=self.found,
             schedule=self.schedule,
@@ -275,11 +274,11 @@ class Trainer:
             elsewhere=self.elsewhere,
         )
         began = time.monotonic()
-        beginning = origins.begin(trainee)
+        beginning = origins.begin(train_module)
         if beginning.state.step > 0 or self.config.load is not None:
             self._attempt.restored(time.monotonic() - began)
         self.schedule = beginning.schedule
-        self._log_start(trainee, beginning.origin)
+        self._log_start(train_module, beginning.origin)
         return beginning
 
     def _initialize(self) -> Initialize:
@@ -296,16 +295,16 @@ class Trainer:
 
         return by_name
 
-    def _log_start(self, trainee: TrainModule, origin: str) -> None:
+    def _log_start(self, train_module: TrainModule, origin: str) -> None:
         if self.groups.rank == 0:
             log.info(
                 "training parameters=%d of_this_rank=%d device=%s ranks=%d threads=%d from %s",
-                *(self._parameters, parameter_count(trainee), self.companions.facts.device_name),
+                *(self._parameters, parameter_count(train_module), self.callbacks.info.device_name),
                 *(self.groups.dims.world_size, torch.get_num_threads(), origin),
             )
             valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
-            self.companions.log_start()
-            log.info("TFLOP/s count by %s", self.companions.facts.conventions())
+            self.callbacks.log_start()
+            log.info("TFLOP/s count by %s", self.callbacks.info.conventions())
             test = "+".join(str(len(dataset)) for _, dataset in self.data.test) or "0"
             log.info(
                 "data train_samples=%d valid_samples=%s test_samples=%s",
@@ -323,7 +322,7 @@ class Trainer:
 
     # --- where to end -----------------------------------------------------------------------
 
-    def _checkpointing(self, trainee: TrainModule) -> Checkpointing:
+    def _checkpointing(self, train_module: TrainModule) -> Checkpointing:
         document = config_document(
             self.config,
             self.host.input_digests,
@@ -341,7 +340,7 @@ class Trainer:
         )
         return Checkpointing(
             folder,
-            trainee,
+            train_module,
             self.config.training.save_interval,
             retain_interval=self.config.training.save_retain_interval,
             keep_last=self.config.training.save_keep_last,
@@ -359,7 +358,7 @@ class Trainer:
 
     def _report(self, report: SaveReport) -> None:
         """On the first rank, in any thread."""
-        self.companions.facts.saves.append(report)
+        self.callbacks.info.saves.append(report)
         if self.keeper is not None:
             self.keeper.keep_save(report)
 

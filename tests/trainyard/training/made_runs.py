@@ -20,7 +20,7 @@ from trainyard.training.loop.seeds import step_digest
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.dp_history import DpSpan
-from trainyard.training.run.run_record import Beginning, Position, PublishedStep, RunFacts
+from trainyard.training.run.run_record import Position, PublishedStep, RunRecord, RunStart
 
 SEQ_LENGTH = 16
 TRAINING = TrainingConfig(
@@ -53,8 +53,8 @@ class MadeRun:
     """Of the run that it goes on from."""
 
     @property
-    def facts(self) -> RunFacts:
-        return RunFacts(
+    def facts(self) -> RunRecord:
+        return RunRecord(
             lineage="11ae",
             training=self.training,
             seq_length=SEQ_LENGTH,
@@ -131,17 +131,17 @@ class MadeRun:
         return PublishedStep(state.step, where, tuple(lines), document, stays)
 
     @property
-    def beginning(self) -> Beginning:
+    def beginning(self) -> RunStart:
         names = asdict(Position())
         position = Position(**{name: getattr(self.begin, name) for name in names})
-        return Beginning(position, self.begin.ledger_digest, self.begin.loss_scaler)
+        return RunStart(position, self.begin.ledger_digest, self.begin.loss_scaler)
 
     def certify(
         self,
         published: Sequence[PublishedStep],
         *,
         samples: SampleDigest | None = digest_of,
-        beginning: Beginning | None = None,
+        beginning: RunStart | None = None,
         **options: Any,
     ) -> Certificate:
         prover = Prover(self.facts, beginning or self.beginning, samples, **options)

@@ -20,7 +20,7 @@ from trainyard.optim.schedule import Rates, build_schedule
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.loop.build import build_trainee as build
+from trainyard.training.loop.build import build_train_module as build
 from trainyard.training.loop.build import built_in_provider, layout_of_model
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.events import Callback, StepEvent
@@ -81,14 +81,14 @@ class Collector(Callback):
         self.events.append(replace(event, state=TrainState(**event.state.state_dict())))
 
 
-def build_trainee(
+def build_train_module(
     training: TrainingConfig = TRAINING,
     dropout: float = 0.0,
     groups: ProcessGroups = ALONE,
     seed: int = 5,
 ) -> TrainModule:
     model = replace(MODEL, hidden_dropout=dropout, attention_dropout=dropout)
-    trainee = build(
+    train_module = build(
         built_in_provider(model, VOCAB),
         layout_of_model(model, training.micro_batch_size),
         ParallelConfig(),
@@ -98,14 +98,14 @@ def build_trainee(
         torch.device("cpu"),
         StepOptions(training.seed, training.calculate_per_token_loss),
     )
-    init_parameters(trainee.chunks[0], seed)
-    trainee.optimizer.adopt_model_parameters()
-    return trainee
+    init_parameters(train_module.chunks[0], seed)
+    train_module.optimizer.adopt_model_parameters()
+    return train_module
 
 
-def model_of(trainee: TrainModule) -> GPTModel:
+def model_of(train_module: TrainModule) -> GPTModel:
     """The model that one process holds whole."""
-    (model,) = trainee.chunks
+    (model,) = train_module.chunks
     assert isinstance(model, GPTModel)
     return model
 
@@ -120,13 +120,13 @@ def rates(learning_rate: float, weight_decay: float) -> Rates:
     return Rates(learning_rate, weight_decay, learning_rate)
 
 
-def moments_of(trainee: TrainModule) -> dict[str, torch.Tensor]:
+def moments_of(train_module: TrainModule) -> dict[str, torch.Tensor]:
     """The moments of the optimizer by name, on one process."""
-    return {box.name: box.tensor.clone() for box in trainee.optimizer.state_boxes()}
+    return {box.name: box.tensor.clone() for box in train_module.optimizer.state_boxes()}
 
 
 def run_data(
-    trainee: TrainModule,
+    train_module: TrainModule,
     training: TrainingConfig,
     valid: Sequence[tuple[str, Counting]],
     config: DataConfig | None = None,
@@ -137,14 +137,14 @@ def run_data(
         config or DataConfig(data_path=("none",)),
         Counting(),
         tuple(valid),
-        size_of(training, trainee.groups),
-        trainee.groups.dp_rank,
+        size_of(training, train_module.groups),
+        train_module.groups.dp_rank,
         tuple(test),
     )
 
 
 def build_loop(
-    trainee: TrainModule,
+    train_module: TrainModule,
     training: TrainingConfig = TRAINING,
     callbacks: Sequence[Callback] = (),
     state: TrainState | None = None,
@@ -152,17 +152,17 @@ def build_loop(
     data: RunData | None = None,
     **options: Any,
 ) -> TrainLoop:
-    length = length_of(training, trainee.groups.dims.dp, LENGTH)
+    length = length_of(training, train_module.groups.dims.dp, LENGTH)
     schedule = build_schedule(
         OptimizerConfig(lr=0.01), training.train_iters, length.global_batch_size
     )
     return TrainLoop(
-        trainee,
+        train_module,
         schedule,
-        data or run_data(trainee, training, [("valid", Counting())]),
+        data or run_data(train_module, training, [("valid", Counting())]),
         training,
         length,
-        Workload(LENGTH, 1e6, trainee.groups.dims.world_size),
+        Workload(LENGTH, 1e6, train_module.groups.dims.world_size),
         callbacks=callbacks,
         state=state,
         ledger=ledger,

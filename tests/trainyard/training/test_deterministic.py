@@ -11,7 +11,7 @@ import torch
 
 from trainyard.attention.select import Device, Needs, choose_backend
 from trainyard.errors import ConfigError
-from trainyard.training.loop.randomness import REPRODUCIBLE, use_deterministic_algorithms
+from trainyard.training.loop.prepare import REPRODUCIBLE, use_deterministic_algorithms
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from trainyard.models.gpt.flops import MODEL_FLOPS
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.logging.run_info import RunInfo
-from trainyard.training.loop.kernels import report_kernels
+from trainyard.training.loop.build import report_kernels
 from trainyard.training.overrides import Overrides
 from trainyard.training.pretrain import pretrain
 
@@ -95,8 +95,8 @@ def test_the_convention_is_that_of_whoever_counts() -> None:
 
 
 def test_the_peak_is_told_with_the_convention() -> None:
-    facts = RunInfo(1, device_name="NVIDIA H200", flops=PER_PARAMETER)
-    assert facts.conventions() == (
+    info = RunInfo(1, device_name="NVIDIA H200", flops=PER_PARAMETER)
+    assert info.conventions() == (
         "6N (6 for each parameter and token, attention and recompute not); "
         "MFU is the share of the dense bf16 peak of the datasheet, 989.4 TFLOP/s"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainyard.training.small import TRAINING, build_loop, build_trainee
+from tests.trainyard.training.small import TRAINING, build_loop, build_train_module
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import BackgroundSave
@@ -47,13 +47,13 @@ class Lines(Callback):
 def saver(
     folder: Path,
     training: TrainingConfig,
-    trainee: TrainModule,
+    train_module: TrainModule,
     found: FoundSteps = NOTHING,
     spans: tuple[DpSpan, ...] = (),
 ) -> Checkpointing:
     return Checkpointing(
         RunFolder(str(folder), "l", "pretrain", {}, {}),
-        trainee,
+        train_module,
         training.save_interval,
         retain_interval=training.save_retain_interval,
         keep_last=training.save_keep_last,
@@ -70,16 +70,16 @@ def go_on(
     folder: Path, training: TrainingConfig, stop: Callable[[], bool], heard: Lines
 ) -> Outcome:
     """Continue the run of a folder as the stage does."""
-    trainee = build_trainee(training, dropout=0.1)
+    train_module = build_train_module(training, dropout=0.1)
     found = find_own_steps(str(folder), "l") if folder.exists() else FoundSteps()
     state, ledger, spans = None, None, ()
     if found.latest is not None:
         with open_checkpoint(str(folder / step_folder(found.latest))) as checkpoint:
-            state, ledger = resume(checkpoint, trainee, 8)
+            state, ledger = resume(checkpoint, train_module, 8)
         spans = spans_of_step(str(folder), found.latest)
-    saving = saver(folder, training, trainee, found, spans)
+    saving = saver(folder, training, train_module, found, spans)
     callbacks = [heard, saving]
-    loop = build_loop(trainee, training, callbacks, state, ledger, stop_requested=stop)
+    loop = build_loop(train_module, training, callbacks, state, ledger, stop_requested=stop)
     return loop.run()
 
 
@@ -106,9 +106,9 @@ def test_few_steps_are_kept_and_every_line_of_the_ledger(tmp_path: Path) -> None
         def after_step(self, event: StepEvent) -> None:
             there[event.record.step] = find_steps(str(tmp_path / "few"))
 
-    trainee = build_trainee(few, dropout=0.1)
-    saving = saver(tmp_path / "few", few, trainee)
-    assert build_loop(trainee, few, [saving, Watch()]).run() == "finished"
+    train_module = build_train_module(few, dropout=0.1)
+    saving = saver(tmp_path / "few", few, train_module)
+    assert build_loop(train_module, few, [saving, Watch()]).run() == "finished"
     assert there == {1: [1], 2: [1, 2], 3: [2, 3], 4: [3, 4], 5: [4, 5], 6: [4, 5, 6]}
     assert find_own_steps(str(tmp_path / "few"), "l") == FoundSteps((4, 6), (5,))
     assert [report.step for report in saving.reports] == [1, 2, 3, 4, 5, 6]
@@ -180,7 +180,7 @@ def test_the_largest_number_of_batches_decides_when_ranks_have_different_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank without batches goes on agreeing for as long as another has some."""
-    trainee = build_trainee()
+    train_module = build_train_module()
     others = iter([(0, 1), (0, 1), (0, 0)])
     seen: list[tuple[bool, ...]] = []
 
@@ -188,8 +188,8 @@ def test_the_largest_number_of_batches_decides_when_ranks_have_different_ones(
         seen.append(flags)
         return [bool(own or other) for own, other in zip(flags, next(others), strict=True)]
 
-    monkeypatch.setattr(trainee, "_agree", agree)
-    assert trainee.evaluate(iter([]), 0) == 0.0
+    monkeypatch.setattr(train_module, "_any_rank", agree)
+    assert train_module.evaluate(iter([]), 0) == 0.0
     assert seen == [(False, False)] * 3
     others = iter([(0, 1), (1, 1)])
-    assert trainee.evaluate(iter([]), 0) is None
+    assert train_module.evaluate(iter([]), 0) is None

@@ -17,7 +17,7 @@ from tests.trainyard.training.small import (
     Collector,
     Counting,
     build_loop,
-    build_trainee,
+    build_train_module,
     model_of,
     run_data,
 )
@@ -30,7 +30,6 @@ from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.tensorboard import TensorBoard
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.ledger import StepRecord
-from trainyard.training.loop.microbatch import masked_loss
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.training import TrainingConfig
@@ -58,15 +57,15 @@ def run(
     test: Sequence[Counting] = (),
     loggers: Sequence[Callback] = (),
 ) -> tuple[Any, list[str]]:
-    trainee = build_trainee(training)
+    train_module = build_train_module(training)
     collector, lines = Collector([]), []
     assert training.train_iters is not None
     console = Console(RunInfo(training.train_iters), 1, write=lines.append)
     config = DataConfig(data_path=("none",), full_validation=full)
     sets, tests = (list(zip("abc", some, strict=False)) for some in (valid, test))
-    data = run_data(trainee, training, sets, config, tests)
-    build_loop(trainee, training, [collector, console, *loggers], data=data).run()
-    return (trainee, [event.record for event in collector.events]), lines
+    data = run_data(train_module, training, sets, config, tests)
+    build_loop(train_module, training, [collector, console, *loggers], data=data).run()
+    return (train_module, [event.record for event in collector.events]), lines
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3])
@@ -82,11 +81,11 @@ def test_the_shares_of_all_ranks_are_every_sample_once(dp: int, num_samples: int
 def test_full_validation_is_the_mean_over_every_token_of_the_set() -> None:
     training = replace(TRAINING, train_iters=3, eval_interval=3)
     valid = Shifted(100, 13)  # no whole number of micro-batches
-    (trainee, records), _ = run(training, valid, full=True)
+    (train_module, records), _ = run(training, valid, full=True)
     batch = collate([valid[i] for i in range(13)])
     with torch.no_grad():
-        losses = model_of(trainee).eval().loss(batch["tokens"], batch["labels"])
-    mean = masked_loss(losses, batch) / batch["loss_mask"].sum()
+        losses = model_of(train_module).eval().loss(batch["tokens"], batch["labels"])
+    mean = (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
     assert records[-1].validation_loss == pytest.approx(float(mean), rel=1e-6)
     assert records[-1].validation_losses is None
 
@@ -134,9 +133,9 @@ class Entered:
 def test_test_data_are_measured_once_behind_the_last_step_and_change_nothing_else(
     tmp_path: Path,
 ) -> None:
-    facts, options = RunInfo(6), LoggingConfig(log_validation_ppl_to_tensorboard=True)
+    info, options = RunInfo(6), LoggingConfig(log_validation_ppl_to_tensorboard=True)
     entered, path = Entered(), tmp_path / "metrics.jsonl"
-    sinks = [TensorBoard(entered, options, facts), JsonLines(path, facts)]
+    sinks = [TensorBoard(entered, options, info), JsonLines(path, info)]
     valid, test = Shifted(0, 64), Shifted(200, 40)
     (_, records), lines = run(TRAINING, valid, test=[test], loggers=sinks)
     (_, without), _ = run(TRAINING, valid)
@@ -181,19 +180,23 @@ def test_without_measurements_there_is_no_test_either() -> None:
 
 
 def test_a_stop_between_validation_and_test_leaves_both_for_later() -> None:
-    trainee = build_trainee()
+    train_module = build_train_module()
     collector, calls = Collector([]), count(1)
-    data = run_data(trainee, TRAINING, [("valid", Counting())], test=[("test", Shifted(9, 64))])
-    build_loop(build_trainee(), callbacks=[whole := Collector([])], data=data).run()
+    data = run_data(
+        train_module, TRAINING, [("valid", Counting())], test=[("test", Shifted(9, 64))]
+    )
+    build_loop(build_train_module(), callbacks=[whole := Collector([])], data=data).run()
     # Six steps and two measurements of four batches look once each, and once more at their end.
     stop = stop_at(calls, last=6 + 2 * 5 + 2)
-    loop = build_loop(trainee, callbacks=[collector], data=data, stop_requested=stop)
+    loop = build_loop(train_module, callbacks=[collector], data=data, stop_requested=stop)
     assert loop.run() == "stopped"
     assert loop.state.unmeasured["step"] == 6
     assert "validation_loss" not in loop.state.unmeasured
     state = TrainState()
     state.load_state_dict(json.loads(json.dumps(loop.state.state_dict())))
-    rest = build_loop(trainee, callbacks=[collector], data=data, state=state, ledger=loop.ledger)
+    rest = build_loop(
+        train_module, callbacks=[collector], data=data, state=state, ledger=loop.ledger
+    )
     assert rest.run() == "finished"
     assert rest.ledger.text() == whole.events[-1].ledger.text()
 

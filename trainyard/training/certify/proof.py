@@ -18,9 +18,9 @@ from trainyard.training.loop.batch_size import BatchSchedule
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.seeds import step_digest
 from trainyard.training.run.run_record import (
-    Beginning,
     PublishedStep,
-    RunFacts,
+    RunRecord,
+    RunStart,
     is_taken,
     parse_line,
 )
@@ -38,8 +38,8 @@ class Prover:
 
     def __init__(
         self,
-        run: RunFacts,
-        beginning: Beginning,
+        run: RunRecord,
+        beginning: RunStart,
         samples: SampleDigest | None = None,
         why_no_samples: str = "data not at hand",
         every: int = 1,

@@ -23,12 +23,12 @@ class Console(Callback):
 
     def __init__(
         self,
-        facts: RunInfo,
+        info: RunInfo,
         interval: int,
         show_throughput: bool = False,
         write: Callable[[str], None] = _print,
     ) -> None:
-        self._facts = facts
+        self._info = info
         self._interval = interval
         self._show_throughput = show_throughput
         self._write = write
@@ -45,7 +45,7 @@ class Console(Callback):
         due = event.record.step % self._interval == 0 or event.is_last or event.is_stopping
         if due and self._events:
             now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-            self._write(training_line(self._events, self._facts, self._show_throughput, now))
+            self._write(training_line(self._events, self._info, self._show_throughput, now))
             self._events = []
         on = " on validation set" if event.is_last else ""
         measured = [(suffix, loss, on) for suffix, loss in validations(event.record)]
@@ -55,13 +55,13 @@ class Console(Callback):
                 self._write(line)
 
 
-def make(config: LoggingConfig, facts: RunInfo) -> Callback:
+def make(config: LoggingConfig, info: RunInfo) -> Callback:
     """The console, as a logger."""
-    return Console(facts, config.log_interval, config.log_throughput)
+    return Console(info, config.log_interval, config.log_throughput)
 
 
 def training_line(
-    events: Sequence[StepEvent], facts: RunInfo, show_throughput: bool, now: str
+    events: Sequence[StepEvent], info: RunInfo, show_throughput: bool, now: str
 ) -> str:
     """Megatron-LM's line: fields, names and order; ours stand at places where it has none.
 
@@ -69,21 +69,21 @@ def training_line(
     last = events[-1].record
     timings = [event.timing for event in events if event.timing is not None]
     fields = [
-        f"iteration {last.step:8d}/{facts.steps:8d}",
+        f"iteration {last.step:8d}/{info.steps:8d}",
         f"consumed samples: {last.consumed_train_samples:12d}",
         f"elapsed time per iteration (ms): {_mean([t.ms for t in timings]):.1f}",
     ]
     if show_throughput:
-        fields += _throughput(timings, facts)
-    following = events[-1].following
+        fields += _throughput(timings, info)
+    next_step = events[-1].next_step
     if last.learning_rate is not None:
-        fields.append(f"learning rate: {following.learning_rate:.6E}")
-        if following.decoupled_learning_rate is not None:
-            fields.append(f"decoupled learning rate: {following.decoupled_learning_rate:.6E}")
+        fields.append(f"learning rate: {next_step.learning_rate:.6E}")
+        if next_step.decoupled_learning_rate is not None:
+            fields.append(f"decoupled learning rate: {next_step.decoupled_learning_rate:.6E}")
     fields.append(f"global batch size: {last.global_batch_size or 0:5d}")
     fields += _results(events)
     if show_throughput:
-        fields += _waiting(events, timings, facts)
+        fields += _waiting(events, timings, info)
     return f" [{now}] " + " | ".join(fields) + " |"
 
 
@@ -94,7 +94,7 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     skipped = [record for record in ran if record.skipped]
     losses = [r.lm_loss for r in ran if r.lm_loss is not None and not r.skipped]
     fields = [f"lm loss: {_mean(losses):.6E}"] if losses else []
-    fields.append(f"loss scale: {events[-1].following.loss_scale:.1f}")
+    fields.append(f"loss scale: {events[-1].next_step.loss_scale:.1f}")
     if last.grad_norm is not None:
         fields.append(f"grad norm: {last.grad_norm:.3f}")
     if last.num_zeros is not None:
@@ -107,28 +107,28 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     return fields
 
 
-def _throughput(timings: Sequence[StepTiming], facts: RunInfo) -> list[str]:
+def _throughput(timings: Sequence[StepTiming], info: RunInfo) -> list[str]:
     # Of the mean time, not the mean of rates.
-    tokens = _of_mean_time([facts.tokens_per_second_per_gpu(t) for t in timings])
+    tokens = _of_mean_time([info.tokens_per_second_per_gpu(t) for t in timings])
     tflops = _of_mean_time([t.tflops_per_gpu for t in timings])
     fields = [
         f"tokens per GPU (tokens/s/GPU): {tokens:.1f}",
         f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
     ]
-    mfu = facts.mfu(tflops)
+    mfu = info.mfu(tflops)
     if mfu is not None:
         fields.append(f"MFU (% of dense bf16 peak): {100 * mfu:.1f}")
-    return [*fields, f"FLOP convention: {facts.flops.name}"]
+    return [*fields, f"FLOP convention: {info.flops.name}"]
 
 
 def _waiting(
-    events: Sequence[StepEvent], timings: Sequence[StepTiming], facts: RunInfo
+    events: Sequence[StepEvent], timings: Sequence[StepTiming], info: RunInfo
 ) -> list[str]:
     share = sum(t.data_wait_ms for t in timings) / max(sum(t.ms for t in timings), 1e-9)
     last = events[-1].record
-    left = facts.steps - last.step
-    if facts.samples and last.global_batch_size:  # batches that still grow: the rest at the last
-        left = -((last.consumed_train_samples - facts.samples) // last.global_batch_size)
+    left = info.steps - last.step
+    if info.samples and last.global_batch_size:  # batches that still grow: the rest at the last
+        left = -((last.consumed_train_samples - info.samples) // last.global_batch_size)
     seconds = max(left, 0) * timings[-1].ms / 1000.0
     if len(timings) > 1:
         seconds = max(left, 0) * _mean([t.ms for t in timings]) / 1000.0

@@ -16,11 +16,11 @@ class JsonLines(Callback):
     """A line for each step, its ledger entry together with its times; each line is whole on disk
     once the step is over."""
 
-    def __init__(self, path: Path, facts: RunInfo) -> None:
+    def __init__(self, path: Path, info: RunInfo) -> None:
         self._path = path
-        self._facts = facts
+        self._info = info
         self._file: TextIO | None = None
-        self._saves = NewSaves(facts)
+        self._saves = NewSaves(info)
 
     def begin(self, state: TrainState) -> None:
         """Go on in the file after the steps that count: what a run that was killed wrote of later
@@ -37,7 +37,7 @@ class JsonLines(Callback):
         """Write it."""
         if self._file is None:  # could not be opened at first
             self._file = self._path.open("a")
-        self._file.write(json.dumps(figures(event, self._facts) | self._new_saves()) + "\n")
+        self._file.write(json.dumps(figures(event, self._info) | self._new_saves()) + "\n")
         self._file.flush()
 
     def end(self) -> None:
@@ -68,16 +68,16 @@ def _until(line: bytes, state: TrainState) -> bool:
         return False
 
 
-def figures(event: StepEvent, facts: RunInfo) -> dict[str, Any]:
+def figures(event: StepEvent, info: RunInfo) -> dict[str, Any]:
     """What a step came to and how fast it was, flat."""
     document = event.record.document()
     timing = event.timing
     if timing is None:
         return document
     document["ms"] = round(timing.ms, 3)
-    document["tokens_per_second_per_gpu"] = round(facts.tokens_per_second_per_gpu(timing), 1)
+    document["tokens_per_second_per_gpu"] = round(info.tokens_per_second_per_gpu(timing), 1)
     document["tflops_per_gpu"] = round(timing.tflops_per_gpu, 5)
-    mfu = facts.mfu(timing.tflops_per_gpu)
+    mfu = info.mfu(timing.tflops_per_gpu)
     if mfu is not None:
         document["mfu"] = round(mfu, 5)
     document["data_wait_ms"] = round(timing.data_wait_ms, 3)
@@ -85,6 +85,6 @@ def figures(event: StepEvent, facts: RunInfo) -> dict[str, Any]:
     return document
 
 
-def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
+def make(config: LoggingConfig, info: RunInfo) -> Callback | None:
     """The file, if --metrics-jsonl names one."""
-    return JsonLines(Path(config.metrics_jsonl), facts) if config.metrics_jsonl else None
+    return JsonLines(Path(config.metrics_jsonl), info) if config.metrics_jsonl else None

@@ -5,7 +5,7 @@ A package brings a logger of its own by an entry point:
     [project.entry-points."trainyard.loggers"]
     in-house = "our_package.logging:make"
 
-where `make(config: LoggingConfig, facts: RunFacts) -> Callback | None` returns what is told of
+where `make(config: LoggingConfig, info: RunRecord) -> Callback | None` returns what is told of
 every step, or None where the options do not ask for it; `--loggers in-house` then calls it. A
 logger that fails - a full disk, a network that is gone - is warned of once and costs its own lines
 only."""
@@ -39,18 +39,18 @@ LOGGERS: dict[str, Factory] = {
 package can replace one."""
 
 
-def build_sinks(config: LoggingConfig, facts: RunInfo) -> list[Guarded]:
+def build_sinks(config: LoggingConfig, info: RunInfo) -> list[Guarded]:
     """The loggers that the options ask for; on the one rank that logs.
 
     Raises ConfigError for a name that no package offers, or a logger whose library is missing."""
     factories = {**LOGGERS, **{name: _installed(name) for name in config.loggers}}
-    made = ((name, _made(name, make, config, facts)) for name, make in factories.items())
+    made = ((name, _made(name, make, config, info)) for name, make in factories.items())
     return [Guarded(name, sink) for name, sink in made if sink is not None]
 
 
-def _made(name: str, make: Factory, config: LoggingConfig, facts: RunInfo) -> Callback | None:
+def _made(name: str, make: Factory, config: LoggingConfig, info: RunInfo) -> Callback | None:
     try:
-        return make(config, facts)
+        return make(config, info)
     except TrainyardError:
         raise
     except Exception as error:  # a plug-in must not cost the run

@@ -5,13 +5,12 @@ stopped or failed leaves one too, which says so under `ended`."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainyard.training.logging.run_info import RunInfo
-from trainyard.training.loop.peaks import CONVENTION as PEAK
-from trainyard.training.loop.peaks import peak_tflops
-from trainyard.training.loop.throughput import StepTiming
+from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.throughput import PEAK_CONVENTION, StepTiming, peak_tflops
 
 FILE = "performance.json"
 FORMAT_VERSION = 1
@@ -23,7 +22,7 @@ WARM_UP = 1
 
 def performance_document(
     timings: Sequence[StepTiming],
-    facts: RunInfo,
+    info: RunInfo,
     *,
     peaks: Sequence[int],
     planned_bytes: float | None = None,
@@ -40,18 +39,18 @@ def performance_document(
         "finished": ended == FINISHED,
         "ended": ended,
         "last_step": timings[-1].step if timings else None,
-        "steps": facts.steps,
-        "device": facts.device_name,
-        "ranks": facts.world_size,
+        "steps": info.steps,
+        "device": info.device_name,
+        "ranks": info.world_size,
         "steps_measured": len(steady),
         "conventions": {
-            "flops": f"{facts.flops.name}: {facts.flops.meaning}",
-            "mfu": PEAK,
-            "peak_tflops": peak_tflops(facts.device_name),
+            "flops": f"{info.flops.name}: {info.flops.meaning}",
+            "mfu": PEAK_CONVENTION,
+            "peak_tflops": peak_tflops(info.device_name),
         },
     }
     if steady:
-        document.update(_speed(steady, facts))
+        document.update(_speed(steady, info))
     document["memory_bytes"] = {
         "peak": max(peaks, default=0),
         "peak_of_ranks": list(peaks),
@@ -64,13 +63,13 @@ def performance_document(
     return document
 
 
-def _speed(steady: Sequence[StepTiming], facts: RunInfo) -> dict[str, Any]:
+def _speed(steady: Sequence[StepTiming], info: RunInfo) -> dict[str, Any]:
     ms = [timing.ms for timing in steady]
     total = sum(ms)
     # Of the whole time: the mean of rates would flatter runs with slow steps among them.
-    tokens = sum(t.tokens_per_second * t.ms for t in steady) / total / facts.world_size
+    tokens = sum(t.tokens_per_second * t.ms for t in steady) / total / info.world_size
     tflops = sum(t.tflops_per_gpu * t.ms for t in steady) / total
-    mfu = facts.mfu(tflops)
+    mfu = info.mfu(tflops)
     return {
         "tokens_per_second_per_gpu": round(tokens, 2),
         "tflops_per_gpu": round(tflops, 5),
@@ -100,3 +99,24 @@ def _timers(ranks: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]
         name: {"min": round(min(values), 3), "max": round(max(values), 3)}
         for name, values in found.items()
     }
+
+
+class Timings(Callback):
+    """Collects the timing of every step; `keep(step, lines)` gets those since the last time it was
+    called."""
+
+    def __init__(self, interval: int, keep: Callable[[int, list[str]], None]) -> None:
+        self.timings: list[StepTiming] = []
+        self._interval = interval
+        self._keep = keep
+        self._num_kept = 0
+
+    def after_step(self, event: StepEvent) -> None:
+        """Note the step's time."""
+        if event.timing is None:
+            return
+        self.timings.append(event.timing)
+        if event.is_last or event.is_stopping or event.record.step % self._interval == 0:
+            new = self.timings[self._num_kept :]
+            self._keep(event.record.step, [timing.line() for timing in new])
+            self._num_kept = len(self.timings)

@@ -15,9 +15,9 @@ from trainyard.training.loop.state import TrainState
 class Progress(Callback):
     """On the one rank that logs; stands behind the callback that saves."""
 
-    def __init__(self, path: Path, facts: RunInfo, save_interval: int | None) -> None:
+    def __init__(self, path: Path, info: RunInfo, save_interval: int | None) -> None:
         self._path = path
-        self._facts = facts
+        self._info = info
         self._save_interval = save_interval
         self._flops = 0.0
         self._began = time.monotonic()
@@ -30,13 +30,13 @@ class Progress(Callback):
         """Note a checkpoint."""
         timing = event.timing
         if timing is not None:
-            self._flops += timing.tflops_per_gpu * 1e12 * self._facts.world_size * timing.ms / 1e3
+            self._flops += timing.tflops_per_gpu * 1e12 * self._info.world_size * timing.ms / 1e3
         interval = self._save_interval
         at_interval = interval is not None and event.record.step % interval == 0
         if not (at_interval or event.is_last or event.is_stopping):
             return
         seconds = time.monotonic() - self._began
-        rate = self._flops / seconds / self._facts.world_size / 1e12
+        rate = self._flops / seconds / self._info.world_size / 1e12
         self._write(
             f"Saved checkpoint\tIteration: {event.record.step}\tJob throughput: {rate:.1f} "
             f"TFLOP/s/GPU\tFloating-point operations: {self._flops:.2e}\t"
@@ -44,11 +44,11 @@ class Progress(Callback):
         )
 
     def _tokens(self, state: TrainState) -> str:
-        return f"{state.consumed_train_samples * self._facts.tokens_per_sample:.2e}"
+        return f"{state.consumed_train_samples * self._info.tokens_per_sample:.2e}"
 
     def _write(self, words: str) -> None:
         job = os.environ.get("SLURM_JOB_ID", "")
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(f"{now}\tJob ID: {job}\t# GPUs: {self._facts.world_size}\t{words}\n")
+            file.write(f"{now}\tJob ID: {job}\t# GPUs: {self._info.world_size}\t{words}\n")

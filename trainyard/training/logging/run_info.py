@@ -8,8 +8,7 @@ from typing import Any
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.models.family import PER_PARAMETER, FlopConvention
-from trainyard.training.loop.peaks import CONVENTION, peak_tflops
-from trainyard.training.loop.throughput import StepTiming
+from trainyard.training.loop.throughput import PEAK_CONVENTION, StepTiming, peak_tflops
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,13 @@ class RunInfo:
     def conventions(self) -> str:
         """What its figures of speed count, in a line."""
         peak = peak_tflops(self.device_name)
-        mfu = f"MFU is the {CONVENTION}, {peak} TFLOP/s"
+        mfu = f"MFU is the {PEAK_CONVENTION}, {peak} TFLOP/s"
         if peak is None:
             mfu = f"no MFU, as the peak of {self.device_name} is not known"
         return f"{self.flops.name} ({self.flops.meaning}); {mfu}"
 
     def mfu(self, tflops_per_gpu: float) -> float | None:
-        """Share of the device's peak (peaks.CONVENTION); None where the peak is not known."""
+        """Share of the peak (PEAK_CONVENTION); None for a device of unknown peak."""
         peak = peak_tflops(self.device_name)
         return None if peak is None else tflops_per_gpu / peak
 
@@ -57,12 +56,12 @@ class RunInfo:
 class NewSaves:
     """What saves cost, each told once to one who asks."""
 
-    def __init__(self, facts: RunInfo) -> None:
-        self._facts = facts
+    def __init__(self, info: RunInfo) -> None:
+        self._info = info
         self._num_told = 0
 
     def take(self) -> list[SaveReport]:
         """Those that were done since this was asked."""
-        found = self._facts.saves[self._num_told :]
+        found = self._info.saves[self._num_told :]
         self._num_told += len(found)
         return found

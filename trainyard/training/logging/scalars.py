@@ -29,21 +29,21 @@ class Scalar:
     """Entered once more as `TAG vs samples`, with consumed samples for the x axis."""
 
 
-def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunInfo) -> list[Scalar]:
+def step_scalars(event: StepEvent, config: LoggingConfig, info: RunInfo) -> list[Scalar]:
     """The figures of a training step; none for one that was not taken, or is heard of again."""
     record, timing = event.record, event.timing
     if timing is None:
         return []
-    following, rate_wanted = event.following, config.log_learning_rate_to_tensorboard
-    rate = None if record.learning_rate is None else following.learning_rate
-    decoupled = None if rate is None else following.decoupled_learning_rate
+    next_step, rate_wanted = event.next_step, config.log_learning_rate_to_tensorboard
+    rate = None if record.learning_rate is None else next_step.learning_rate
+    decoupled = None if rate is None else next_step.decoupled_learning_rate
     found = [
         ("learning-rate", rate, rate_wanted),
         ("decoupled-learning-rate", decoupled, rate_wanted),
         ("batch-size", record.global_batch_size, config.log_batch_size_to_tensorboard),
         ("lm loss", record.lm_loss, True),
-        ("loss-scale", following.loss_scale, config.log_loss_scale_to_tensorboard),
-        ("world-size", facts.world_size, config.log_world_size_to_tensorboard),
+        ("loss-scale", next_step.loss_scale, config.log_loss_scale_to_tensorboard),
+        ("world-size", info.world_size, config.log_world_size_to_tensorboard),
         ("grad-norm", record.grad_norm, True),
         ("num-zeros", record.num_zeros, True),
         ("params-norm", record.params_norm, True),
@@ -51,11 +51,11 @@ def step_scalars(event: StepEvent, config: LoggingConfig, facts: RunInfo) -> lis
     scalars = [Scalar(tag, float(v), True) for tag, v, wanted in found if wanted and v is not None]
     scalars.append(Scalar("samples vs steps", float(record.consumed_train_samples)))
     scalars.append(Scalar("iteration-time", timing.ms / 1000.0))
-    tokens = facts.tokens_per_second_per_gpu(timing)
+    tokens = info.tokens_per_second_per_gpu(timing)
     scalars.append(Scalar("tokens-per-second-per-gpu", tokens))
     scalars.append(Scalar("throughput", timing.tflops_per_gpu))
     scalars.append(Scalar("data-wait-share", timing.data_wait_ms / timing.ms))
-    mfu = facts.mfu(timing.tflops_per_gpu)
+    mfu = info.mfu(timing.tflops_per_gpu)
     if mfu is not None:
         scalars.append(Scalar("mfu", mfu))
     return scalars

@@ -20,8 +20,7 @@ from trainyard.training.logging.performance import FILE, FINISHED, performance_d
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.run_protocols import RunFolder
-from trainyard.training.watch.memory_report import MemoryPlan, peak_lines
-from trainyard.training.watch.oom import is_out_of_memory
+from trainyard.training.watch.memory import MemoryPlan, is_out_of_memory, peak_lines
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +28,12 @@ WORDS = 300
 """Characters of an error that the summary repeats."""
 
 
-class Ending:
+class SummaryFiles:
     """Told once how the run ended, on every rank."""
 
     def __init__(
         self,
-        facts: RunInfo,
+        info: RunInfo,
         keeper: RunFolder | None,
         groups: ProcessGroups,
         device: torch.device,
@@ -45,7 +44,7 @@ class Ending:
     ) -> None:
         """folder: for what ranks other than the first leave. is_wanted: --save-performance-summary;
         the peaks are told in any case."""
-        self._facts, self._keeper = facts, keeper
+        self._info, self._keeper = info, keeper
         self._groups, self._device = groups, device
         self._folder, self._plan, self._timers = folder, plan, timers
         self._is_wanted = is_wanted
@@ -76,7 +75,7 @@ class Ending:
                 return
             first = (str(error).strip().splitlines() or [""])[0][:WORDS]
             document = self._document(
-                timings, [peak], f"failed: {type(error).__name__}: {first}", self._facts.rank
+                timings, [peak], f"failed: {type(error).__name__}: {first}", self._info.rank
             )
             if self._keeper is not None:
                 self._write_unfinished(self._keeper, document)
@@ -102,7 +101,7 @@ class Ending:
         plan = self._plan()
         return performance_document(
             timings,
-            self._facts,
+            self._info,
             peaks=peaks,
             planned_bytes=None if plan is None else plan.total,
             timers=self._timers(),
@@ -115,7 +114,7 @@ class Ending:
             log.info("no %s: the folder still holds what a finished run left there", FILE)
 
     def _write_of_this_rank(self, document: dict[str, Any]) -> None:
-        name = f"performance-rank{self._facts.rank:04d}.json"
+        name = f"performance-rank{self._info.rank:04d}.json"
         path = self._folder / name
         store.write_bytes(str(path), (json.dumps(document, indent=1) + "\n").encode())
         log.info("speed and memory up to the failure: %s", path)

@@ -21,16 +21,16 @@ from trainyard.training.options.logging import LoggingConfig
 class TensorBoard(Callback):
     """Enters the figures of steps and measurements; `writer` is torch's SummaryWriter."""
 
-    def __init__(self, writer: Any, config: LoggingConfig, facts: RunInfo) -> None:
+    def __init__(self, writer: Any, config: LoggingConfig, info: RunInfo) -> None:
         self._writer = writer
         self._config = config
-        self._facts = facts
-        self._saves = NewSaves(facts)
+        self._info = info
+        self._saves = NewSaves(info)
 
     def begin(self, state: TrainState) -> None:
         """The options, once."""
-        if state.step == 0 and self._facts.config:
-            rows = [f"| {name} | {value} |" for name, value in self._facts.config.items()]
+        if state.step == 0 and self._info.config:
+            rows = [f"| {name} | {value} |" for name, value in self._info.config.items()]
             self._writer.add_text("options", "\n".join(["| option | value |", "|-|-|", *rows]), 0)
 
     def after_step(self, event: StepEvent) -> None:
@@ -38,8 +38,8 @@ class TensorBoard(Callback):
         step = event.record.step
         scalars = validation_scalars(event.record, self._config)
         if step % self._config.tensorboard_log_interval == 0:
-            scalars += step_scalars(event, self._config, self._facts)
-            scalars += [Scalar(tag, value) for tag, value in self._facts.gauges.items()]
+            scalars += step_scalars(event, self._config, self._info)
+            scalars += [Scalar(tag, value) for tag, value in self._info.gauges.items()]
         for scalar in scalars:
             self._writer.add_scalar(scalar.tag, scalar.value, step)
             if scalar.has_samples:
@@ -64,7 +64,7 @@ class TensorBoard(Callback):
         self._writer.close()
 
 
-def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
+def make(config: LoggingConfig, info: RunInfo) -> Callback | None:
     """TensorBoard, if --tensorboard-dir names a folder."""
     if not config.tensorboard_dir:
         return None
@@ -76,4 +76,4 @@ def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
             "pip install 'trainyard[logging]', or leave the option out"
         ) from error
     writer: Any = SummaryWriter(config.tensorboard_dir, max_queue=config.tensorboard_queue_size)
-    return TensorBoard(writer, config, facts)
+    return TensorBoard(writer, config, info)

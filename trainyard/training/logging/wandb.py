@@ -21,11 +21,11 @@ axis."""
 class WandB(Callback):
     """Sends the figures of steps and measurements; `run` is what wandb.init returned."""
 
-    def __init__(self, run: Any, config: LoggingConfig, facts: RunInfo) -> None:
+    def __init__(self, run: Any, config: LoggingConfig, info: RunInfo) -> None:
         self._run = run
         self._config = config
-        self._facts = facts
-        self._saves = NewSaves(facts)
+        self._info = info
+        self._saves = NewSaves(info)
         self._last_step = 0
 
     def after_step(self, event: StepEvent) -> None:
@@ -34,8 +34,8 @@ class WandB(Callback):
         scalars = validation_scalars(record, self._config)
         figures: dict[str, float] = {}
         if record.step % self._config.tensorboard_log_interval == 0:
-            scalars += step_scalars(event, self._config, self._facts)
-            figures.update(self._facts.gauges)
+            scalars += step_scalars(event, self._config, self._info)
+            figures.update(self._info.gauges)
         figures.update({scalar.tag: scalar.value for scalar in scalars})
         figures.update(self._new_saves())
         self._last_step = record.step
@@ -61,7 +61,7 @@ class WandB(Callback):
         self._run.finish(exit_code=1)
 
 
-def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
+def make(config: LoggingConfig, info: RunInfo) -> Callback | None:
     """Weights & Biases, if --wandb-project names a project."""
     if not config.wandb_project:
         return None
@@ -77,9 +77,9 @@ def make(config: LoggingConfig, facts: RunInfo) -> Callback | None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         project=config.wandb_project,
-        name=config.wandb_exp_name or facts.save.rstrip("/").rpartition("/")[2] or None,
+        name=config.wandb_exp_name or info.save.rstrip("/").rpartition("/")[2] or None,
         entity=config.wandb_entity or None,
         dir=folder,
-        config=dict(facts.config),
+        config=dict(info.config),
     )
-    return WandB(run, config, facts)
+    return WandB(run, config, info)

@@ -8,18 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from trainyard.datasets.loader import Batch
+from trainyard.models.attention import choose_attention
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
+from trainyard.models.norms.select import report_norm
 from trainyard.models.pipeline_stage import ModelStage
 from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
 from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.groups import is_vector
+from trainyard.optim.kernels import report_optimizer
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.data.data_parallel import DataParallel
@@ -29,9 +33,9 @@ from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
 from trainyard.parallel.pipeline.partition import partition
 from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.parallel.sharding import shard_of
-from trainyard.training.loop.compiled import compile_chunk
 from trainyard.training.loop.microbatch import Preparation
 from trainyard.training.loop.step import StepOptions, TrainModule
+from trainyard.training.options.pretrain import PretrainConfig
 
 ModelProvider = Callable[[ModelParallel, ModelStage], nn.Module]
 """The part of a model that a stage holds: a module with `forward_stage`, its parameters unfilled or
@@ -75,7 +79,7 @@ def layout_of_model(config: TransformerConfig, micro_batch_size: int) -> Layout:
     )
 
 
-def build_trainee(
+def build_train_module(
     provider: ModelProvider,
     layout: Layout,
     parallel: ParallelConfig,
@@ -126,10 +130,10 @@ def build_trainee(
             gradient.gather.install(chunk, units)
     links = _links(layout, parallel, precision, groups, device, len(chunks))
 
-    def make_runner(trainee: TrainModule) -> PipelineRunner[Batch]:
+    def make_runner(train_module: TrainModule) -> PipelineRunner[Batch]:
         return PipelineRunner(
-            trainee.chunks,
-            trainee.forward_step,
+            train_module.chunks,
+            train_module.forward_step,
             links,
             group_size=parallel.microbatch_group_size_per_virtual_pipeline_stage,
             before_last_backward=lambda chunk: gradients[chunk].sync_on_next_backward(),
@@ -190,18 +194,76 @@ def _links(
     return connect(groups, hidden, num_chunks, timeout)
 
 
-def parameter_count(trainee: TrainModule) -> int:
+def parameter_count(train_module: TrainModule) -> int:
     """Numbers that this rank holds."""
-    return sum(p.numel() for chunk in trainee.chunks for p in chunk.parameters())
+    return sum(p.numel() for chunk in train_module.chunks for p in chunk.parameters())
 
 
-def whole_parameter_count(trainee: TrainModule) -> int:
+def whole_parameter_count(train_module: TrainModule) -> int:
     """Numbers of the whole model, each counted once; all ranks ask together."""
     held: dict[str, int] = {}
-    for chunk in trainee.chunks:
+    for chunk in train_module.chunks:
         for name, parameter in chunk.named_parameters():
             if copy_of(parameter) is None:
                 shard = shard_of(parameter)
                 held[name] = parameter.numel() if shard is None else math.prod(shard.shape)
-    stages = gather_objects(held, trainee.groups.pp)
+    stages = gather_objects(held, train_module.groups.pp)
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
+
+
+GRAPHS = 64
+"""Variants of a layer that may be compiled: training and evaluation, with a mask and without, for
+each kind of layer."""
+
+
+def should_compile(option: Literal["auto", "on", "off"], device: torch.device) -> bool:
+    """Whether --compile-layers asks for it on this device."""
+    return option == "on" or (option == "auto" and device.type == "cuda")
+
+
+def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
+    """Have the layers of a chunk run compiled; returns what waits for updated parameters: the
+    layers, and the modules with parameters around them that run uncompiled.
+
+    `forward` is compiled and not the module: hooks of the module run before it, uncompiled."""
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+    decoder = getattr(chunk, "decoder", None)
+    held = getattr(decoder, "layers", None)
+    layers = list(held.values()) if isinstance(held, nn.ModuleDict) else []
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=False)
+    losses = getattr(chunk, "losses", None)
+    if losses is not None:  # output layer and cross entropy in few passes over the logits
+        chunk.losses = torch.compile(losses, dynamic=False)  # type: ignore[assignment]
+    inside = {module for layer in layers for module in layer.modules()}
+    if losses is not None and isinstance(output := getattr(chunk, "output_layer", None), nn.Module):
+        inside.update(output.modules())
+    around = (m for m in chunk.modules() if any(True for _ in m.parameters(recurse=False)))
+    return [*layers, *(module for module in around if module not in inside)]
+
+
+def report_kernels(
+    config: PretrainConfig,
+    parallel: ModelParallel,
+    device: torch.device,
+    *,
+    is_built_in: bool,
+    say: bool,
+) -> None:
+    """Attention, norms and optimizer; ConfigError for what cannot be had here. say: one line for
+    each in the log, with why; on one rank. A model of another kind chooses its own but for the
+    optimizer."""
+    if is_built_in:
+        dtype, data = params_dtype(config.precision), config.data
+        choose_attention(
+            config.model,
+            parallel,
+            device,
+            dtype,
+            documents=data.reset_attention_mask or data.dataloader_inter_document_masking,
+            report=say,
+        )
+        compiled = should_compile(config.training.compile_layers, device)
+        report_norm(config.model, device, dtype, compiled=compiled, say=say)
+    report_optimizer(config.optimizer, device, say=say)

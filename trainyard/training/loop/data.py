@@ -16,9 +16,8 @@ from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
 from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.loop.length import RunLength
+from trainyard.training.loop.length import RunLength, num_samples
 from trainyard.training.loop.sample_check import NextSamples
-from trainyard.training.loop.samples import num_samples
 from trainyard.training.options.training import TrainingConfig
 
 

@@ -10,7 +10,7 @@ from trainyard.training.loop.throughput import StepTiming
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class NextStep:
     """What a step leaves to the next one, which is what Megatron-LM logs for it. What the step was
     taken with is in its record."""
 
@@ -27,7 +27,7 @@ class StepEvent:
     record: StepRecord
     timing: StepTiming | None
     """None for step 0, where a step is heard of again, and where it was passed over."""
-    following: Following
+    next_step: NextStep
     state: TrainState
     ledger: Ledger
     is_last: bool

@@ -44,3 +44,15 @@ def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
     )
     steps, samples = run_length(schedule, training.train_iters, training.train_samples)
     return RunLength(steps, samples, schedule, tuple(training.evaluation_steps(steps)))
+
+
+def num_samples(training: TrainingConfig, length: RunLength) -> tuple[int, int, int]:
+    """Samples of training, validation and test data that a run asks for, by Megatron-LM's count.
+
+    The count decides how many epochs are shuffled together, so it decides the order as well."""
+    if not training.eval_iters:
+        return length.samples, 0, 0
+    by_interval = length.steps // training.eval_interval + 1
+    measurements = max(by_interval, len(length.evaluation_steps))
+    measurement = training.eval_iters * length.global_batch_size
+    return length.samples, measurements * measurement, measurement

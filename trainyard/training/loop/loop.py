@@ -1,7 +1,6 @@
-"""The loop: steps, the ledger, measurements of the validation and test loss, and what callbacks
-make of them.
+"""The training loop: steps, ledger, validation and test loss, callbacks.
 
-Knows no files and no command line; it ends when the steps are done, or when it is asked to."""
+Knows no files and no command line. It ends after the last step, or on a request to stop."""
 
 from __future__ import annotations
 
@@ -18,14 +17,13 @@ from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.optim.schedule import Rates, Schedule
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.data import Measurement, RunData
-from trainyard.training.loop.data_wait import DataWait
-from trainyard.training.loop.events import Callback, Following, StepEvent
+from trainyard.training.loop.events import Callback, NextStep, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.length import RunLength
-from trainyard.training.loop.sample_check import NextSamples, SampleCheck, StepEvidence
+from trainyard.training.loop.sample_check import ConsumedSamples, NextSamples, SampleCheck
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import StepResult, TrainModule
-from trainyard.training.loop.throughput import StepTiming, Workload
+from trainyard.training.loop.throughput import DataWait, StepTiming, Workload
 from trainyard.training.options.training import TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -38,11 +36,11 @@ def _never() -> bool:
 
 
 class TrainLoop:
-    """Trains from the step that `state` is at to the last."""
+    """Trains from the step in `state` to the last step."""
 
     def __init__(
         self,
-        trainee: TrainModule,
+        train_module: TrainModule,
         schedule: Schedule,
         data: RunData,
         config: TrainingConfig,
@@ -55,10 +53,10 @@ class TrainLoop:
         stop_requested: Callable[[], bool] = _never,
         wait: DataWait | None = None,
     ) -> None:
-        """wait: measures how long batches are waited for."""
+        """wait: measures the time that training waits for batches."""
         self.state = state or TrainState()
         self.ledger = ledger or Ledger(self.state.ledger_digest)
-        self._trainee = trainee
+        self._train_module = train_module
         self._schedule = schedule
         self._data = data
         self._config = config
@@ -76,7 +74,7 @@ class TrainLoop:
         try:
             for callback in self._callbacks:
                 callback.begin(self.state)
-            outcome = self._steps()
+            outcome = self._run()
             for callback in self._callbacks:
                 callback.end()
         except BaseException:
@@ -85,8 +83,8 @@ class TrainLoop:
             raise
         return outcome
 
-    def _steps(self) -> Outcome:
-        outcome = self._before_steps()
+    def _run(self) -> Outcome:
+        outcome = self._first_validation()
         if outcome != "finished":
             return outcome
         consumed = self.state.consumed_train_samples
@@ -101,86 +99,90 @@ class TrainLoop:
             end_loading(batches)
         return "finished"
 
-    def _before_steps(self) -> Outcome:
-        """The measurement at the start, or the one that a stop of the run cut short."""
+    def _first_validation(self) -> Outcome:
+        """The validation before the first step, or the one that a stop of the run cut short."""
         if self.state.unmeasured:
             record = StepRecord(**self.state.unmeasured)
         elif self.state.step == 0 and self._config.eval_at_start:
             record = StepRecord(0, 0, 0)
         else:
             return "finished"
-        if not self._measure(record):  # nothing is lost: this is done again
+        if not self._validate(record):  # nothing is lost: the next start validates again
             return "stopped"
         self.state.unmeasured = {}
         outcome = self._outcome(record.step, stop=False) if record.step else "finished"
-        self._tell(record, None, is_stopping=outcome != "finished")
+        self._close_step(record, None, is_stopping=outcome != "finished")
         return outcome
 
     def _step(self, step: int, batches: Iterator[Batch], samples: NextSamples | None) -> Outcome:
-        self._wait.take()  # what a measurement waited for is not this step's
+        """Train one step, validate if it is due, enter the step in the ledger, call callbacks."""
+        state, config, optimizer = self.state, self._config, self._train_module.optimizer
+        self._wait.take()  # the wait of a validation is not this step's
         began = time.perf_counter()
-        size = self._length.schedule.at(self.state.consumed_train_samples)
-        rates = self._schedule.at(self.state.scheduled_samples)
-        evidence = StepEvidence(step, size, self._config.seed, self._trainee.groups, samples)
+
+        # The schedules of batch size, learning rate and weight decay.
+        size = self._length.schedule.at(state.consumed_train_samples)
+        rates = self._schedule.at(state.scheduled_samples)
+        sample_check = SampleCheck(step, size, config.seed, self._train_module.groups, samples)
+
         result = None
-        if step in self._config.iterations_to_skip:
-            self._pass_over(step, size, batches, evidence)
+        if step in config.iterations_to_skip:
+            log.info("consuming samples without an update: step=%d (--iterations-to-skip)", step)
+            consumed = ConsumedSamples(step, size.num_microbatches)
+            deque(islice(consumed.watch(batches), size.num_microbatches), maxlen=0)
+            sample_check.check_samples(consumed)
         else:
+            minutes = config.exit_duration_in_mins
+            is_over = minutes is not None and time.monotonic() - self._began > 60.0 * minutes
+            stop_now = is_over or self._stop_requested()  # after this step
             try:
-                stop = self._asked_to_stop()
-                result = self._trainee.step(step, size, batches, rates, stop, evidence.check)
+                result = self._train_module.step(
+                    step, size, batches, rates, stop_now, sample_check.check
+                )
             except (RerunElsewhere, ValidationFailed):
                 self._save_before_fault()
                 raise
-        self._advance(step, size, is_taken=result is not None and not result.skipped)
-        stop = result is not None and result.stop
-        record = self._record(result, size, rates, evidence)
-        seconds = time.perf_counter() - began
-        timing = None  # samples that were passed over were not trained on
+
+        # The position of the run, which checkpoints save.
+        state.step = step
+        state.consumed_train_samples += size.global_batch_size
+        if result is not None and not result.skipped:
+            state.scheduled_samples += size.global_batch_size
+        state.num_updates = optimizer.num_updates
+        state.loss_scaler = optimizer.scaler.state_dict()
+
+        # The ledger's line and the timing of the step.
+        record = self._record(result, size, rates, sample_check)
+        timing = None  # a skipped step trained on nothing
         if result is not None:
             timing = self._workload.timing(
-                step, seconds, self._trainee.device, size.global_batch_size, self._wait.take()
+                step,
+                time.perf_counter() - began,
+                self._train_module.device,
+                size.global_batch_size,
+                self._wait.take(),
             )
-        if step in self._evaluation_steps and (stop or not self._measure(record)):
-            self.state.unmeasured = record.document()
-            self._announce(record, timing, is_stopping=True)
+
+        stop = result is not None and result.stop
+        if step in self._evaluation_steps and (stop or not self._validate(record)):
+            state.unmeasured = record.document()  # the next start validates
+            self._call_callbacks(record, timing, is_stopping=True)
             return "stopped"
         outcome = self._outcome(step, stop)
-        self._tell(record, timing, is_stopping=outcome != "finished")
+        self._close_step(record, timing, is_stopping=outcome != "finished")
         return outcome
 
     def _save_before_fault(self) -> None:
-        """Have the state before the step saved, as on a request to stop: nothing was updated."""
+        """Save the state before the step, as on a request to stop: nothing was updated."""
         if self.state.step == self._first_step:
-            return  # it was begun from there
+            return  # the run resumed there
         consumed = self.state.consumed_train_samples
         tokens = consumed * self._workload.tokens_per_sample
-        self._announce(StepRecord(self.state.step, consumed, tokens), None, is_stopping=True)
-
-    def _asked_to_stop(self) -> bool:
-        """By a signal, or by --exit-duration-in-mins; the step that is begun is still taken."""
-        minutes = self._config.exit_duration_in_mins
-        over = minutes is not None and time.monotonic() - self._began > 60.0 * minutes
-        return over or self._stop_requested()
-
-    def _pass_over(
-        self, step: int, size: BatchSize, batches: Iterator[Batch], evidence: StepEvidence
-    ) -> None:
-        """Take the samples of a step of --iterations-to-skip, and do nothing with them."""
-        log.info("passing over the samples of step %d (--iterations-to-skip)", step)
-        taken = SampleCheck(step, size.num_microbatches)
-        deque(islice(taken.watch(batches), size.num_microbatches), maxlen=0)
-        evidence.check_samples(taken)
-
-    def _advance(self, step: int, size: BatchSize, is_taken: bool) -> None:
-        self.state.step = step
-        self.state.consumed_train_samples += size.global_batch_size
-        self.state.scheduled_samples += size.global_batch_size if is_taken else 0
-        self.state.num_updates = self._trainee.optimizer.num_updates
-        self.state.loss_scaler = self._trainee.optimizer.scaler.state_dict()
+        record = StepRecord(self.state.step, consumed, tokens)
+        self._call_callbacks(record, None, is_stopping=True)
 
     def _record(
-        self, result: StepResult | None, size: BatchSize, rates: Rates, evidence: StepEvidence
+        self, result: StepResult | None, size: BatchSize, rates: Rates, sample_check: SampleCheck
     ) -> StepRecord:
         consumed = self.state.consumed_train_samples
         record = StepRecord(
@@ -188,7 +190,7 @@ class TrainLoop:
             consumed_train_samples=consumed,
             tokens=consumed * self._workload.tokens_per_sample,
             global_batch_size=size.global_batch_size,
-            samples=evidence.samples,
+            samples=sample_check.samples,
         )
         if result is None:
             record.passed_over = True
@@ -196,7 +198,7 @@ class TrainLoop:
         record.lm_loss = _finite(result.lm_loss)
         record.learning_rate, record.weight_decay = rates.learning_rate, rates.weight_decay
         record.grad_norm = _finite(result.grad_norm)
-        record.rng = evidence.rng
+        record.rng = sample_check.rng
         if result.loss_scale != 1.0:
             record.loss_scale = result.loss_scale
         record.skipped = result.skipped or None
@@ -204,7 +206,7 @@ class TrainLoop:
         return record
 
     def _outcome(self, step: int, stop: bool) -> Outcome:
-        """A stop that comes with the last step has nothing left to stop."""
+        """Whether the run ends after this step. A stop at the last step finishes the run."""
         if step == self._length.steps:
             return "finished"
         if stop:
@@ -212,11 +214,11 @@ class TrainLoop:
         interval = self._config.exit_interval
         return "paused" if interval is not None and step % interval == 0 else "finished"
 
-    def _measure(self, record: StepRecord) -> bool:
-        """Enter the loss of each validation set on the samples of this measurement, and behind the
-        last step those of the test sets too; False, with nothing entered, when a request to stop
-        came before it was done. Measurements draw nothing, so one that is made again is what the
-        first would have been."""
+    def _validate(self, record: StepRecord) -> bool:
+        """Enter the loss of each validation set, and after the last step of each test set.
+
+        False, with nothing entered, when a request to stop came first. Validation draws no random
+        numbers, so a later one gives the same losses."""
         step, eval_iters = record.step, self._config.eval_iters
         number = self._evaluation_steps.index(step)
         losses = self._evaluate(self._data.validations(number, eval_iters))
@@ -224,7 +226,7 @@ class TrainLoop:
         if losses is not None and step == self._length.steps:
             tests = self._evaluate(self._data.tests(eval_iters))
         if losses is None or tests is None:
-            log.info("asked to stop: the validation at step %d is left for later", step)
+            log.info("stop requested: the next start validates step=%d", step)
             return False
         record.set_validation(losses)
         record.set_test(tests)
@@ -236,36 +238,36 @@ class TrainLoop:
         at_once = self._length.schedule.final.num_microbatches
         for name, batches, count in sets:
             watched = self._wait.watch(batches)
-            loss = self._trainee.evaluate(watched, count, self._stop_requested, at_once)
+            loss = self._train_module.evaluate(watched, count, self._stop_requested, at_once)
             if loss is None:
                 return None
             losses[name] = loss
         return losses
 
-    def _tell(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
+    def _close_step(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
         self.ledger.add(record)
         self.state.ledger_digest = self.ledger.digest
-        self._announce(record, timing, is_stopping)
+        self._call_callbacks(record, timing, is_stopping)
 
-    def _announce(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:
-        is_last = record.step == self._length.steps
-        is_measured = not self.state.unmeasured
-        following = self._following()
+    def _call_callbacks(
+        self, record: StepRecord, timing: StepTiming | None, is_stopping: bool
+    ) -> None:
+        rates = self._schedule.at(self.state.scheduled_samples)
+        next_step = NextStep(
+            rates.learning_rate,
+            None if self._schedule.decoupled is None else rates.decoupled_learning_rate,
+            self._train_module.optimizer.loss_scale,
+        )
         event = StepEvent(
-            record, timing, following, self.state, self.ledger, is_last, is_stopping, is_measured
+            *(record, timing, next_step, self.state, self.ledger),
+            is_last=record.step == self._length.steps,
+            is_stopping=is_stopping,
+            is_measured=not self.state.unmeasured,
         )
         for callback in self._callbacks:
             callback.after_step(event)
 
-    def _following(self) -> Following:
-        rates = self._schedule.at(self.state.scheduled_samples)
-        return Following(
-            rates.learning_rate,
-            None if self._schedule.decoupled is None else rates.decoupled_learning_rate,
-            self._trainee.optimizer.loss_scale,
-        )
-
 
 def _finite(value: float) -> float | None:
-    """What JSON can say; a step that overflowed in fp16 has no loss."""
+    """A number that JSON has; a step that overflowed in fp16 has no loss."""
     return value if math.isfinite(value) else None

@@ -17,8 +17,10 @@ from trainyard.models.layer_inputs import DROPOUT_SEED
 from trainyard.parallel.context.split import cut_sequence
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.model import group_size
-from trainyard.training.loop.randomness import HOST_SEED
-from trainyard.training.loop.seeds import microbatch_seed
+from trainyard.training.loop.seeds import generator_seed, microbatch_seed
+
+HOST_SEED = "seed"
+"""Key of a training batch: () int64 on the CPU, the seed of the micro-batch."""
 
 NUM_TOKENS = "num_tokens"
 """Key of a prepared batch: () fp32, tokens of the micro-batch that count, over the whole
@@ -98,12 +100,25 @@ class Totals:
             self.values[1] += num_tokens
 
 
-def masked_loss(losses: Tensor, batch: Batch) -> Tensor:
-    """Sum of the losses that count, () fp32. losses: (b, s_local)."""
-    return (losses * batch["loss_mask"]).sum()
-
-
 def is_last_chunk(module: nn.Module) -> bool:
     """Whether a chunk ends the model; one that does not say is the whole."""
     stage = getattr(module, "stage", None)
     return stage is None or bool(stage.has_output)
+
+
+def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> None:
+    """Seed the generators of the CPU and of this rank's CUDA device for one chunk of a micro-batch
+    that carries the seed of its dropout.
+
+    Ranks that share heads or sequence draw apart from each other, as they drop other things."""
+    value = generator_seed(int(batch[HOST_SEED]), tp_rank, cp_rank, chunk)
+    torch.default_generator.manual_seed(value)  # torch.manual_seed asks every kind of device: 2 ms
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value)
+
+
+def held_seeds() -> tuple[int, ...]:
+    """What the generators of the CPU and of this rank's CUDA device were last seeded with, by their
+    own account. The host knows both: nothing waits for the device."""
+    held = (torch.default_generator.initial_seed(),)
+    return (*held, torch.cuda.initial_seed()) if torch.cuda.is_initialized() else held

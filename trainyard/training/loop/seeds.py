@@ -13,6 +13,11 @@ def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & (2**63 - 1)
 
 
+def generator_seed(seed: int, tp_rank: int, cp_rank: int, chunk: int) -> int:
+    """What a rank seeds its generators with for one chunk of the micro-batch of this seed."""
+    return (seed + 1_000_003 * tp_rank + 7_919 * cp_rank + 104_729 * chunk) % 2**63
+
+
 def step_seeds(seed: int, step: int, num_microbatches: int) -> list[int]:
     """The seeds of the micro-batches of a step, over all ranks."""
     return [microbatch_seed(seed, step, place) for place in range(num_microbatches)]

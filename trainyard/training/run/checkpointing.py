@@ -13,11 +13,12 @@ one that only serves to continue from."""
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
@@ -30,21 +31,14 @@ from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.dp_history import DpSpan, spans_document, with_steps
-from trainyard.training.run.node_local_saving import Between, NonPersistentSaves
-from trainyard.training.run.retention import Retention
+from trainyard.training.run.node_local_saving import Done, NonPersistentPlan, NonPersistentSaves
+from trainyard.training.run.run_steps import STAYS
 from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
 log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 120.0
 """How long a failed run waits for the step that is still being written."""
-
-STAYS = "stays"
-"""Key of state.json: false for a step that only serves to continue from."""
-
-
-Done: TypeAlias = Callable[[list[FileRecord], SaveReport], object]
-"""Told of a step that is published in the run folder, on the first rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,7 @@ class Checkpointing(Callback):
     def __init__(
         self,
         folder: RunFolder,
-        trainee: TrainModule,
+        train_module: TrainModule,
         interval: int | None,
         *,
         retain_interval: int | None = None,
@@ -77,7 +71,7 @@ class Checkpointing(Callback):
         spans: tuple[DpSpan, ...] = (),
         before_first: Callable[[], None] = lambda: None,
         background: BackgroundSave | None = None,
-        between: Callable[[Done], Between] | None = None,
+        between: Callable[[Done], NonPersistentPlan] | None = None,
         report: Callable[[SaveReport], object] = lambda report: None,
     ) -> None:
         """retain_interval: of the steps at `interval` those stay that it divides; None: all.
@@ -90,7 +84,7 @@ class Checkpointing(Callback):
         what is to be told of one that comes here from there. report: told on rank 0 of what a save
         cost, in any thread."""
         self._folder = folder
-        self._trainee = trainee
+        self._train_module = train_module
         self._interval = interval
         self._retain_interval = retain_interval or interval
         self._micro_batch_size = micro_batch_size
@@ -102,7 +96,7 @@ class Checkpointing(Callback):
         self._saved_step: int | None = None
         self._before_first: Callable[[], None] | None = before_first
         self._background = background
-        groups = trainee.groups
+        groups = train_module.groups
         self._ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
         self._report = report
         self._lines_under_way = b""
@@ -118,7 +112,7 @@ class Checkpointing(Callback):
         """Steps from here on are taken on the ranks of this process."""
         self._first_step = state.step + 1
         self._saved_step = None
-        self._trainee.optimizer.before_update = self._hold_update
+        self._train_module.optimizer.before_update = self._hold_update
         if self._background is not None:
             share = share_of_rank(self._tensors(), self._ranks)
             self._background.reserve(share)
@@ -166,7 +160,7 @@ class Checkpointing(Callback):
         if is_final and self._between is not None:
             self._between.finish()
         self._saved_step = event.state.step
-        self._trainee.optimizer.finish_parameters()
+        self._train_module.optimizer.finish_parameters()
         self._make_room()
         contents = self._contents(event, stays)
         prepared = prepare_step(
@@ -194,7 +188,7 @@ class Checkpointing(Callback):
     def _save_between(self, event: StepEvent) -> None:
         if self._between is None or not self._between.is_due(event.record.step):
             return
-        self._trainee.optimizer.finish_parameters()
+        self._train_module.optimizer.finish_parameters()
         if self._between.needs_room:
             self._make_room()
         contents = self._contents(event, stays=False)
@@ -242,13 +236,35 @@ class Checkpointing(Callback):
 
     def _tensors(self) -> dict[str, Held]:
         goes_on = self._background is not None
-        tensors = model_tensors(self._trainee.chunks, buffers_apart=goes_on)
-        return tensors | (optimizer_tensors(self._trainee) if self._save_optimizer else {})
+        tensors = model_tensors(self._train_module.chunks, buffers_apart=goes_on)
+        return tensors | (optimizer_tensors(self._train_module) if self._save_optimizer else {})
 
     def _spans_to(self, step: int) -> tuple[DpSpan, ...]:
-        dp = self._trainee.groups.dims.dp
+        dp = self._train_module.groups.dims.dp
         return with_steps(self._spans, DpSpan(self._first_step, step, dp, self._micro_batch_size))
 
 
 def _divides(interval: int | None, step: int) -> bool:
     return interval is not None and step % interval == 0
+
+
+class Retention:
+    """Steps that stay, and those that only serve to continue from and pass. Told by threads."""
+
+    def __init__(self, keep_last: int, staying: Iterable[int], passing: Iterable[int]) -> None:
+        """keep_last: the newest steps that do not go yet."""
+        self._keep_last = keep_last
+        self._passing = list(passing)
+        self._newest = sorted([*staying, *self._passing])
+        self._lock = threading.Lock()
+
+    def published(self, step: int, stays: bool) -> list[int]:
+        """A step is there: those that go now, which may be the step itself where newer ones are
+        there already."""
+        with self._lock:
+            before = [s for s in self._passing if s != step]  # it may be there and be made good
+            passing = before if stays else [*before, step]
+            newest = sorted([*(s for s in self._newest if s != step), step])
+            self._newest = newest[-self._keep_last :]
+            self._passing = [s for s in passing if s in self._newest]
+            return [s for s in passing if s not in self._newest]

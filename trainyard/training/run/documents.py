@@ -3,9 +3,14 @@ manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.background import SaveReport
 from trainyard.config import digest_relevant
 from trainyard.optim.schedule import Schedule
 from trainyard.optim.schedule_resume import schedule_document
@@ -61,3 +66,38 @@ def losses_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
     if lines and "test_loss" in lines[-1]:
         metrics["test_loss"] = lines[-1]["test_loss"]
     return metrics
+
+
+SAVES = "saves.jsonl"
+
+PREFIX = "saves-"
+"""Begins the names of the files in a work folder, one for each save: threads write them."""
+
+
+def keep_save(work_url: str, report: SaveReport) -> None:
+    """Leave what a save cost in a work folder, until the run is finished."""
+    name = f"{PREFIX}{report.step:07d}-{report.kind}.jsonl"
+    store.write_bytes(join(work_url, name), (json.dumps(report.document()) + "\n").encode())
+
+
+def kept_saves(work_url: str) -> bytes:
+    """The lines of all saves, in the order of their steps."""
+    names = [name for name in store.list_folder(work_url) if name.startswith(PREFIX)]
+    return b"".join(store.read_bytes(join(work_url, name)) for name in sorted(names))
+
+
+def saves_summary(reports: Sequence[SaveReport]) -> dict[str, Any]:
+    """Figures for the manifest of a run: medians over the saves of this process."""
+    if not reports:
+        return {}
+    return {
+        "saves": len(reports),
+        "save_bytes": max(report.bytes for report in reports),
+        "save_blocked_seconds": _median(report.blocked_seconds for report in reports),
+        "save_durable_after_seconds": _median(report.durable_seconds for report in reports),
+        "save_gigabytes_per_second": _median(report.gigabytes_per_second for report in reports),
+    }
+
+
+def _median(values: Iterable[float]) -> float:
+    return round(statistics.median(values), 4)

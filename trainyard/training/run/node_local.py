@@ -42,7 +42,7 @@ VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class NonPersistentStep:
     """A step outside the run folder that is gone on from."""
 
     root_url: str
@@ -83,7 +83,7 @@ class NonPersistentSteps:
                 return _plain(found.get("token"), self._mark_url), False
         return uuid.uuid4().hex[:16], True
 
-    def find(self, found: FoundSteps, verify: Verify) -> Elsewhere | None:
+    def find(self, found: FoundSteps, verify: Verify) -> NonPersistentStep | None:
         """The step to go on from, where it is not below those of the run folder."""
         if self._is_new:
             return None
@@ -98,7 +98,7 @@ class NonPersistentSteps:
             f"{kind} step {step.step} ({self.steps.places.words}: {self.root_url}; whole, "
             f"{VERIFIED[verify]}); {self._save} {last}"
         )
-        return Elsewhere(self.root_url, step, max(found.staying, default=0), words)
+        return NonPersistentStep(self.root_url, step, max(found.staying, default=0), words)
 
     def claim(self) -> None:
         """Before the first save: the run is marked, and what earlier runs of this folder left in
@@ -137,9 +137,9 @@ class NonPersistentSteps:
             store.delete(self._mark_url)
 
 
-def find_elsewhere(
+def find_non_persistent(
     config: PretrainConfig, lineage: str, groups: ProcessGroups, found: FoundSteps
-) -> tuple[NonPersistentSteps | None, Elsewhere | None]:
+) -> tuple[NonPersistentSteps | None, NonPersistentStep | None]:
     """Where steps of a run are saved outside its folder, if they are to be, and the one there that
     it goes on from, if that is newer than what the folder has."""
     if config.non_persistent.non_persistent_save_interval is None:

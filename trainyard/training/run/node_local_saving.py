@@ -14,6 +14,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -24,12 +26,19 @@ from trainyard.checkpoint.node_local.save import LocalSave
 from trainyard.checkpoint.node_local.upload import LazyUpload
 from trainyard.checkpoint.save import Ranks, StepContents
 from trainyard.errors import TrainyardError
+from trainyard.parallel.groups import ProcessGroups, host_group
+from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.run.node_local import NonPersistentSteps
 
 log = logging.getLogger(__name__)
 
 
+Done: TypeAlias = Callable[[list[FileRecord], SaveReport], object]
+"""Called on rank 0 with each step that is published in the run folder."""
+
+
 @dataclass(frozen=True, slots=True)
-class Between:
+class NonPersistentPlan:
     """When and how steps are saved between the durable ones."""
 
     interval: int
@@ -47,7 +56,7 @@ class NonPersistentSaves:
     """Saves on all ranks together."""
 
     def __init__(
-        self, between: Between, ranks: Ranks, report: Callable[[SaveReport, str], object]
+        self, between: NonPersistentPlan, ranks: Ranks, report: Callable[[SaveReport, str], object]
     ) -> None:
         """ranks: of training. report: told on the first rank of each save, and in which folder."""
         self._between, self._ranks, self._report = between, ranks, report
@@ -128,3 +137,42 @@ class NonPersistentSaves:
             log.warning(
                 "a save between those in the run folder failed, training goes on: %s", error
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """For one run on one rank. Every thread that meets those of other ranks does so in a group of
+    its own; all ranks build alike."""
+
+    config: PretrainConfig
+    groups: ProcessGroups
+    lineage: str
+
+    def background(self) -> BackgroundSave | None:
+        """What writes the steps of the run folder while training goes on, if it is to."""
+        return BackgroundSave(self._ranks()) if self.config.training.async_save else None
+
+    def between(self, there: NonPersistentSteps) -> Callable[[Done], NonPersistentPlan]:
+        """How steps are saved outside the run folder."""
+
+        def build(done: Done) -> NonPersistentPlan:
+            config = self.config.non_persistent
+            assert config.non_persistent_save_interval is not None
+            upload = None
+            if config.non_persistent_upload:
+                upload = LazyUpload(self.config.save, self.lineage, self._ranks(), done)
+            saving = LocalSave(there.steps, config.non_persistent_keep_last, upload)
+            kind: Kind = "local" if there.is_local else "global"
+            background = None
+            if self.config.training.async_save:
+                background = BackgroundSave(self._ranks(), saving.write, kind)
+            return NonPersistentPlan(
+                config.non_persistent_save_interval, saving, kind, there.claim, background, upload
+            )
+
+        return build
+
+    def _ranks(self) -> Ranks:
+        timeout = timedelta(minutes=self.config.parallel.distributed_timeout_minutes)
+        group = host_group(self.groups, timeout)
+        return Ranks(group, self.groups.rank, self.groups.dims.world_size)

@@ -52,22 +52,22 @@ class Allowed:
 
 def restore_weights(
     checkpoint: Checkpoint,
-    trainee: TrainModule,
+    train_module: TrainModule,
     repadding: Repadding | None = None,
     allowed: Allowed | None = None,
 ) -> None:
     """The weights of a checkpoint, and nothing else of it. repadding: where its vocabulary is
     padded otherwise. allowed: what may be missing, and is left as it is, or unexpected."""
-    restoring = Restoring(checkpoint, trainee.groups.world, repadding)
-    tensors = model_tensors(trainee.chunks)
+    restoring = Restoring(checkpoint, train_module.groups.world, repadding)
+    tensors = model_tensors(train_module.chunks)
     if allowed is None:
         restoring.fill(tensors, MODEL)
         return
-    wanted = names_over(trainee.groups.world, tensors)
+    wanted = names_over(train_module.groups.world, tensors)
     there = set(checkpoint.names(MODEL))
     missing = allowed.matching(wanted - there, allowed.missing)
     unexpected = allowed.matching(there - wanted, allowed.unexpected)
-    if trainee.groups.rank == 0:
+    if train_module.groups.rank == 0:
         _tell("--load-allow-missing: drawn as a new model's are", missing)
         _tell("--load-allow-unexpected: left in the checkpoint", unexpected)
     for name in missing:
@@ -95,7 +95,7 @@ def _tell(what: str, names: Sequence[str]) -> None:
 
 
 def restore_training(
-    checkpoint: Checkpoint, trainee: TrainModule, repadding: Repadding | None = None
+    checkpoint: Checkpoint, train_module: TrainModule, repadding: Repadding | None = None
 ) -> TrainState:
     """Weights, optimizer and position of a checkpoint."""
     if not checkpoint.names("optimizer."):
@@ -103,20 +103,20 @@ def restore_training(
             f"{checkpoint.url} holds weights alone (--no-save-optim, or converted so), and no run "
             "can go on from it; take its weights with --load and --finetune into another --save"
         )
-    restore_weights(checkpoint, trainee, repadding)
-    _restore_optimizer(Restoring(checkpoint, trainee.groups.world, repadding), trainee)
+    restore_weights(checkpoint, train_module, repadding)
+    _restore_optimizer(Restoring(checkpoint, train_module.groups.world, repadding), train_module)
     state = TrainState()
     state.load_state_dict(checkpoint.state)
-    trainee.optimizer.load_state_dict(
+    train_module.optimizer.load_state_dict(
         {"num_updates": state.num_updates, "loss_scaler": state.loss_scaler}
     )
     return state
 
 
-def _restore_optimizer(restoring: Restoring, trainee: TrainModule) -> None:
+def _restore_optimizer(restoring: Restoring, train_module: TrainModule) -> None:
     """Between runs in fp32 and in 16 bits, the weights of the one are the main parameters of the
     other: nothing is rounded."""
-    checkpoint, tensors = restoring.checkpoint, optimizer_tensors(trainee)
+    checkpoint, tensors = restoring.checkpoint, optimizer_tensors(train_module)
     names = names_over(restoring.group, tensors)
     stored = set(checkpoint.names(MAIN))
     keeps_main = any(name.startswith(MAIN) for name in names)
@@ -132,7 +132,7 @@ def _restore_optimizer(restoring: Restoring, trainee: TrainModule) -> None:
             weights[source] = renamed(tensors[name], source)
         restoring.fill(weights, "model.", checkpoint.names("model."))
         return
-    for name, held in model_tensors(trainee.chunks).items():
+    for name, held in model_tensors(train_module.chunks).items():
         source = f"{MAIN}{name.removeprefix('model.')}"
         if source in stored:
             weights[source] = renamed(held, source)

@@ -4,11 +4,15 @@ carry, and where it began. Plain data, no files and no torch."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainyard.errors import ArtifactError
+from trainyard.artifacts.inputs import resolve
+from trainyard.artifacts.manifest import Manifest
+from trainyard.datasets.config import DataConfig
+from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.schedule import Schedule
 from trainyard.training.loop.length import RunLength, length_of
@@ -17,7 +21,7 @@ from trainyard.training.run.dp_history import DpSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunRecord:
     """What the links of a run follow from."""
 
     lineage: str
@@ -76,7 +80,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class RunStart:
     """Where a run began."""
 
     position: Position = field(default_factory=Position)
@@ -89,7 +93,7 @@ class Beginning:
     """Why the checkpoint that it went on from could not be looked at."""
 
 
-def beginning_before(first: PublishedStep, gap: str) -> Beginning:
+def start_before(first: PublishedStep, gap: str) -> RunStart:
     """Where a run must have begun, by its first checkpoint: less than the one that it went on from
     would tell."""
     records = [parse_line(line, first.where) for line in first.lines]
@@ -103,7 +107,7 @@ def beginning_before(first: PublishedStep, gap: str) -> Beginning:
         state.consumed_train_samples -= size
         state.scheduled_samples -= size if taken else 0
         state.num_updates -= taken
-    return Beginning(state, None, None, f"step {state.step} of another run", gap)
+    return RunStart(state, None, None, f"step {state.step} of another run", gap)
 
 
 def parse_line(text: str, where: str) -> dict[str, Any]:
@@ -122,3 +126,42 @@ def parse_line(text: str, where: str) -> dict[str, Any]:
 def is_taken(record: Mapping[str, Any]) -> bool:
     """Whether something was updated."""
     return not (record.get("skipped") or record.get("passed_over"))
+
+
+LOAD = "load"
+"""Name of the input of `pretrain` that is a checkpoint to go on from."""
+
+INPUT = re.compile(r"(data|train|valid|test)_(\d+)(?: \(weight (.+)\))?")
+"""Name of an input of `pretrain` that is a prefix of token files; `DataConfig.inputs` gives it."""
+
+
+def named_token_files(manifest: Manifest) -> dict[str, list[str]]:
+    """Where the token files of a finished run lay, as values of `data_path`, `train_data_path` and
+    so on; {} for a run without any."""
+    named = [
+        (match, record)
+        for name, record in manifest.inputs.items()
+        if (match := INPUT.fullmatch(name))
+    ]
+    paths: dict[str, list[str]] = {}
+    for match, record in sorted(named, key=lambda found: int(found[0][2])):
+        kind = "data_path" if match[1] == "data" else f"{match[1]}_data_path"
+        paths.setdefault(kind, []).extend([*([match[3]] if match[3] else []), *record.urls])
+    return paths
+
+
+def check_token_files(data: DataConfig, made_of: Mapping[str, str], option: str, skip: str) -> None:
+    """Refuse token files that are not those of the run that `option` names.
+
+    made_of: digest of each input of the run. skip: the flag that goes on all the same."""
+    for name, urls in data.inputs().items():
+        if name not in made_of:
+            raise ConfigError(
+                f"--data-path: the run of {option} has no input {name}; give its prefixes and "
+                f"weights, in its order: {', '.join(n for n in made_of if INPUT.fullmatch(n))}"
+            )
+        if resolve(name, urls).digest != made_of[name]:
+            raise DataError(
+                f"{', '.join(urls)}: not the token files that the run of {option} was made of "
+                f"(input {name} has another digest); {skip} goes on all the same"
+            )

@@ -31,7 +31,6 @@ from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
-from trainyard.training.run.checkpointing import STAYS
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import restore_training
 from trainyard.training.run.step_ledgers import (
@@ -44,6 +43,9 @@ from trainyard.training.run.step_ledgers import (
 )
 
 log = logging.getLogger(__name__)
+
+STAYS = "stays"
+"""Key of state.json: false for a step that only serves to continue from."""
 
 ASIDE = "superseded"
 """Folder in a run folder for the steps of runs that were made anew."""
@@ -180,14 +182,14 @@ def _listed(steps: Sequence[int]) -> str:
 
 def resume(
     checkpoint: Checkpoint,
-    trainee: TrainModule,
+    train_module: TrainModule,
     global_batch_size: int,
     repadding: Repadding | None = None,
     last_staying: int = 0,
 ) -> tuple[TrainState, Ledger]:
     """Continue this run at one of its steps. repadding: where its vocabulary is padded otherwise.
     last_staying: the last step that stays in the run folder, which has the ledger up to it."""
-    state = restore_training(checkpoint, trainee, repadding)
+    state = restore_training(checkpoint, train_module, repadding)
     ledger = Ledger(state.ledger_digest)
     if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
         ledger.lines = carried_lines(checkpoint.url, state.step, last_staying)

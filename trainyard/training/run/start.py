@@ -20,7 +20,7 @@ from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import Initialize
-from trainyard.training.run.node_local import Elsewhere
+from trainyard.training.run.node_local import NonPersistentStep
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import Allowed, restore_training, restore_weights
 from trainyard.training.run.resume_checks import (
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """What the loop goes on from; the trainee is filled."""
+    """What the loop goes on from; the train_module is filled."""
 
     state: TrainState
     ledger: Ledger
@@ -47,7 +47,7 @@ class StartPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
+class StartLoader:
     """What decides where a run begins, and whether it may begin there."""
 
     config: PretrainConfig
@@ -61,30 +61,30 @@ class Origins:
     padded_vocab_size: int
     initialize: Initialize
     """Fills one chunk with its first weights."""
-    elsewhere: Elsewhere | None = None
+    elsewhere: NonPersistentStep | None = None
     """The step to go on from where that is not in the run folder."""
 
-    def begin(self, trainee: TrainModule) -> StartPoint:
-        """Fill the trainee, on all ranks; ConfigError where the options do not fit what is
+    def begin(self, train_module: TrainModule) -> StartPoint:
+        """Fill the train_module, on all ranks; ConfigError where the options do not fit what is
         there."""
         if self.elsewhere is not None or self.found.latest is not None:
-            return self._own(trainee)
+            return self._own(train_module)
         refuse_lost_steps(self.config, self.found)
         load = self.config.foreign_load()
         if load is not None:
             with open_checkpoint(load, "--load", self.config.verify_checkpoint) as checkpoint:
-                return self._other(checkpoint, load, trainee)
-        self._initialize_all(trainee)
-        trainee.optimizer.adopt_model_parameters()
+                return self._other(checkpoint, load, train_module)
+        self._initialize_all(train_module)
+        train_module.optimizer.adopt_model_parameters()
         return StartPoint(TrainState(), Ledger(), self.schedule, "initial weights from --seed")
 
-    def _initialize_all(self, trainee: TrainModule) -> None:
-        for chunk in trainee.chunks:
+    def _initialize_all(self, train_module: TrainModule) -> None:
+        for chunk in train_module.chunks:
             self.initialize(chunk, self.config.training.seed)
 
-    def _own(self, trainee: TrainModule) -> StartPoint:
+    def _own(self, train_module: TrainModule) -> StartPoint:
         """Its last step: also with --finetune, which was done when the run began."""
-        with self._opened(trainee) as checkpoint:
+        with self._opened(train_module) as checkpoint:
             if self.config.finetune:
                 log.info(
                     "--finetune was done when this run began; it goes on from its own step %d",
@@ -93,9 +93,9 @@ class Origins:
             schedule = self._continued(checkpoint)
             state, ledger = resume(
                 checkpoint,
-                trainee,
+                train_module,
                 self.length.global_batch_size,
-                self._repadding(checkpoint, trainee),
+                self._repadding(checkpoint, train_module),
                 max(self.found.staying, default=0),
             )
         origin = f"step {state.step} of this run"
@@ -103,8 +103,8 @@ class Origins:
             origin += f", in {self.elsewhere.root_url}"
         return StartPoint(state, ledger, schedule, origin)
 
-    def _opened(self, trainee: TrainModule) -> Checkpoint:
-        verify, groups = self.config.verify_checkpoint, trainee.groups
+    def _opened(self, train_module: TrainModule) -> Checkpoint:
+        verify, groups = self.config.verify_checkpoint, train_module.groups
         step = self.found.latest
         if self.elsewhere is not None:
             where = self.elsewhere
@@ -116,19 +116,19 @@ class Origins:
             log.info("continuing from step %d in %s", step, self.config.save)
         return open_checkpoint(join(self.config.save, step_folder(step)), verify=verify)
 
-    def _other(self, checkpoint: Checkpoint, load: str, trainee: TrainModule) -> StartPoint:
+    def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
         """--load: its weights alone with --finetune, else all of its training."""
         config, state, schedule = self.config, TrainState(), self.schedule
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
-        repadding = self._repadding(checkpoint, trainee)
+        repadding = self._repadding(checkpoint, train_module)
         if config.finetune:
             allowed = Allowed(config.load_allow_missing, config.load_allow_unexpected)
             if allowed.missing:
-                self._initialize_all(trainee)
-            restore_weights(checkpoint, trainee, repadding, allowed)
-            trainee.optimizer.adopt_model_parameters()
+                self._initialize_all(train_module)
+            restore_weights(checkpoint, train_module, repadding, allowed)
+            train_module.optimizer.adopt_model_parameters()
         else:
-            state = restore_training(checkpoint, trainee, repadding)
+            state = restore_training(checkpoint, train_module, repadding)
             state.unmeasured = {}  # that measurement is the other run's
         if state.step >= self.length.steps:
             raise ConfigError(
@@ -142,7 +142,7 @@ class Origins:
         origin = f"step {checkpoint.step} of {checkpoint.url}"
         return StartPoint(state, Ledger(state.ledger_digest), schedule, origin)
 
-    def _repadding(self, checkpoint: Checkpoint, trainee: TrainModule) -> Repadding | None:
+    def _repadding(self, checkpoint: Checkpoint, train_module: TrainModule) -> Repadding | None:
         found = repadding_of(
             checkpoint,
             self.config,
@@ -150,7 +150,7 @@ class Origins:
             self.padded_vocab_size,
             params_dtype(self.config.precision),
         )
-        if found is not None and trainee.groups.rank == 0:
+        if found is not None and train_module.groups.rank == 0:
             say_repadding(found)
         return found
 

@@ -1,4 +1,4 @@
-"""The tensors of a trainee by the names that a checkpoint knows them by, and which part of each
+"""Tensors of a model in training by their names in checkpoints, and which part of each
 this rank holds.
 
     model.NAME               a weight, in the type of the run
@@ -47,10 +47,10 @@ def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> Held:
     ]
 
 
-def optimizer_tensors(trainee: TrainModule) -> dict[str, Held]:
+def optimizer_tensors(train_module: TrainModule) -> dict[str, Held]:
     """`optimizer.KIND.NAME` of what this rank keeps, as views of live memory."""
     held: dict[str, list[ShardedTensor]] = defaultdict(list)
-    for box in trainee.optimizer.state_boxes():
+    for box in train_module.optimizer.state_boxes():
         name = f"optimizer.{box.name}"
         held[name].append(ShardedTensor(name, box.tensor, box.global_shape, box.offset))
     return dict(held)

@@ -18,13 +18,81 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import Any, Protocol
 
 from trainyard.errors import HangError, InfrastructureError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
-from trainyard.training.watch.rank_messages import RankMailbox
+
+PREFIX = "trainyard/watch"
+TIMEOUT = timedelta(seconds=10)
+
+
+class RankMailbox(Protocol):
+    """Notes by name."""
+
+    def put(self, name: str, text: str) -> None:
+        """Leave a note."""
+
+    def read(self, name: str) -> str | None:
+        """The note of that name; None where there is none."""
+
+
+class LocalMailbox:
+    """Of one process, and its threads."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def put(self, name: str, text: str) -> None:
+        """Leave a note."""
+        with self._lock:
+            self._notes[name] = text
+
+    def read(self, name: str) -> str | None:
+        """The note of that name."""
+        with self._lock:
+            return self._notes.get(name)
+
+
+class StoreMailbox:
+    """In the store in which ranks met, through a connection of its own: the one that training uses
+    is locked while it waits for something."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def put(self, name: str, text: str) -> None:
+        """Leave a note."""
+        self._store.set(name, text)
+
+    def read(self, name: str) -> str | None:
+        """The note of that name."""
+        return self._store.get(name).decode() if self._store.check([name]) else None
+
+
+def open_mailbox(world_size: int) -> RankMailbox:
+    """The mailbox of the ranks that this process is one of; ranks that a program joined by other
+    means than MASTER_ADDR are watched each by itself."""
+    if world_size == 1 or "MASTER_ADDR" not in os.environ:
+        return LocalMailbox()
+    import torch.distributed
+
+    dist: Any = torch.distributed  # its stubs hide the stores
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=TIMEOUT,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return StoreMailbox(dist.PrefixStore(f"{PREFIX}/{attempt}", store))
+
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +122,7 @@ WAITING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPosition:
     """Where a rank is."""
 
     rank: int
@@ -68,27 +136,27 @@ class Place:
     """File with the stacks of all its threads."""
 
 
-def place_of(rank: int, step: int, frame: FrameType | None, stacks: str = "") -> Place:
+def position_of(rank: int, step: int, frame: FrameType | None, stacks: str = "") -> RankPosition:
     """From the stack of a thread."""
     files: list[tuple[str, int, str]] = []
     while frame is not None:
         files.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     if not files:
-        return Place(rank, step, "nowhere", False, stacks)
+        return RankPosition(rank, step, "nowhere", False, stacks)
     ours = [f for f in files if "/trainyard/" in f[0] or "/stages/" in f[0]]
     waits = any(name.endswith(WAITING) for name, _, _ in files[:12])
     name, line, function = (ours or files)[0]
     short = name.rpartition("/trainyard/")[2].rpartition("/site-packages/")[2]
-    return Place(rank, step, f"{function} ({short}:{line})", waits, stacks)
+    return RankPosition(rank, step, f"{function} ({short}:{line})", waits, stacks)
 
 
-def summary(places: Sequence[Place], world_size: int, seconds: float) -> str:
+def summary(positions: Sequence[RankPosition], world_size: int, seconds: float) -> str:
     """Which ranks are behind, in words."""
-    silent = sorted(set(range(world_size)) - {place.rank for place in places})
-    fewest = min((place.step for place in places), default=0)
-    behind = [place for place in places if place.step == fewest]
-    busy = [place for place in behind if not place.waits] or behind
+    silent = sorted(set(range(world_size)) - {position.rank for position in positions})
+    fewest = min((position.step for position in positions), default=0)
+    behind = [position for position in positions if position.step == fewest]
+    busy = [position for position in behind if not position.waits] or behind
     parts = [f"no rank has made progress for {seconds:.0f} s (--hang-timeout-minutes)"]
     if silent:
         parts.append(f"rank {_list(silent)} does not answer and is the first to look at")
@@ -96,9 +164,9 @@ def summary(places: Sequence[Place], world_size: int, seconds: float) -> str:
         named = [f"rank {p.rank} is behind, after step {p.step} in {p.frame}" for p in busy[:4]]
         parts.append("; ".join(named))
     else:
-        named = [f"rank {p.rank} after step {p.step} in {p.frame}" for p in places[:4]]
+        named = [f"rank {p.rank} after step {p.step} in {p.frame}" for p in positions[:4]]
         parts.append("all wait: " + "; ".join(named))
-    files = [place.stacks for place in places if place.stacks]
+    files = [position.stacks for position in positions if position.stacks]
     if files:
         parts.append(f"stacks of all threads: {', '.join(files[:4])}")
     return "; ".join(parts)
@@ -122,7 +190,7 @@ class HangWatch(Callback):
         self,
         rank: int,
         world_size: int,
-        board: RankMailbox,
+        mailbox: RankMailbox,
         folder: Path,
         timeout_minutes: float | None = None,
         *,
@@ -133,7 +201,7 @@ class HangWatch(Callback):
         """folder: for the stacks. end: ends the process."""
         self._rank = rank
         self._world_size = world_size
-        self._board = board
+        self._mailbox = mailbox
         self._folder = folder
         self._timeout = None if timeout_minutes is None else 60.0 * timeout_minutes
         self._end = end
@@ -211,7 +279,7 @@ class HangWatch(Callback):
         notes stands still, reading them does too."""
         while not self._over.wait(self._poll):
             try:
-                if self._board.read("hang") is not None:
+                if self._mailbox.read("hang") is not None:
                     self._alarmed.set()
                     return
             except Exception as error:  # the store is gone, and with it the run
@@ -219,8 +287,8 @@ class HangWatch(Callback):
 
     def _alarm(self, silent: float, is_first: bool) -> None:
         """Tell where this rank is, and end it."""
-        own = self._own_place()
-        found: list[list[Place]] = []
+        own = self._own_position()
+        found: list[list[RankPosition]] = []
 
         def exchange() -> None:
             try:
@@ -241,21 +309,21 @@ class HangWatch(Callback):
         if not self._over.is_set():
             self._end(HangError(text))
 
-    def _exchange(self, own: Place, is_first: bool) -> list[Place]:
-        """The places of all ranks that answer within the grace."""
-        self._board.put(f"place-{self._rank}", json.dumps(asdict(own)))
+    def _exchange(self, own: RankPosition, is_first: bool) -> list[RankPosition]:
+        """The positions of all ranks that answer within the grace."""
+        self._mailbox.put(f"position-{self._rank}", json.dumps(asdict(own)))
         if is_first:
-            self._board.put("hang", str(self._rank))
+            self._mailbox.put("hang", str(self._rank))
         deadline = time.monotonic() + self._grace + (0.0 if is_first else 2 * self._poll)
-        while time.monotonic() < deadline and len(self._places()) < self._world_size:
+        while time.monotonic() < deadline and len(self._positions()) < self._world_size:
             time.sleep(min(0.1, self._poll))
-        return self._places()
+        return self._positions()
 
-    def _places(self) -> list[Place]:
-        notes = (self._board.read(f"place-{rank}") for rank in range(self._world_size))
-        return [Place(**json.loads(note)) for note in notes if note is not None]
+    def _positions(self) -> list[RankPosition]:
+        notes = (self._mailbox.read(f"position-{rank}") for rank in range(self._world_size))
+        return [RankPosition(**json.loads(note)) for note in notes if note is not None]
 
-    def _own_place(self) -> Place:
+    def _own_position(self) -> RankPosition:
         stacks = self._folder / f"stacks-rank{self._rank:04d}.txt"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -265,4 +333,4 @@ class HangWatch(Callback):
             log.warning("no stacks in %s: %s", stacks, error)
             faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
         frame = sys._current_frames().get(self._main)
-        return place_of(self._rank, self._step, frame, str(stacks))
+        return position_of(self._rank, self._step, frame, str(stacks))

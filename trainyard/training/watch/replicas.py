@@ -66,9 +66,11 @@ def first_difference(
 class ReplicaCheck(Callback):
     """On every rank, every `interval` steps."""
 
-    def __init__(self, trainee: TrainModule, group: ProcessGroup | None, interval: int) -> None:
+    def __init__(
+        self, train_module: TrainModule, group: ProcessGroup | None, interval: int
+    ) -> None:
         """group: ranks that hold the same weights."""
-        self._trainee = trainee
+        self._train_module = train_module
         self._group = group
         self._interval = interval
 
@@ -76,8 +78,8 @@ class ReplicaCheck(Callback):
         """Compare. Raises InfrastructureError on all ranks of a group that differs."""
         if self._group is None or event.timing is None or event.record.step % self._interval:
             return
-        self._trainee.optimizer.finish_parameters()
-        found = first_difference(gather_objects(checksums(self._trainee.chunks), self._group))
+        self._train_module.optimizer.finish_parameters()
+        found = first_difference(gather_objects(checksums(self._train_module.chunks), self._group))
         if found is None:
             return
         name, places = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from trainyard.training.loop.events import Callback, StepEvent
-from trainyard.training.loop.spikes import SpikeDetector
+from trainyard.training.loop.rerun import SpikeDetector
 
 log = logging.getLogger(__name__)
 

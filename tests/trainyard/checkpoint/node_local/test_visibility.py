@@ -16,7 +16,7 @@ from trainyard.checkpoint.node_local.steps import HeldStep, LocalSteps, candidat
 from trainyard.checkpoint.node_local.visibility import find_places, one_place
 from trainyard.checkpoint.save import ALONE, Ranks
 from trainyard.testing.pool import RankPool
-from trainyard.training.run.retention import Retention
+from trainyard.training.run.checkpointing import Retention
 
 
 def places_of(folders: list[str]) -> tuple[tuple[int, ...], list[int], bool]:

@@ -24,7 +24,7 @@ from trainyard.training.certify.certificate import CHECKS, Certificate, Check, L
 from trainyard.training.certify.proof import Prover
 from trainyard.training.loop.state import TrainState
 from trainyard.training.run.dp_history import DpSpan
-from trainyard.training.run.run_record import PublishedStep, beginning_before
+from trainyard.training.run.run_record import PublishedStep, start_before
 
 STEPS = 12
 RUNS = {
@@ -285,7 +285,7 @@ def test_a_run_is_joined_to_the_one_that_it_went_on_from() -> None:
 def test_without_the_one_that_it_went_on_from_its_first_checkpoint_tells_less() -> None:
     _, after = joined()
     steps = after.published([8, STEPS])
-    guess = beginning_before(steps[0], "not at hand")
+    guess = start_before(steps[0], "not at hand")
     assert guess.position == after.beginning.position
     found = after.certify(steps, beginning=guess)
     assert found.is_proven, found.sentence

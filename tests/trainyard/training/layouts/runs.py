@@ -26,7 +26,7 @@ from trainyard.parallel.dims import dims_of
 from trainyard.parallel.groups import ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.loop.build import build_trainee, built_in_provider, layout_of_model
+from trainyard.training.loop.build import build_train_module, built_in_provider, layout_of_model
 from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
@@ -96,23 +96,23 @@ def reference(cut: Cut, num_steps: int = NUM_STEPS) -> Run:
 
 def train(cut: Cut, num_steps: int) -> Share:
     """This rank's part of the run."""
-    trainee = trainee_of(cut)
+    train_module = train_module_of(cut)
     size = BatchSize(NUM_MICROBATCHES * MICRO_BATCH_SIZE, MICRO_BATCH_SIZE, cut.dp)
     losses, norms, first_moments = [], [], []
     for step in range(1, num_steps + 1):
         rates = Rates(LEARNING_RATE / step**0.5, 0.1, LEARNING_RATE / step**0.5)
-        result = trainee.step(step, size, batches(cut, step, trainee.groups), rates)
+        result = train_module.step(step, size, batches(cut, step, train_module.groups), rates)
         losses.append(result.lm_loss)
         norms.append(result.grad_norm)
         if step == 1:
-            held = optimizer_tensors(trainee)
+            held = optimizer_tensors(train_module)
             first_moments = pieces({n: h for n, h in held.items() if ".exp_avg." in n})
-    trainee.optimizer.finish_parameters()
-    found = pieces(model_tensors(trainee.chunks) | optimizer_tensors(trainee))
+    train_module.optimizer.finish_parameters()
+    found = pieces(model_tensors(train_module.chunks) | optimizer_tensors(train_module))
     return Share(losses, norms, first_moments, found)
 
 
-def trainee_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModule:
+def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModule:
     """The model of a cut, its weights drawn; on the ranks of the default group, or alone.
 
     padded_vocab_size: unset: as the cut pads."""
@@ -120,7 +120,7 @@ def trainee_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModule:
     dims = dims_of(cut.parallel, dist.get_world_size() if is_several else 1)
     groups = build_groups(dims, dist.get_rank() if is_several else 0)
     rows = padded_vocab_size or cut.padded_vocab_size
-    trainee = build_trainee(
+    train_module = build_train_module(
         built_in_provider(cut.model, rows, min(rows, cut.vocab_size)),
         layout_of_model(cut.model, MICRO_BATCH_SIZE),
         cut.parallel,
@@ -130,11 +130,11 @@ def trainee_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModule:
         CPU,
         StepOptions(seed=SEED, per_token=cut.per_token),
     )
-    for chunk in trainee.chunks:
+    for chunk in train_module.chunks:
         assert isinstance(chunk, GPTModel)
         init_parameters(chunk, SEED)
-    trainee.optimizer.adopt_model_parameters()
-    return trainee
+    train_module.optimizer.adopt_model_parameters()
+    return train_module
 
 
 def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ from tests.trainyard.training.layouts.compare import assert_same_bits
 from tests.trainyard.training.layouts.runs import Share, run_of, together, train
 from trainyard.parallel.data import param_gather
 from trainyard.testing.pool import RankPool
-from trainyard.training.loop.build import build_trainee
+from trainyard.training.loop.build import build_train_module
 
 STEPS = 2
 
@@ -52,7 +52,9 @@ def train_with_late_parameters(cut: Cut, as_compiled: bool) -> Share:
         patch.setattr(param_gather, "_all_gather", Late)
         patch.setattr(param_gather.ParameterGather, "begin", begin_without_the_others)
         patch.setattr(torch, "compile", lambda forward, **_: forward)
-        patch.setattr(runs, "build_trainee", partial(build_trainee, compile_layers=as_compiled))
+        patch.setattr(
+            runs, "build_train_module", partial(build_train_module, compile_layers=as_compiled)
+        )
         return train(cut, STEPS)
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.trainyard.training.layouts.cases import SEQ_LENGTH, VOCAB, Cut
-from tests.trainyard.training.layouts.runs import SEED, trainee_of
+from tests.trainyard.training.layouts.runs import SEED, train_module_of
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Sample
 from trainyard.optim.config import OptimizerConfig
@@ -68,18 +68,18 @@ class Counting:
 
 
 def ledger_of(cut: Cut) -> list[dict[str, Any]]:
-    trainee = trainee_of(cut)
+    train_module = train_module_of(cut)
     length = length_of(TRAINING, cut.dp, SEQ_LENGTH)
     data = RunData(
         DataConfig(data_path=("none",)),
         Counting(),
         (("valid", Counting()),),
         length.schedule.final,
-        trainee.groups.dp_rank,
+        train_module.groups.dp_rank,
     )
     schedule = build_schedule(OPTIMIZER, None, length.global_batch_size, TRAINING.train_samples)
     loop = TrainLoop(
-        trainee, schedule, data, TRAINING, length, Workload(SEQ_LENGTH, 1e6, cut.world_size)
+        train_module, schedule, data, TRAINING, length, Workload(SEQ_LENGTH, 1e6, cut.world_size)
     )
     assert loop.run() == "finished"
     return parse_ledger(loop.ledger.text())

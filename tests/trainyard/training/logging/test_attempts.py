@@ -11,7 +11,7 @@ import pytest
 
 from trainyard.errors import InfrastructureError
 from trainyard.training.logging.attempts import FILE, KEY, SPENT, Attempt, bounded
-from trainyard.training.loop.events import Callback, Following, StepEvent
+from trainyard.training.loop.events import Callback, NextStep, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
@@ -45,11 +45,11 @@ class Slow(Callback):
         time.sleep(0.02)
 
 
-def event(step: int, ms: float | None, wait_ms: float = 0.0, **facts: Any) -> StepEvent:
-    record = StepRecord(step, step, step, validation_loss=facts.pop("loss", None))
+def event(step: int, ms: float | None, wait_ms: float = 0.0, **info: Any) -> StepEvent:
+    record = StepRecord(step, step, step, validation_loss=info.pop("loss", None))
     timing = None if ms is None else StepTiming(step, ms, 1.0, 1.0, wait_ms, 0)
-    flags = {"is_last": False, "is_stopping": False, **facts}
-    return StepEvent(record, timing, Following(1.0), TrainState(), Ledger(), **flags)
+    flags = {"is_last": False, "is_stopping": False, **info}
+    return StepEvent(record, timing, NextStep(1.0), TrainState(), Ledger(), **flags)
 
 
 def attempt(kept: Kept, *intervals: int | None) -> Attempt:

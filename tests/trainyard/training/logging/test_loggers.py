@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee
+from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_train_module
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.flops import MODEL_FLOPS
@@ -21,14 +21,13 @@ from trainyard.training.logging.loggers import Guarded, build_sinks
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import step_scalars
 from trainyard.training.logging.tensorboard import TensorBoard
-from trainyard.training.loop.events import Callback, Following, StepEvent
+from trainyard.training.loop.events import Callback, NextStep, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
-from trainyard.training.loop.peaks import peak_tflops
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.throughput import StepTiming
+from trainyard.training.loop.throughput import StepTiming, peak_tflops
 from trainyard.training.options.logging import LoggingConfig
 
-FACTS = RunInfo(
+INFO = RunInfo(
     *(6, 48, 12),
     world_size=2,
     device_name="NVIDIA H100 80GB HBM3",
@@ -40,8 +39,8 @@ FACTS = RunInfo(
 def event(step: int, **fields: Any) -> StepEvent:
     record = StepRecord(step, 8 * step, 96 * step, 8, **fields)
     timing = StepTiming(step, 500.0, 4000.0, 494.7, 25.0, 2**30)
-    following = Following(9e-4, loss_scale=fields.get("loss_scale", 1.0) / 2)
-    return StepEvent(record, timing, following, TrainState(step), Ledger(), step == 6, False)
+    next_step = NextStep(9e-4, loss_scale=fields.get("loss_scale", 1.0) / 2)
+    return StepEvent(record, timing, next_step, TrainState(step), Ledger(), step == 6, False)
 
 
 def taken(step: int, **fields: Any) -> StepEvent:
@@ -53,7 +52,7 @@ def taken(step: int, **fields: Any) -> StepEvent:
 
 def test_the_line_has_megatrons_fields_and_the_figures_of_a_gpu() -> None:
     events = [taken(1), taken(2, loss_scale=1024.0, num_zeros=3, params_norm=7.0)]
-    line = training_line(events, FACTS, True, "2026-01-01 00:00:00")
+    line = training_line(events, INFO, True, "2026-01-01 00:00:00")
     assert line == (
         " [2026-01-01 00:00:00] iteration        2/       6 | consumed samples:           16 | "
         "elapsed time per iteration (ms): 500.0 | tokens per GPU (tokens/s/GPU): 2000.0 | "
@@ -67,10 +66,10 @@ def test_the_line_has_megatrons_fields_and_the_figures_of_a_gpu() -> None:
 
 
 def test_a_decoupled_rate_stands_behind_the_other() -> None:
-    made = replace(taken(1), following=Following(9e-4, 1e-4))
-    line = training_line([made], FACTS, False, "2026-01-01 00:00:00")
+    made = replace(taken(1), next_step=NextStep(9e-4, 1e-4))
+    line = training_line([made], INFO, False, "2026-01-01 00:00:00")
     assert " learning rate: 9.000000E-04 | decoupled learning rate: 1.000000E-04 | " in line
-    found = {scalar.tag: scalar.value for scalar in step_scalars(made, LoggingConfig(), FACTS)}
+    found = {scalar.tag: scalar.value for scalar in step_scalars(made, LoggingConfig(), INFO)}
     assert (found["learning-rate"], found["decoupled-learning-rate"]) == (9e-4, 1e-4)
 
 
@@ -78,11 +77,11 @@ def test_steps_that_were_not_taken_are_counted_and_not_averaged() -> None:
     nan = event(2, learning_rate=1e-3, skipped=True)
     overflow = event(3, lm_loss=100.0, learning_rate=1e-3, skipped=True, loss_scale=2.0)
     passed = event(4, passed_over=True)
-    line = training_line([taken(1), nan, overflow, passed], FACTS, False, "now")
+    line = training_line([taken(1), nan, overflow, passed], INFO, False, "now")
     assert "lm loss: 2.000000E+00 |" in line
     assert "number of skipped iterations:   2 | number of nan iterations:   1 |" in line
     assert "learning rate" not in line  # the last one was passed over
-    assert "lm loss" not in training_line([passed], FACTS, True, "now")
+    assert "lm loss" not in training_line([passed], INFO, True, "now")
 
 
 @pytest.mark.parametrize(
@@ -107,16 +106,16 @@ def test_the_peak_follows_from_the_name_of_the_device(name: str, tflops: float |
 def test_json_lines_go_on_after_the_steps_that_count(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metrics.jsonl"
     (sink,) = (
-        s for s in build_sinks(LoggingConfig(metrics_jsonl=str(path)), FACTS) if s.name == "jsonl"
+        s for s in build_sinks(LoggingConfig(metrics_jsonl=str(path)), INFO) if s.name == "jsonl"
     )
-    build_loop(build_trainee(), callbacks=[sink]).run()
+    build_loop(build_train_module(), callbacks=[sink]).run()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert {"lm_loss", "tokens_per_second_per_gpu", "mfu", "data_wait_ms", "ms"} <= set(lines[0])
     assert "validation_loss" in lines[2]
     with path.open("a") as file:
         file.write('{"step": 6')  # torn
-    again = JsonLines(path, FACTS)
+    again = JsonLines(path, INFO)
     again.begin(TrainState(step=4))
     again.after_step(taken(5))
     again.end()
@@ -146,8 +145,8 @@ def test_tensorboard_has_megatrons_tags_on_both_axes() -> None:
         log_validation_ppl_to_tensorboard=True,
         log_world_size_to_tensorboard=True,
     )
-    facts = replace(FACTS, gauges={"forward-backward-time": 0.25})
-    sink = TensorBoard(writer, config, facts)
+    info = replace(INFO, gauges={"forward-backward-time": 0.25})
+    sink = TensorBoard(writer, config, info)
     for step in (1, 2):
         sink.after_step(taken(step, num_zeros=3, params_norm=7.0))
     sink.after_step(taken(3, validation_loss=2.0))
@@ -169,8 +168,8 @@ def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = LoggingConfig(tensorboard_dir=str(tmp_path))
-    sinks = build_sinks(config, FACTS)
-    build_loop(build_trainee(), callbacks=sinks).run()
+    sinks = build_sinks(config, INFO)
+    build_loop(build_train_module(), callbacks=sinks).run()
     found = EventAccumulator(str(tmp_path))
     found.Reload()
     assert [entry.step for entry in found.Scalars("lm loss")] == [1, 2, 3, 4, 5, 6]
@@ -184,8 +183,8 @@ def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = LoggingConfig(wandb_project="yard", wandb_save_dir=str(tmp_path))
-    sinks = [sink for sink in build_sinks(config, FACTS) if sink.name == "wandb"]
-    build_loop(build_trainee(), callbacks=sinks).run()
+    sinks = [sink for sink in build_sinks(config, INFO) if sink.name == "wandb"]
+    build_loop(build_train_module(), callbacks=sinks).run()
     assert sinks[0].num_failures == 0
     wandb.teardown()  # a process of its own writes the file, at the latest when this one ends
     (file,) = tmp_path.rglob("run-*.wandb")
@@ -204,7 +203,7 @@ def test_a_logger_without_its_package_is_refused_in_words(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"needs the package .* pip install 'trainyard\[logging"):
-        build_sinks(LoggingConfig(**options), FACTS)  # type: ignore[arg-type]
+        build_sinks(LoggingConfig(**options), INFO)  # type: ignore[arg-type]
 
 
 # --- plug-ins and failures --------------------------------------------------------------------
@@ -218,8 +217,8 @@ class InHouse(Callback):
     def after_step(self, event):
         SEEN.append(event.record.step)
 
-def make(config, facts):
-    return InHouse() if facts.rank == 0 else None
+def make(config, info):
+    return InHouse() if info.rank == 0 else None
 """
 
 
@@ -232,12 +231,12 @@ def test_a_package_brings_a_logger_by_an_entry_point(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: in-house\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[trainyard.loggers]\nin-house = in_house_logs:make\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    sinks = build_sinks(LoggingConfig(loggers=("in-house",)), FACTS)
+    sinks = build_sinks(LoggingConfig(loggers=("in-house",)), INFO)
     assert [sink.name for sink in sinks] == ["console", "in-house"]
-    build_loop(build_trainee(), callbacks=sinks[1:]).run()
+    build_loop(build_train_module(), callbacks=sinks[1:]).run()
     assert sys.modules["in_house_logs"].SEEN == [1, 2, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match=r"--loggers elsewhere.*console, in-house, jsonl"):
-        build_sinks(LoggingConfig(loggers=("elsewhere",)), FACTS)
+        build_sinks(LoggingConfig(loggers=("elsewhere",)), INFO)
 
 
 class Broken(Callback):
@@ -250,7 +249,7 @@ class Broken(Callback):
 
 def test_a_logger_that_fails_costs_its_own_lines_only(caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector([])
-    assert build_loop(build_trainee(), callbacks=[Guarded("x", Broken()), collector]).run()
+    assert build_loop(build_train_module(), callbacks=[Guarded("x", Broken()), collector]).run()
     assert len(collector.events) == 6
     first, last = (r.getMessage() for r in caplog.records if "logger" in r.msg)
     assert "failed at step 2" in first
@@ -296,18 +295,18 @@ class Entered:
 
 
 def test_what_a_save_cost_is_logged_once_when_it_is_known(tmp_path: Path) -> None:
-    facts = replace(FACTS, saves=[])
-    lines = JsonLines(tmp_path / "m.jsonl", facts)
-    board = TensorBoard(writer := Entered(), LoggingConfig(), facts)
+    info = replace(INFO, saves=[])
+    lines = JsonLines(tmp_path / "m.jsonl", info)
+    board = TensorBoard(writer := Entered(), LoggingConfig(), info)
     first = SaveReport(1, 2_000_000_000, 0.5, 4.0)
     local = SaveReport(2, 1_000_000_000, 0.25, 0.5, "local")
     for sink in (lines, board):
         sink.begin(TrainState())
     for step, done in ((1, []), (2, [first]), (3, []), (6, [])):
-        facts.saves.extend(done)
+        info.saves.extend(done)
         for sink in (lines, board):
             sink.after_step(taken(step))
-    facts.saves.append(local)
+    info.saves.append(local)
     for sink in (lines, board):
         sink.end()
     found = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]

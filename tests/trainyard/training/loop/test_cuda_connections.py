@@ -12,8 +12,7 @@ import pytest
 from tests.trainyard.training.test_pretrain_api import TRAINING, options
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import ParallelConfig
-from trainyard.training.loop.cuda_connections import VARIABLE, arrange_connections
-from trainyard.training.loop.prepare import prepared
+from trainyard.training.loop.prepare import VARIABLE, arrange_connections, prepared
 
 TENSOR = {"tensor_model_parallel_size": 2}
 RING = {"context_parallel_size": 2, "cp_comm_type": "p2p"}

@@ -13,7 +13,7 @@ from tests.trainyard.training.small import (
     TRAINING,
     Collector,
     build_loop,
-    build_trainee,
+    build_train_module,
     model_of,
     moments_of,
 )
@@ -22,8 +22,7 @@ from trainyard.training.logging.console import Console
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.events import StepEvent
 from trainyard.training.loop.ledger import Ledger, chain, parse_ledger
-from trainyard.training.loop.length import length_of
-from trainyard.training.loop.samples import num_samples
+from trainyard.training.loop.length import length_of, num_samples
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.training import TrainingConfig
@@ -31,7 +30,7 @@ from trainyard.training.options.training import TrainingConfig
 
 def events_of(training: TrainingConfig = TRAINING, dropout: float = 0.1) -> list[StepEvent]:
     collector = Collector([])
-    build_loop(build_trainee(training, dropout), training, [collector]).run()
+    build_loop(build_train_module(training, dropout), training, [collector]).run()
     return collector.events
 
 
@@ -55,23 +54,23 @@ def test_the_ledger_counts_samples_and_tokens_and_reads_back_to_the_same_bits() 
 
 def test_it_learns() -> None:
     training = replace(TRAINING, train_iters=40, eval_interval=40, eval_at_start=True)
-    trainee = build_trainee(training)
+    train_module = build_train_module(training)
     collector = Collector([])
-    build_loop(trainee, training, [collector]).run()
+    build_loop(train_module, training, [collector]).run()
     first, last = (collector.events[i].record.validation_loss or 0.0 for i in (0, -1))
     assert last < first - 0.5
 
 
 def test_a_run_cut_in_two_is_the_whole_run() -> None:
-    whole = build_trainee(dropout=0.2)
+    whole = build_train_module(dropout=0.2)
     build_loop(whole, callbacks=[collector := Collector([])]).run()
 
-    cut = build_trainee(dropout=0.2)
+    cut = build_train_module(dropout=0.2)
     short = replace(TRAINING, exit_interval=4)
     loop = build_loop(cut, short)
     assert loop.run() == "paused"
     assert loop.state.step == 4
-    continued = build_trainee(dropout=0.2, seed=99)
+    continued = build_train_module(dropout=0.2, seed=99)
     model_of(continued).load_state_dict(model_of(cut).state_dict())
     kept = moments_of(cut)
     for box in continued.optimizer.state_boxes():
@@ -92,7 +91,9 @@ def test_a_run_cut_in_two_is_the_whole_run() -> None:
 def test_a_request_to_stop_ends_the_loop_after_the_step() -> None:
     collector = Collector([])
     answers = iter([False, False, True])
-    loop = build_loop(build_trainee(), callbacks=[collector], stop_requested=lambda: next(answers))
+    loop = build_loop(
+        build_train_module(), callbacks=[collector], stop_requested=lambda: next(answers)
+    )
     assert loop.run() == "stopped"
     assert loop.state.step == 3
     assert [event.is_stopping for event in collector.events] == [False, False, True]
@@ -113,7 +114,7 @@ def test_measurements_are_at_the_interval_the_end_and_the_start_if_asked() -> No
 def test_the_console_line_has_megatrons_fields_in_order() -> None:
     lines: list[str] = []
     console = Console(RunInfo(6), interval=2, show_throughput=True, write=lines.append)
-    build_loop(build_trainee(), callbacks=[console]).run()
+    build_loop(build_train_module(), callbacks=[console]).run()
     steps = [line for line in lines if " iteration " in line and "consumed" in line]
     assert len(steps) == 3
     fields = [field.split(":")[0].strip() for field in steps[0].split("|")[1:-1]]
@@ -167,7 +168,7 @@ def test_a_rhythm_that_means_nothing_is_refused(options: dict[str, int], words: 
 def test_steps_that_are_passed_over_have_no_speed() -> None:
     collector = Collector([])
     training = replace(TRAINING, iterations_to_skip=(2, 4))
-    assert build_loop(build_trainee(training), training, [collector]).run() == "finished"
+    assert build_loop(build_train_module(training), training, [collector]).run() == "finished"
     timed = [event.record.step for event in collector.events if event.timing is not None]
     assert timed == [1, 3, 5, 6]
     waits = [event.timing for event in collector.events if event.timing is not None]

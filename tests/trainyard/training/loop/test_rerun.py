@@ -15,13 +15,18 @@ from tests.trainyard.training.small import (
     Collector,
     Counting,
     build_loop,
-    build_trainee,
+    build_train_module,
     run_data,
 )
 from trainyard.datasets.sample_format import Sample
 from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
-from trainyard.training.loop.rerun import RerunMachine, StepJudge, StepSums, Suspicion
-from trainyard.training.loop.spikes import SpikeDetector
+from trainyard.training.loop.rerun import (
+    RerunMachine,
+    SpikeDetector,
+    StepJudge,
+    StepSums,
+    Suspicion,
+)
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.training import TrainingConfig
 
@@ -124,14 +129,14 @@ def test_noise_and_falling_losses_are_no_spikes() -> None:
 
 
 def with_judge(judge: StepJudge) -> TrainModule:
-    trainee = build_trainee(dropout=0.1)
-    trainee._options = replace(trainee._options, judge=judge)
-    return trainee
+    train_module = build_train_module(dropout=0.1)
+    train_module._options = replace(train_module._options, judge=judge)
+    return train_module
 
 
-def spoil(trainee: TrainModule, should: Callable[[int], bool]) -> None:
+def spoil(train_module: TrainModule, should: Callable[[int], bool]) -> None:
     """Multiply the losses of some calls of the model with NaN."""
-    model, calls = trainee.chunks[0], iter(range(10**6))
+    model, calls = train_module.chunks[0], iter(range(10**6))
     forward = model.forward_stage
 
     def spoiled(*arguments: object) -> Tensor:
@@ -144,7 +149,7 @@ def spoil(trainee: TrainModule, should: Callable[[int], bool]) -> None:
 @pytest.mark.slow
 def test_a_step_run_twice_is_the_same_step() -> None:
     plain, twice = Collector([]), Collector([])
-    build_loop(build_trainee(dropout=0.1), callbacks=[plain]).run()
+    build_loop(build_train_module(dropout=0.1), callbacks=[plain]).run()
     judge = StepJudge(None)
     build_loop(with_judge(judge), callbacks=[twice]).run()
     assert twice.events[-1].ledger.text() == plain.events[-1].ledger.text()
@@ -156,9 +161,9 @@ def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
     """Each micro-batch is taken when the one before is done, and the norm is measured once."""
     order: list[str] = []
     plain, watched = Collector([]), Collector([])
-    build_loop(build_trainee(dropout=0.1), callbacks=[plain]).run()
-    trainee = with_judge(StepJudge(RerunMachine(HERE)))
-    forward, measure = trainee.chunks[0].forward_stage, trainee.optimizer.measure
+    build_loop(build_train_module(dropout=0.1), callbacks=[plain]).run()
+    train_module = with_judge(StepJudge(RerunMachine(HERE)))
+    forward, measure = train_module.chunks[0].forward_stage, train_module.optimizer.measure
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: (order.append(name), call(*given))[1]
@@ -168,10 +173,10 @@ def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
             order.append("sample")
             return super().__getitem__(index)
 
-    trainee.chunks[0].forward_stage = noted("forward", forward)  # type: ignore[assignment]
-    trainee.optimizer.measure = noted("norm", measure)  # type: ignore[method-assign]
-    data = replace(run_data(trainee, TRAINING, [("valid", Counting())]), train=Watched())
-    build_loop(trainee, callbacks=[watched], data=data).run()
+    train_module.chunks[0].forward_stage = noted("forward", forward)  # type: ignore[assignment]
+    train_module.optimizer.measure = noted("norm", measure)  # type: ignore[method-assign]
+    data = replace(run_data(train_module, TRAINING, [("valid", Counting())]), train=Watched())
+    build_loop(train_module, callbacks=[watched], data=data).run()
     assert watched.events[-1].ledger.text() == plain.events[-1].ledger.text()
     assert order[:13] == ["sample", "sample", "forward"] * 4 + ["norm"]
     assert order.count("norm") == 6
@@ -184,29 +189,29 @@ def test_a_fault_leaves_the_state_before_the_step_to_be_saved(
     spoiled: set[int], error: type[Exception]
 ) -> None:
     collector = Collector([])
-    trainee = with_judge(StepJudge(RerunMachine(HERE)))
-    spoil(trainee, lambda call: call in spoiled)  # four micro-batches a step: step 3
-    loop = build_loop(trainee, without_evaluation(), [collector])
+    train_module = with_judge(StepJudge(RerunMachine(HERE)))
+    spoil(train_module, lambda call: call in spoiled)  # four micro-batches a step: step 3
+    loop = build_loop(train_module, without_evaluation(), [collector])
     with pytest.raises(error):
         loop.run()
     last = collector.events[-1]
     assert (last.record.step, last.is_stopping, last.timing) == (2, True, None)
     assert loop.state.step == 2
-    assert trainee.optimizer.num_updates == 2
+    assert train_module.optimizer.num_updates == 2
 
 
 def test_without_the_check_a_step_that_is_not_finite_is_passed_over_and_counted() -> None:
-    collector, trainee = Collector([]), build_trainee()
-    spoil(trainee, lambda call: call == 5)
+    collector, train_module = Collector([]), build_train_module()
+    spoil(train_module, lambda call: call == 5)
     with pytest.raises(DataError, match="diverged"):
-        build_loop(trainee, without_evaluation()).run()
-    trainee = with_judge(StepJudge(RerunMachine(HERE)))  # which finds nothing to look into
-    trainee._options = replace(trainee._options, check_finite=False)
-    spoil(trainee, lambda call: call == 5)
-    assert build_loop(trainee, without_evaluation(), [collector]).run() == "finished"
+        build_loop(train_module, without_evaluation()).run()
+    train_module = with_judge(StepJudge(RerunMachine(HERE)))  # which finds nothing to look into
+    train_module._options = replace(train_module._options, check_finite=False)
+    spoil(train_module, lambda call: call == 5)
+    assert build_loop(train_module, without_evaluation(), [collector]).run() == "finished"
     skipped = [event.record.step for event in collector.events if event.record.skipped]
     assert skipped == [2]
-    assert trainee.optimizer.num_updates == 5
+    assert train_module.optimizer.num_updates == 5
 
 
 def without_evaluation() -> TrainingConfig:

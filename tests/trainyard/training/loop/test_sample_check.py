@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.trainyard.training.astray import AT, FAULTS, astray, skipping, swapping
-from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_trainee, run_data
+from tests.trainyard.training.small import (
+    TRAINING,
+    Collector,
+    build_loop,
+    build_train_module,
+    run_data,
+)
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import SAMPLE_IDS, Batch, _RankBatches, build_loader
 from trainyard.datasets.sample_format import Sample
@@ -32,7 +38,7 @@ from trainyard.training.loop.data import RunData
 from trainyard.training.loop.ledger import digest_samples
 from trainyard.training.loop.loop import TrainLoop
 from trainyard.training.loop.rerun import StepJudge
-from trainyard.training.loop.sample_check import SampleCheck, StepEvidence, StepMismatchError
+from trainyard.training.loop.sample_check import ConsumedSamples, SampleCheck, StepMismatchError
 from trainyard.training.loop.seeds import step_digest
 from trainyard.training.loop.step import Repeated
 from trainyard.training.options.training import TrainingConfig
@@ -51,7 +57,7 @@ def refused_in(loop: TrainLoop, collector: Collector, step: int, words: str) -> 
     assert [event.record.step for event in collector.events] == list(range(1, step))
     assert loop.state.step == step - 1
     assert loop.state.consumed_train_samples == 8 * (step - 1)
-    assert loop._trainee.optimizer.num_updates == step - 1
+    assert loop._train_module.optimizer.num_updates == step - 1
     assert len(loop.ledger.lines) == step - 1
 
 
@@ -65,7 +71,7 @@ def test_a_step_of_other_samples_is_not_taken(
 ) -> None:
     astray(monkeypatch, FAULTS[fault], place)
     training, collector = without_evaluation(), Collector([])
-    loop = build_loop(build_trainee(training), training, [collector])
+    loop = build_loop(build_train_module(training), training, [collector])
     row = 2 if fault == "sticks" else 1
     refused_in(loop, collector, 2, f"row 0 of micro-batch {row} is sample .* the order of the data")
 
@@ -83,7 +89,7 @@ def test_the_first_sample_that_differs_is_named(monkeypatch: pytest.MonkeyPatch)
         "row 1 of micro-batch 1 is sample 400 of source 0, where the order of the data has sample "
         "11 of source 0. The step was not taken"
     )
-    refused_in(build_loop(build_trainee(training), training, [collector]), collector, 2, words)
+    refused_in(build_loop(build_train_module(training), training, [collector]), collector, 2, words)
 
 
 @pytest.mark.slow
@@ -91,27 +97,29 @@ def test_samples_are_named_in_worker_processes_too(monkeypatch: pytest.MonkeyPat
     training, data = without_evaluation(), DataConfig(data_path=("none",), num_workers=2)
     ledgers = []
     for config in (data, replace(data, num_workers=0)):
-        trainee = build_trainee(training)
-        loop = build_loop(trainee, training, data=run_data(trainee, training, [], config))
+        train_module = build_train_module(training)
+        loop = build_loop(train_module, training, data=run_data(train_module, training, [], config))
         assert loop.run() == "finished"
         ledgers.append(loop.ledger.text())
     assert ledgers[0] == ledgers[1]
     astray(monkeypatch, skipping, "in front of the loader")
-    trainee, collector = build_trainee(training), Collector([])
-    loop = build_loop(trainee, training, [collector], data=run_data(trainee, training, [], data))
+    train_module, collector = build_train_module(training), Collector([])
+    loop = build_loop(
+        train_module, training, [collector], data=run_data(train_module, training, [], data)
+    )
     refused_in(loop, collector, 2, "row 0 of micro-batch 1 is sample 12")
 
 
 def test_a_step_that_is_passed_over_takes_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     training = without_evaluation(iterations_to_skip=(2,))
-    loop = build_loop(build_trainee(training), training)
+    loop = build_loop(build_train_module(training), training)
     assert loop.run() == "finished"
-    plain = build_loop(build_trainee(), without_evaluation())
+    plain = build_loop(build_train_module(), without_evaluation())
     assert plain.run() == "finished"
     assert samples_in(loop) == samples_in(plain)
     astray(monkeypatch, swapping, "in front of the loader")
     collector = Collector([])
-    loop = build_loop(build_trainee(training), training, [collector])
+    loop = build_loop(build_train_module(training), training, [collector])
     refused_in(loop, collector, 2, "row 0 of micro-batch 1")
 
 
@@ -130,9 +138,9 @@ def test_a_step_run_again_must_take_the_same_again(monkeypatch: pytest.MonkeyPat
         return batches
 
     monkeypatch.setattr(Repeated, "from_start", forgetful)
-    trainee, collector = build_trainee(), Collector([])
-    trainee._options = replace(trainee._options, judge=StepJudge(None))
-    loop = build_loop(trainee, callbacks=[collector])
+    train_module, collector = build_train_module(), Collector([])
+    train_module._options = replace(train_module._options, judge=StepJudge(None))
+    loop = build_loop(train_module, callbacks=[collector])
     refused_in(loop, collector, 1, "row 0 of micro-batch 0 is sample 2 of source 0")
 
 
@@ -141,9 +149,9 @@ def test_a_step_run_again_must_take_the_same_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_step_that_is_to_draw_from_another_seed_is_not_taken() -> None:
     training, collector = without_evaluation(), Collector([])
-    trainee = build_trainee(training)
-    trainee._options = replace(trainee._options, seed=training.seed + 1)
-    loop = build_loop(trainee, training, [collector])
+    train_module = build_train_module(training)
+    train_module._options = replace(train_module._options, seed=training.seed + 1)
+    loop = build_loop(train_module, training, [collector])
     refused_in(loop, collector, 1, "micro-batch 0: the generators of its dropout held")
 
 
@@ -157,7 +165,7 @@ def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(step_module, "seed_generators", now_and_then)
     training, collector = without_evaluation(), Collector([])
-    loop = build_loop(build_trainee(training), training, [collector])
+    loop = build_loop(build_train_module(training), training, [collector])
     refused_in(loop, collector, 2, "micro-batch 1: the generators of its dropout held")
 
 
@@ -165,15 +173,15 @@ def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyP
 
 
 def test_a_model_does_not_see_what_the_loader_says_of_a_batch() -> None:
-    trainee, seen = build_trainee(), set[str]()
-    forward = trainee._options.forward
+    train_module, seen = build_train_module(), set[str]()
+    forward = train_module._options.forward
 
     def watched(module: torch.nn.Module, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         seen.update(batch)
         return forward(module, hidden, batch)
 
-    trainee._options = replace(trainee._options, forward=watched)
-    assert build_loop(trainee).run() == "finished"
+    train_module._options = replace(train_module._options, forward=watched)
+    assert build_loop(train_module).run() == "finished"
     assert {"tokens", "labels", "loss_mask"} <= seen
     assert SAMPLE_IDS not in seen
 
@@ -190,9 +198,9 @@ def test_a_loader_of_ones_own_that_ends_too_early_is_told_of(
             whole = build_loader(plain.train, data, shape, consumed, dp_rank)
             return itertools.islice(whole, 6)
 
-    training, trainee = without_evaluation(), build_trainee(without_evaluation())
-    plain = run_data(trainee, training, [])
-    loop = build_loop(trainee, training, data=replace(plain, train=Ending()))
+    training, train_module = without_evaluation(), build_train_module(without_evaluation())
+    plain = run_data(train_module, training, [])
+    loop = build_loop(train_module, training, data=replace(plain, train=Ending()))
     with pytest.raises(DataError, match="step 2: the training data ended after 2 of the 4"):
         loop.run()
     assert [line for line in loop.ledger.lines if '"samples": ""' in line] == loop.ledger.lines
@@ -287,10 +295,10 @@ def test_what_is_served_is_what_the_ledger_tells_at_any_cut(run: Run) -> None:
             break
         indices, carried = [], []
         for dp_rank in range(run.dp):
-            taken, count = SampleCheck(step, size.num_microbatches), size.num_microbatches
+            taken, count = ConsumedSamples(step, size.num_microbatches), size.num_microbatches
             batches = [*itertools.islice(taken.watch(streams[dp_rank]), count)]
             groups = ProcessGroups(dims, dp_rank)
-            evidence = StepEvidence(step, size, 7, groups, orders[dp_rank])
+            evidence = SampleCheck(step, size, 7, groups, orders[dp_rank])
             evidence.check_samples(taken)
             indices.append([batch["tokens"][:, 0].numpy() for batch in batches])
             carried.append(taken.ids)
@@ -313,8 +321,8 @@ def test_no_rank_takes_what_is_anothers(kind: str, fault: str) -> None:
         groups = ProcessGroups(ParallelDims(dp=2), dp_rank)
         for served in (data, replace(data, dp_rank=1 - dp_rank)):
             batches = served.train_batches(0)
-            taken = SampleCheck(1, 12)
-            evidence = StepEvidence(1, run.schedule.final, 7, groups, data.step_samples(0))
+            taken = ConsumedSamples(1, 12)
+            evidence = SampleCheck(1, run.schedule.final, 7, groups, data.step_samples(0))
             stream = batches if served is data else FAULTS[fault](batches)
             _ = [*itertools.islice(taken.watch(stream), 12)]
             if served is data:
@@ -327,6 +335,6 @@ def test_no_rank_takes_what_is_anothers(kind: str, fault: str) -> None:
 
 def test_the_digest_of_seeds_is_that_of_a_proof() -> None:
     collector = Collector([])
-    build_loop(build_trainee(dropout=0.1), callbacks=[collector]).run()
+    build_loop(build_train_module(dropout=0.1), callbacks=[collector]).run()
     for event in collector.events:
         assert event.record.rng == step_digest(TRAINING.seed, event.record.step, 4)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.trainyard.training.small import (
     TRAINING,
     Counting,
-    build_trainee,
+    build_train_module,
     model_of,
     moments_of,
     rates,
@@ -40,14 +40,18 @@ def batches_of(indices: list[int], micro_batch_size: int) -> Iterator[Batch]:
 def one_step(
     training: TrainingConfig, dropout: float = 0.0, groups: ProcessGroups = ALONE
 ) -> tuple[StepResult, dict[str, torch.Tensor]]:
-    trainee = build_trainee(training, dropout, groups)
-    dp, rank, size = trainee.groups.dims.dp, trainee.groups.rank, training.micro_batch_size
+    train_module = build_train_module(training, dropout, groups)
+    dp, rank, size = (
+        train_module.groups.dims.dp,
+        train_module.groups.rank,
+        training.micro_batch_size,
+    )
     place = range(rank * size, 8, size * dp)
     own = list(itertools.chain(*([*range(first, first + size)] for first in place)))
-    whole = size_of(training, trainee.groups)
-    result = trainee.step(1, whole, batches_of(own, size), rates(0.01, 0.1))
+    whole = size_of(training, train_module.groups)
+    result = train_module.step(1, whole, batches_of(own, size), rates(0.01, 0.1))
     # A tenth of the gradient, clipped; the parameters themselves amplify what is next to zero.
-    return result, moments_of(trainee)
+    return result, moments_of(train_module)
 
 
 def test_per_token_loss_does_not_depend_on_micro_batches() -> None:
@@ -61,8 +65,8 @@ def test_per_token_loss_does_not_depend_on_micro_batches() -> None:
 
 def test_the_gradient_is_the_mean_over_micro_batches_of_their_means() -> None:
     training = replace(TRAINING, micro_batch_size=4)
-    trainee, losses = build_trainee(training), []
-    model = model_of(build_trainee(training))
+    train_module, losses = build_train_module(training), []
+    model = model_of(build_train_module(training))
     for batch in batches_of(list(range(8)), 4):
         loss = model.loss(batch["tokens"], batch["labels"])
         losses.append((loss * batch["loss_mask"]).sum() / batch["loss_mask"].sum())
@@ -70,7 +74,7 @@ def test_the_gradient_is_the_mean_over_micro_batches_of_their_means() -> None:
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     expected = torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))
     batches = batches_of(list(range(8)), 4)
-    result = trainee.step(1, size_of(training), batches, rates(0.0, 0.0))
+    result = train_module.step(1, size_of(training), batches, rates(0.0, 0.0))
     assert result.grad_norm == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -96,12 +100,12 @@ def test_two_ranks_take_the_step_of_one_dropout_included(ranks: RankPool, per_to
 
 
 def test_evaluation_draws_nothing_and_changes_nothing() -> None:
-    trainee = build_trainee(dropout=0.5)
+    train_module = build_train_module(dropout=0.5)
     before = torch.get_rng_state()
-    losses = {trainee.evaluate(batches_of(list(range(8)), 2), 4) for _ in range(2)}
+    losses = {train_module.evaluate(batches_of(list(range(8)), 2), 4) for _ in range(2)}
     assert len(losses) == 1
     assert torch.equal(torch.get_rng_state(), before)
-    larger = trainee.evaluate(batches_of(list(range(8)), 8), 1)
+    larger = train_module.evaluate(batches_of(list(range(8)), 8), 1)
     assert larger == pytest.approx(losses.pop(), rel=1e-6)
 
 
@@ -112,12 +116,12 @@ def test_dropout_depends_on_the_place_of_a_micro_batch_alone() -> None:
 
 
 def test_divergence_is_told_in_words_before_the_update() -> None:
-    trainee = build_trainee()
+    train_module = build_train_module()
     with torch.no_grad():
-        next(trainee.chunks[0].parameters())[3] = float("inf")
+        next(train_module.chunks[0].parameters())[3] = float("inf")
     with pytest.raises(DataError, match=r"step 7: loss nan.*lower --lr"):
-        trainee.step(7, size_of(TRAINING), batches_of(list(range(8)), 2), rates(0.01, 0.1))
-    assert trainee.optimizer.num_updates == 0
+        train_module.step(7, size_of(TRAINING), batches_of(list(range(8)), 2), rates(0.01, 0.1))
+    assert train_module.optimizer.num_updates == 0
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_those_that_do() -> None:

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.trainyard.training.small import Collector, build_loop, build_trainee
+from tests.trainyard.training.small import Collector, build_loop, build_train_module
 from trainyard.testing.pool import RankPool
 from trainyard.training.logging.performance import percentile, performance_document
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.timer_report import TimerReport, straggler_lines
-from trainyard.training.loop.data_wait import DataWait
-from trainyard.training.loop.throughput import StepTiming
+from trainyard.training.loop.throughput import DataWait, StepTiming
 from trainyard.training.loop.timers import COMPUTE, LEVELS, Timers, timer_lines
 from trainyard.training.watch.garbage_collection import GarbageCollection
 
@@ -30,10 +29,10 @@ from trainyard.training.watch.garbage_collection import GarbageCollection
 )
 def test_a_level_times_its_parts_and_those_of_the_levels_below(level: int, parts: set[str]) -> None:
     timers = Timers(level)
-    trainee = build_trainee()
-    trainee._options = replace(trainee._options, timed=timers)
-    trainee.optimizer.timed = trainee._runner._timed = timers
-    build_loop(trainee).run()
+    train_module = build_train_module()
+    train_module._options = replace(train_module._options, timed=timers)
+    train_module.optimizer.timed = train_module._runner._timed = timers
+    build_loop(train_module).run()
     taken = timers.take()
     assert set(taken) == parts
     assert all(ms >= 0 for ms in taken.values())
@@ -134,7 +133,7 @@ def gather_reports(interval: int) -> tuple[list[str], list[dict[str, float]], di
         write=lines.append,
     )
     collector = Collector([])
-    build_loop(build_trainee(), callbacks=[collector]).run()
+    build_loop(build_train_module(), callbacks=[collector]).run()
     for event in collector.events:
         with timers("forward-compute"):
             time.sleep(0.002 * (1 + 2 * rank))
@@ -165,7 +164,7 @@ def test_waiting_for_data_is_measured_for_every_step() -> None:
     assert wait.take() == 0.0
     assert len(beats) == 3
     collector = Collector([])
-    build_loop(build_trainee(), callbacks=[collector]).run()
+    build_loop(build_train_module(), callbacks=[collector]).run()
     for event in collector.events:
         assert event.timing is not None
         assert 0 < event.timing.data_wait_ms < event.timing.ms
@@ -182,7 +181,7 @@ def test_garbage_is_collected_at_steps_of_its_own_and_the_collector_comes_back()
             seen.append(gc.isenabled())
 
     assert gc.isenabled()
-    build_loop(build_trainee(), callbacks=[GarbageCollection(2), Looking([])]).run()
+    build_loop(build_train_module(), callbacks=[GarbageCollection(2), Looking([])]).run()
     assert gc.isenabled()
     assert not any(seen)
 
@@ -196,9 +195,9 @@ def test_the_summary_is_of_the_time_and_not_of_rates() -> None:
         StepTiming(2, 100.0, 4000.0, 400.0, 10.0, 8),
         StepTiming(3, 300.0, 1333.0, 133.0, 10.0, 9),
     ]
-    facts = RunInfo(3, world_size=2, device_name="NVIDIA H100 80GB HBM3")
+    info = RunInfo(3, world_size=2, device_name="NVIDIA H100 80GB HBM3")
     document = performance_document(
-        timings, facts, peaks=[9, 7], planned_bytes=5.0, timers=[{"optimizer": 1.0}, {}]
+        timings, info, peaks=[9, 7], planned_bytes=5.0, timers=[{"optimizer": 1.0}, {}]
     )
     assert document["steps_measured"] == 2
     assert document["tokens_per_second_per_gpu"] == pytest.approx(
@@ -209,7 +208,7 @@ def test_the_summary_is_of_the_time_and_not_of_rates() -> None:
     assert document["data_wait_share"] == 0.05
     assert document["memory_bytes"] == {"peak": 9, "peak_of_ranks": [9, 7], "planned": 5.0}
     assert document["timers_ms"] == {"optimizer": {"min": 1.0, "max": 1.0}}
-    assert performance_document([], facts, peaks=[])["steps_measured"] == 0
+    assert performance_document([], info, peaks=[])["steps_measured"] == 0
 
 
 def test_percentiles_lie_between_values() -> None:

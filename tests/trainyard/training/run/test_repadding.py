@@ -20,7 +20,7 @@ from tests.trainyard.training.layouts.runs import (
     assembled,
     batches,
     pieces,
-    trainee_of,
+    train_module_of,
 )
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.save import StepContents, save_step
@@ -45,38 +45,38 @@ MORE = VOCAB + 16
 TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
-def held(trainee: TrainModule) -> list[Piece]:
-    return pieces(model_tensors(trainee.chunks) | optimizer_tensors(trainee))
+def held(train_module: TrainModule) -> list[Piece]:
+    return pieces(model_tensors(train_module.chunks) | optimizer_tensors(train_module))
 
 
 def save(cut: Cut, folder: Path, padded: int) -> Tensors:
     """Train a little in one process, and save."""
-    trainee = trainee_of(cut, padded)
+    train_module = train_module_of(cut, padded)
     size = BatchSize(NUM_MICROBATCHES * MICRO_BATCH_SIZE, MICRO_BATCH_SIZE, 1)
     rates = Rates(LEARNING_RATE, 0.1, LEARNING_RATE)
-    trainee.step(1, size, batches(cut, 1, trainee.groups), rates)
-    tensors = model_tensors(trainee.chunks) | optimizer_tensors(trainee)
+    train_module.step(1, size, batches(cut, 1, train_module.groups), rates)
+    tensors = model_tensors(train_module.chunks) | optimizer_tensors(train_module)
     state = TrainState(step=1, num_updates=1).state_dict()
     save_step(str(folder), 1, tensors, StepContents(state, {}, {}, "11ae", "test"))
-    return assembled(held(trainee))
+    return assembled(held(train_module))
 
 
 def load(cut: Cut, folder: str, theirs: int, ours: int, finetune: bool = False) -> list[Piece]:
     """On a rank: a fresh model with so many rows, filled."""
-    trainee = trainee_of(cut, ours)
+    train_module = train_module_of(cut, ours)
     with torch.no_grad():
-        for chunk in trainee.chunks:
+        for chunk in train_module.chunks:
             for parameter in chunk.parameters():
                 parameter.fill_(7.0)  # nothing may be left as it was
-        for box in trainee.optimizer.state_boxes():
+        for box in train_module.optimizer.state_boxes():
             box.tensor.fill_(7.0)
     repadding = Repadding(theirs, ours, cut.model, SEED, params_dtype(cut.precision))
     with open_checkpoint(folder) as checkpoint:
         if finetune:
-            restore_weights(checkpoint, trainee, repadding)
+            restore_weights(checkpoint, train_module, repadding)
         else:
-            restore_training(checkpoint, trainee, repadding)
-    return held(trainee)
+            restore_training(checkpoint, train_module, repadding)
+    return held(train_module)
 
 
 def is_table(name: str) -> bool:
@@ -97,7 +97,7 @@ def test_new_rows_are_those_of_initial_weights_and_their_moments_are_zero(
     cut = CUTS[name]
     before = save(cut, tmp_path, VOCAB)
     found = assembled(load(cut, str(tmp_path), VOCAB, MORE))
-    initial = assembled(held(trainee_of(cut, MORE)))
+    initial = assembled(held(train_module_of(cut, MORE)))
     assert found.keys() == before.keys() == initial.keys()
     tables = [name for name in found if is_table(name)]
     assert len(tables) == (1 if cut.tied else 2) * (4 if cut.bf16 else 3)
@@ -131,7 +131,7 @@ def test_between_fp32_and_16_bits_too(tmp_path: Path) -> None:
     cut = CUTS["bf16"]
     before = save(replace(cut, bf16=False), tmp_path, VOCAB)
     found = assembled(load(cut, str(tmp_path), VOCAB, MORE))
-    initial = assembled(held(trainee_of(cut, MORE)))
+    initial = assembled(held(train_module_of(cut, MORE)))
     for table in TABLES:
         main = found[f"optimizer.param.{table}"]
         assert torch.equal(main[:VOCAB], before[f"model.{table}"])

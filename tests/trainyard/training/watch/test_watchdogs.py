@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainyard.training.small import MODEL, VOCAB, Collector, build_loop, build_trainee
+from tests.trainyard.training.small import MODEL, VOCAB, Collector, build_loop, build_train_module
 from trainyard.errors import ConfigError, HangError, HostMemoryError, InfrastructureError
 from trainyard.models.layout import Layout
 from trainyard.optim.precision import PrecisionConfig
@@ -19,11 +19,16 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.watch import WatchConfig
-from trainyard.training.watch.hang import HangWatch, Place, summary
+from trainyard.training.watch.hang import HangWatch, LocalMailbox, RankPosition, summary
+from trainyard.training.watch.memory import (
+    helpful_flags,
+    is_out_of_memory,
+    layout_of,
+    out_of_memory_explained,
+    peak_lines,
+    plan_memory,
+)
 from trainyard.training.watch.memory_monitor import MemoryMonitor
-from trainyard.training.watch.memory_report import layout_of, peak_lines, plan_memory
-from trainyard.training.watch.oom import helpful_flags, is_out_of_memory, out_of_memory_explained
-from trainyard.training.watch.rank_messages import LocalBoard
 from trainyard.training.watch.replicas import checksum, checksums, first_difference
 
 CPU = torch.device("cpu")
@@ -34,11 +39,11 @@ CPU = torch.device("cpu")
 def test_all_ranks_write_their_stacks_and_the_one_behind_is_named(tmp_path: Path) -> None:
     ended: list[InfrastructureError] = []
     watches: list[HangWatch] = []
-    board, over = LocalBoard(), threading.Event()
+    mailbox, over = LocalMailbox(), threading.Event()
 
     def stuck_rank(rank: int) -> None:
         watch = HangWatch(
-            *(rank, 2, board, tmp_path, 0.2 / 60),
+            *(rank, 2, mailbox, tmp_path, 0.2 / 60),
             end=ended.append,
             poll_seconds=0.02,
             grace_seconds=2.0,
@@ -75,7 +80,7 @@ def read_a_broken_disk(over: threading.Event) -> None:
 
 
 class Unreachable:
-    """A board whose keeper is gone."""
+    """A mailbox whose keeper is gone."""
 
     def put(self, name: str, text: str) -> None:
         raise RuntimeError("Broken pipe")
@@ -98,7 +103,7 @@ def test_without_the_store_a_rank_speaks_for_itself(tmp_path: Path) -> None:
 
 def test_signs_of_life_keep_it_quiet(tmp_path: Path) -> None:
     ended: list[InfrastructureError] = []
-    watch = HangWatch(0, 1, LocalBoard(), tmp_path, 0.3 / 60, end=ended.append, poll_seconds=0.01)
+    watch = HangWatch(0, 1, LocalMailbox(), tmp_path, 0.3 / 60, end=ended.append, poll_seconds=0.01)
     watch.begin(TrainState())
     for _ in range(20):
         time.sleep(0.03)
@@ -109,23 +114,27 @@ def test_signs_of_life_keep_it_quiet(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_it_follows_from_the_steps(tmp_path: Path) -> None:
-    watch = HangWatch(0, 1, LocalBoard(), tmp_path)
+    watch = HangWatch(0, 1, LocalMailbox(), tmp_path)
     collector = Collector([])
-    build_loop(build_trainee(), callbacks=[collector]).run()
+    build_loop(build_train_module(), callbacks=[collector]).run()
     assert watch.limit_seconds() is None
     for event in collector.events[:3]:
         watch.after_step(event)
     assert watch.limit_seconds() == 3600.0  # a checkpoint may be under way
     watch.beat()
     assert watch.limit_seconds() == 600.0
-    assert HangWatch(0, 1, LocalBoard(), tmp_path, 0).limit_seconds() is None
+    assert HangWatch(0, 1, LocalMailbox(), tmp_path, 0).limit_seconds() is None
 
 
 def test_a_rank_that_computes_is_named_before_those_that_wait() -> None:
-    waiting = [Place(rank, 5, "all_reduce_sum (parallel/data.py:1)", True) for rank in (0, 2)]
-    busy = Place(1, 5, "forward (models/mlp.py:3)", False)
+    waiting = [
+        RankPosition(rank, 5, "all_reduce_sum (parallel/data.py:1)", True) for rank in (0, 2)
+    ]
+    busy = RankPosition(1, 5, "forward (models/mlp.py:3)", False)
     assert "rank 1 is behind, after step 5 in forward" in summary([*waiting, busy], 3, 60.0)
-    assert "all wait: rank 0 after step 5" in summary([*waiting, Place(1, 5, "x", True)], 3, 60.0)
+    assert "all wait: rank 0 after step 5" in summary(
+        [*waiting, RankPosition(1, 5, "x", True)], 3, 60.0
+    )
     assert "rank 1 does not answer" in summary(waiting, 3, 60.0)
 
 
@@ -154,12 +163,12 @@ def check_replicas() -> str:
 
     from trainyard.training.watch.replicas import ReplicaCheck
 
-    trainee, collector = build_trainee(), Collector([])
-    check = ReplicaCheck(trainee, dist.group.WORLD, 2)
-    build_loop(build_trainee(), callbacks=[collector]).run()
+    train_module, collector = build_train_module(), Collector([])
+    check = ReplicaCheck(train_module, dist.group.WORLD, 2)
+    build_loop(build_train_module(), callbacks=[collector]).run()
     for event in collector.events[:2]:
         check.after_step(event)
-    name, parameter = list(trainee.chunks[0].named_parameters())[5]
+    name, parameter = list(train_module.chunks[0].named_parameters())[5]
     if dist.get_rank() == 1:
         parameter.data.view(-1)[0] += 1e-6
     try:
@@ -180,9 +189,9 @@ def test_a_replica_that_drifted_ends_the_run(ranks: RankPool) -> None:
 
 
 def test_checksums_are_by_name() -> None:
-    trainee = build_trainee()
-    assert [name for name, _ in checksums(trainee.chunks)] == [
-        name for name, _ in trainee.chunks[0].named_parameters()
+    train_module = build_train_module()
+    assert [name for name, _ in checksums(train_module.chunks)] == [
+        name for name, _ in train_module.chunks[0].named_parameters()
     ]
 
 
@@ -299,7 +308,7 @@ def test_what_is_done_already_is_not_suggested() -> None:
 def test_memory_is_noted_all_the_while(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "memory-rank0000.jsonl"
     monitor = MemoryMonitor(path, CPU, 0.01)
-    build_loop(build_trainee(), callbacks=[monitor]).run()
+    build_loop(build_train_module(), callbacks=[monitor]).run()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) >= 2
     assert lines[-1]["rss_bytes"] > 10**7
@@ -309,7 +318,7 @@ def test_memory_is_noted_all_the_while(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_ends_the_notes_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monitor = MemoryMonitor(tmp_path / "file" / "memory.jsonl", CPU, 0.01)
-    assert build_loop(build_trainee(), callbacks=[monitor]).run() == "finished"
+    assert build_loop(build_train_module(), callbacks=[monitor]).run() == "finished"
 
 
 def test_peaks_name_the_worst_rank() -> None:
