@@ -42,7 +42,7 @@ CLUSTERED := $(wildcard tests/yard/test_slurm*.py) tests/yard/test_profile_on_sl
   test-in-yard test-full fuzz bench check lint format ui env images locks pins up down clean \
   clean-quickstart
 
-help: ## List the targets and variables
+help: ## List targets and variables
 	@echo "trainyard: make TARGET [VARIABLE=value]"
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 20
@@ -60,7 +60,7 @@ help: ## List the targets and variables
 	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS)  seconds for each target of make fuzz"
 	@echo "  FUZZ_SEED=$(FUZZ_SEED)  where its chance begins; 0: anew every time"
 
-install: $(STAMP) ## Make .venv with all that quickstart, tests and checks need
+install: $(STAMP) ## Make .venv with everything that quickstart, tests and checks need
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -86,34 +86,34 @@ quickstart: export YARD := $(YARD)
 quickstart: install ## Text to a trained, evaluated GPT and its run card
 	@$(BIN)/python -m flows.pretrain_gpt recipes/quickstart.toml
 
-pretrain-gpt: install ## The same flow on RECIPE, in the place that PROFILE names
+pretrain-gpt: install ## The same flow on RECIPE, where PROFILE says
 	@$(BIN)/python -m flows.pretrain_gpt $(RECIPE) --profile $(PROFILE)
 
-register: install ## Tell the server of PREFECT_API_URL all that yard PROFILE needs
+register: install ## Configure the server of PREFECT_API_URL for yard PROFILE
 	@$(BIN)/python -m flows.register --yard $(PROFILE)
 
 ui: install ## Prefect's pages for the runs under YARD, on localhost behind a password
 	@exec $(BIN)/python -m flows.ui --root "$(YARD)" --port $(UI_PORT) --browse-port $(BROWSE_PORT)
 
-env: ## .env for docker compose: settings of this machine, new secrets; again: keeps them
+env: ## .env for docker compose: settings of this machine, new secrets; keeps existing ones
 	@$(PYTHON) deploy/env.py
 
-images: env ## Images of stages and flows, on the engine of this machine; IMAGES="tokenize flow": some
+images: env ## Build images of stages and flows; IMAGES="tokenize flow": only these
 	@docker compose --profile '*' build $(or $(IMAGES),$(ALL_IMAGES))
 
-locks: ## images/locks, after a change of pyproject.toml or constraints.txt; needs uv
+locks: ## Update images/locks after a change of pyproject.toml or constraints.txt; needs uv
 	@$(PYTHON) images/lock.py
 
-pins: ## Digests of the base images, as their registries have them today (docs/images.md)
+pins: ## Update the digests of the base images (docs/images.md)
 	@$(PYTHON) images/pins.py
 
 # The worker comes last: what another version has registered it refuses.
-up: env ## Database, Prefect, worker and object store on this machine (docs/operate.md)
+up: env ## Start database, Prefect, worker and object store (docs/operate.md)
 	@docker compose up --detach --wait server
 	@docker compose run --rm flow python -m flows.register --yard compose
 	@docker compose up --detach --wait
 
-down: ## End them; what they keep stays in volumes
+down: ## Stop them; volumes stay
 	@docker compose --profile '*' down
 
 test: install ## Unit tests, under two minutes
@@ -125,7 +125,7 @@ test-distributed: install ## Trainings on up to eight ranks against one process,
 test-slow: install ## Slow and kill-anywhere suites, every case, minutes
 	@$(PYTEST) -q -n $(JOBS) -m '(slow or kill) and not yard and not full' --ignore=$(LAYOUTS)
 
-test-yard: install ## Images, compose, Slurm and an object store, brought up and cleaned up by itself
+test-yard: install ## Images, compose, Slurm and an object store, started and removed by itself
 	@deploy/dev/with-yard.sh $(MAKE) --no-print-directory test-in-yard
 
 # The quick start's own recipe, too, by `docker compose run --rm` on the store of the yard.
@@ -141,10 +141,10 @@ test-full: install ## Every case of every test: whole corpora, huge inputs, all 
 	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m yard tests/yard
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
 
-fuzz: install ## Readers of files on damaged bytes, each of six for FUZZ_SECONDS
+fuzz: install ## Feed file readers damaged bytes, each of six for FUZZ_SECONDS
 	@TRAINYARD_FUZZ_SECONDS=$(FUZZ_SECONDS) TRAINYARD_FUZZ_SEED=$(FUZZ_SEED) $(PYTEST) -q -n $(JOBS) -m fuzz tests/fuzz
 
-bench: install ## Speed and memory of the corpus stages, beside their peers; 40 minutes
+bench: install ## Speed and memory of the corpus stages and their peers; 40 minutes
 	@$(BIN)/python -m benchmarks.corpus
 
 lint: install ## Style, types and import contracts
@@ -153,13 +153,13 @@ lint: install ## Style, types and import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-check: lint test ## All that a change must pass
+check: lint test ## What a change must pass
 
-format: install ## Rewrite the sources in the project's style
+format: install ## Format the sources
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-clean-quickstart: ## Remove what quickstart made: YARD/quickstart and Prefect's record of it
+clean-quickstart: ## Remove YARD/quickstart and Prefect's record of it
 	rm -rf "$(LOCAL_YARD)/quickstart" "$(LOCAL_YARD)/.prefect"
 
 clean: ## Remove .venv and the caches of checks; YARD stays

@@ -5,20 +5,20 @@
 #
 # Makes yard-debian:bookworm from Debian's packages and yard-python:3.11 from it and the Python 3.11
 # that runs here, then prints `export PYTHON_IMAGE=... DEBIAN_IMAGE=...`, which docker-compose.yml
-# and deploy/dev/compose.yml read. The machine's own certificates are in them, so that pip in a build
-# trusts what pip here does: push no image that stands on these. Where the registry's images are here
-# already, or can be pulled, prints those. As root, on Debian 12:
+# and deploy/dev/compose.yml read. They contain the machine's own certificates, so that pip in a
+# build trusts what pip here does: do not push images built on them. If the registry's images are
+# here already, or can be pulled, prints those. As root, on Debian 12:
 #
 #     apt-get install --no-install-recommends mmdebstrap
 #
-# Exit status 69 where this machine is not one for it (no root, no packages to be had, no Python
-# 3.11), 1 for all that goes wrong otherwise.
+# Exit status 69 if this machine is unsuitable (no root, no packages, no Python 3.11), 1 for any other
+# failure.
 #
-#   PYTHON=python3     the interpreter to take along; must be 3.11
+#   PYTHON=python3     the interpreter to copy; must be 3.11
 set -euo pipefail
 PYTHON=${PYTHON:-python3}
 HERE=$(dirname "$0")
-# Named where they are pinned, and nowhere else.
+# Read from where they are pinned.
 REAL_PYTHON=$(sed -n 's/^ARG PYTHON_IMAGE=//p' "$HERE/../../images/cpu.Dockerfile")
 REAL_DEBIAN=$(sed -n 's/^ARG DEBIAN_IMAGE=//p' "$HERE/postgres.Dockerfile")
 MADE_PYTHON=yard-python:3.11

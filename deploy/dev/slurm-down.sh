@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Stop the cluster that slurm-up.sh started, by the process ids it wrote down. Another one that is up
-# is left alone.
+# Stop the cluster that slurm-up.sh started, by the process ids it recorded. Other clusters keep
+# running.
 #
 #     deploy/dev/slurm-down.sh [DIR] [--purge]      --purge: remove DIR as well
 set -uo pipefail
@@ -23,14 +23,14 @@ done
 DIR=$(realpath -m "$DIR")
 export SLURM_CONF=$DIR/slurm.conf
 
-# A zombie that nobody reaps is gone too, and so is one whose number another program has by now.
+# An unreaped zombie counts as gone, and so does a process id that another program has now.
 gone() {
   ! [[ $(cat "/proc/$1/comm" 2>/dev/null) =~ ^(munged|slurmctld|unshare)$ ]] ||
     grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null
 }
 
 end_jobs() {
-  # Of a controller that is dead the address may be another cluster's by now.
+  # A dead controller's address may be another cluster's by now.
   [ -f "$DIR/run/slurmctld.pid" ] && ! gone "$(cat "$DIR/run/slurmctld.pid")" || return
   timeout 10 scancel --user="$(id -un)" 2>/dev/null
   for _ in $(seq 1 25); do
@@ -41,7 +41,7 @@ end_jobs() {
 
 end_nodes() {
   local file pid
-  # `unshare --fork` ignores SIGTERM; killed, it takes all that runs in the node with it.
+  # `unshare --fork` ignores SIGTERM; killing it kills everything in the node.
   for file in "$DIR"/run/node*.pid; do
     [ -f "$file" ] || continue
     pid=$(cat "$file")
@@ -65,7 +65,7 @@ end_daemons() {
   done
 }
 
-# What there is one of on a machine, whichever cluster has it.
+# Resources that exist once per machine, whichever cluster has them.
 end_network() {
   local namespace hosts
   for namespace in $(ip netns list 2>/dev/null | grep -oE '^yard-(node[0-9]+|switch)'); do

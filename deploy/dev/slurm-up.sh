@@ -5,20 +5,20 @@
 #     deploy/dev/slurm-down.sh [DIR] [--purge]
 #
 # Prints `export SLURM_CONF=...`. A second call starts what is missing, such as a node that was
-# powered off (slurm-power-off.sh). One cluster a machine: while another is up this ends with status
-# 75, and touches nothing. Debian and Ubuntu:
+# powered off (slurm-power-off.sh). One cluster per machine: while another is up this exits with status
+# 75 and changes nothing. Debian and Ubuntu:
 #
 #     apt-get install --no-install-recommends slurm-wlm munge iproute2
 #
-# Jobs of partition `urgent` push others out: those of `debug` are requeued at once,
-# those of `spot` have 20 s to leave in, and are cancelled then. Where this machine has the memory
-# controller of cgroups v1, what --mem says is enforced.
+# Jobs of partition `urgent` preempt others: those of `debug` are requeued at once, those of `spot`
+# are cancelled after 20 s of grace. --mem is enforced if this machine has the memory controller of
+# cgroups v1.
 #
 # Each node has its own PID, mount, UTS and network namespace: `hostname` says node1, ports do not
 # collide, and killing the namespace's first process is a power failure.
 #
-#   YARD_SLURM_CPUS=4              CPUs that a node claims to have
-#   YARD_SLURM_GPUS=0              GPUs that it claims to have: counted, not there
+#   YARD_SLURM_CPUS=4              CPUs that a node reports
+#   YARD_SLURM_GPUS=0              GPUs that it reports: counted, not real
 #   YARD_SLURM_NET=10.231.7        the nodes' network, /24
 #   YARD_SLURM_NODE_TIMEOUT=10     seconds until a silent node counts as down
 #   YARD_SLURM_REQUEUE_DELAY=5     seconds until a requeued job may start
@@ -44,8 +44,7 @@ fail() {
   exit 1
 }
 
-# By its name, as a number that was left behind may be another program's by now; a zombie that nobody
-# reaps is dead.
+# Checks the name, since a stale process id may be another program's; an unreaped zombie is dead.
 alive() {
   local status
   [ -f "$1" ] && status=$(cat "/proc/$(cat "$1")/status" 2>/dev/null) || return 1
@@ -71,7 +70,7 @@ refuse() {
   exit "$TAKEN"
 }
 
-# Two would share the bridge and the ports, and each refuse the other's jobs as forged.
+# Two clusters would share bridge and ports, and refuse each other's jobs as forged.
 check_alone() {
   local owner
   owner=$(cat "$OWNER" 2>/dev/null || true)
@@ -98,8 +97,8 @@ start_munge() {
     --log-file="$DIR/log/munged.log" --seed-file="$DIR/munge/munge.seed" 2>"$DIR/log/munged.err"
 }
 
-# The bridge has a network namespace of its own: where Docker runs it drops what is forwarded between
-# bridges' ports in the main one, and nodes would reach the controller but not each other.
+# The bridge has its own network namespace: in the main one, Docker drops traffic forwarded between
+# bridge ports, so nodes would reach the controller but not each other.
 start_switch() {
   if ! ip netns list | grep -qw yard-switch; then
     ip netns add yard-switch
@@ -177,7 +176,7 @@ start_node() {
   local node=$1
   alive "$DIR/run/node$node.pid" && return
   mkdir -p "$DIR/spool/node$node"
-  # Of jobs that ran when the power went: a batch script that is there is not written again.
+  # Remove scripts of jobs that ran at the power failure: slurmd does not overwrite a batch script.
   rm -rf "$DIR/spool/node$node"/{job*,"node${node}_"*} "$DIR/run/slurmd.node$node.pid"
   if ! ip netns list | grep -qw "yard-node$node"; then
     ip netns add "yard-node$node"
@@ -187,8 +186,8 @@ start_node() {
     ip -n "yard-node$node" link set eth0 up
     ip -n "yard-node$node" link set lo up
   fi
-  # nsenter, as `ip netns exec` mounts a /sys without the cgroups that slurmd wants. bash is the
-  # node's first process and reaps what slurmstepd leaves; its end is the end of all in the node.
+  # nsenter, since `ip netns exec` mounts a /sys without the cgroups that slurmd needs. bash is the
+  # node's first process and reaps what slurmstepd leaves; when it ends, everything in the node ends.
   # shellcheck disable=SC2016
   setsid nsenter --net="/run/netns/yard-node$node" \
     unshare --pid --fork --kill-child=KILL --mount-proc --uts bash -c '
@@ -213,8 +212,8 @@ wait_until_idle() {
 }
 
 check_machine
-# One script at a time: of two that begin together each would find the machine free. The lock is
-# flock's alone (-o), or the daemons would keep it.
+# One script at a time: two that start together would both find the machine free. Only flock holds
+# the lock (-o), or the daemons would inherit it.
 [ -n "${YARD_SLURM_LOCKED:-}" ] || YARD_SLURM_LOCKED=yes exec flock -o "$LOCK" "$0" "$@"
 check_alone
 unset YARD_SLURM_LOCKED

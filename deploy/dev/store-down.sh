@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# End the object store that store-up.sh started, with all that is in it.
+# Stop the object store that store-up.sh started, and remove its contents.
 #
 #     deploy/dev/store-down.sh [DIR]
 set -euo pipefail

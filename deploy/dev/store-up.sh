@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # A real object store on this one machine, for tests: Ceph's S3 gateway with one monitor and one
-# disk, which is a file. As root, without systemd; keeps nothing that matters.
+# disk, which is a file. As root, without systemd; for throw-away data.
 #
 #     eval "$(deploy/dev/store-up.sh [DIR])"      DIR: /tmp/yard-store
 #     deploy/dev/store-down.sh [DIR]
 #
 # Prints `export AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...`, and the same
-# as TRAINYARD_TEST_S3_ENDPOINT, _KEY and _SECRET, which are what the tests look for. A second call
-# prints the same. Debian and Ubuntu; installs what is missing:
+# as TRAINYARD_TEST_S3_ENDPOINT, _KEY and _SECRET, which the tests read. A second call prints the
+# same. Debian and Ubuntu; installs what is missing:
 #
 #     apt-get install --no-install-recommends ceph-mon ceph-osd radosgw ceph-common
 #
@@ -40,7 +40,7 @@ check_machine() {
   fi
 }
 
-# No cephx among the daemons, which listen on this machine alone; S3's own keys are checked.
+# No cephx between the daemons, which listen on this machine only; S3 keys are checked.
 write_settings() {
   cat >"$CEPH_CONF" <<CONF
 [global]

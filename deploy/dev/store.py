@@ -35,7 +35,7 @@ def main(host: str, port: int) -> None:
     from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import run_simple
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a first process has no other way to end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # PID 1 has no default handler
     moto = one_after_another(DomainDispatcherApplication(create_backend_app))
     run_simple(host, port, moto, threaded=True, request_handler=MotoRequestHandler)
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Put torch's CPU wheel into images/wheels, where a build finds it before it asks an index.
+# Put torch's CPU wheel into images/wheels, where builds look before they ask an index.
 #
 #     deploy/dev/torch-wheel.sh
 #
-# Where pip's own configuration leads to a CPU wheel there is nothing to say. Elsewhere the builds
-# fetch it themselves, and this is not needed. Refuses a CUDA wheel: it is several gigabytes.
+# Only needed if builds cannot fetch the CPU wheel themselves but pip here can. Refuses a CUDA wheel,
+# which is several gigabytes.
 #
 #   PYTHON=python3     an interpreter of the version that the images have, 3.11
 set -euo pipefail

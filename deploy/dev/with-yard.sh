@@ -3,13 +3,13 @@
 #
 #     deploy/dev/with-yard.sh COMMAND...
 #
-# What is there already is used and left; what had to be started ends with the command, and images go
-# with it unless their folder was there before. As root, on Debian or Ubuntu, it also installs what
-# is missing. What cannot be had is told, and the tests that need it skip. Its exit status is the
+# Parts that run already are used and left running; parts it starts are stopped after the command, and
+# images are removed unless their folder existed before. As root, on Debian or Ubuntu, it also installs
+# what is missing. It reports what is unavailable, and tests that need it skip. Its exit status is the
 # command's.
 #
 #   YARD_WITH="engine store slurm"            the parts that are wanted
-#   YARD_ENGINE_DATA=/var/lib/yard-engine     images and volumes; make it before, and they are kept
+#   YARD_ENGINE_DATA=/var/lib/yard-engine     images and volumes; kept if it exists before
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 unset YARD_ENGINE # of an engine that is somebody's own
@@ -47,7 +47,7 @@ fi
 if wanted store && [ -z "${TRAINYARD_TEST_S3_ENDPOINT:-}" ]; then
   if [ ! -s "$STORE/user" ]; then started_store=yes; fi
   evaluate deploy/dev/store-up.sh "$STORE" || echo "with-yard.sh: tests bring their own store" >&2
-  # Only the tests that ask for it shall find it.
+  # Only tests that ask for it may find it.
   unset AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY
 fi
 if wanted slurm && ! command -v slurmctld >/dev/null && may_install; then
