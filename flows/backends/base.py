@@ -1,6 +1,6 @@
-"""What the runs of all blocks have in common: waited for; told to stop once, and that seen through,
-if need be by the program that follows after this one; a job that is silent for too long ended; its
-lines passed on; its end noted."""
+"""The run of a job, in whichever backend: waiting, output, hang detection, stopping, its end.
+
+Stopping is begun once and carried to its end, if need be by the program that follows this one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from prefect.blocks.abstract import JobRun
 
 from flows.backends.errors import BackendUnavailableError
-from flows.backends.events import note
+from flows.backends.events import Name, record_event
 from flows.backends.live_jobs import wait_uncancelled
-from flows.backends.notes import Ending, read_ending, run_folder_io, write_ending
 from flows.backends.outcome import Kind, Outcome
+from flows.backends.run_folder import Ending, read_ending, run_folder_io, write_ending
 from flows.backends.spec import LaunchSpec
 from flows.logs.console import JOB, Log
 from flows.logs.lines import parse_line
@@ -26,70 +26,67 @@ from trainyard.errors import TrainyardError
 class StageJobRun(JobRun[Outcome]):
     """A job that was found or started, until its end is known.
 
-    Who makes one adds it to `live` when all of it is there."""
+    A subclass adds itself to `live` at the end of its __init__."""
 
     def __init__(self, spec: LaunchSpec, job: str, log: Log | None = None) -> None:
-        """job: what its place knows it by; log: where its lines go, else to the run's logger."""
+        """job: its name or id in the backend; log: where its lines go, else the run's logger."""
         self.spec = spec
         self._job = job
         self._folder = Path(spec.run_directory)
         self._log: Log = self.logger if log is None else log
-        # Of a program before this one, which was killed meanwhile.
-        self._begun_ending = read_ending(self._folder)
-        begun = self._begun_ending
+        # Of a program before this one that was killed.
+        self._begun_ending = begun = read_ending(self._folder)
         self._ended_by_us: Kind | None = None if begun is None else begun.kind
         self._stopping: asyncio.Task[None] | None = None
         self.was_answered = False
-        """Its place has told how it is, since this run was made."""
+        """The backend has reported its state to this run."""
 
-    # --- of each block ------------------------------------------------------------------------
+    # --- of each backend ----------------------------------------------------------------------
 
     @abstractmethod
-    async def _until_ended(self) -> None:
+    async def _wait_until_ended(self) -> None:
         """Wait until nothing of it runs any more."""
 
     @abstractmethod
-    async def _hear_the_end(self) -> None:
-        """Take in what is left to be heard of one that has ended, and clean up; maybe twice."""
+    async def _drain(self) -> None:
+        """Take in the last output of an ended job, and clean up; may be called twice."""
 
     @abstractmethod
     def _has_ended(self) -> bool:
-        """True when nothing of it runs any more, as far as is known here."""
+        """True once nothing of it runs any more, as far as this process knows."""
 
     @abstractmethod
     async def _stop(self) -> None:
-        """Let it save within its grace, then end it; until its place confirms the end."""
+        """Let it save within its grace, then end it; until the backend confirms the end."""
 
     @abstractmethod
     def _outcome(self) -> Outcome:
         """How it ended, once it has."""
 
-    def _ended_at(self) -> float | None:
-        """When it gave back what it held, where its place tells; None: now."""
+    def _end_time(self) -> float | None:
+        """When it released its resources, if the backend reports that; None: now."""
         return None
 
     # --- waiting ------------------------------------------------------------------------------
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Until the job has ended. Being cancelled stops it; any other end of the waiting, such as
-        a scheduler or a file system that stays away (InfrastructureError), leaves it to be followed
-        again. One that a program before this one was ending is ended."""
+        """Wait until the job has ended. Being cancelled stops it. Any other error, such as an
+        unavailable scheduler (InfrastructureError), leaves it running, to be followed again. An
+        ending that a program before this one had begun is finished."""
         with run_folder_io(self._folder):
             if self._begun_ending is not None:
                 self.begin_stopping()
             try:
-                await self._until_ended()
+                await self._wait_until_ended()
             except asyncio.CancelledError:
                 await self.stop()
                 raise
             if self._stopping is not None:
                 await self.stop()
-            await self._hear_the_end()
+            await self._drain()
 
-    # --- listening ----------------------------------------------------------------------------
-
-    def _say(self, line: str, label: str = "") -> None:
-        """Pass a line of its output on, at the level that the stage gave it."""
+    def _relay(self, line: str, label: str = "") -> None:
+        """Log a line of its output at the level that the stage gave it."""
         level, text = parse_line(line)
         self._log.log(level, "%s", label + text, extra={JOB: self.spec.name})
 
@@ -97,7 +94,7 @@ class StageJobRun(JobRun[Outcome]):
 
     @property
     def is_being_stopped(self) -> bool:
-        """True once it was told to stop, or has ended."""
+        """True once stopping has begun, or it has ended."""
         return self._stopping is not None or self._has_ended()
 
     @property
@@ -106,43 +103,44 @@ class StageJobRun(JobRun[Outcome]):
         return self._has_ended() or (self._stopping is not None and self._stopping.done())
 
     def begin_stopping(self) -> asyncio.Task[None]:
-        """Tell it to stop, unless it was told; the task ends when it has."""
+        """Begin to stop it, once; the task ends when it has stopped."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         return self._stopping
 
     async def stop(self) -> None:
-        """Tell it to stop, and wait until it has, however often this is cancelled meanwhile."""
+        """Stop it and wait until it has, however often this is cancelled."""
         await wait_uncancelled(self.begin_stopping())
 
     def _end(self, kind: Kind) -> None:
-        """Tell it to stop for a reason of ours, which is then how it ended."""
+        """Begin to stop it for a reason of ours, which becomes its outcome."""
         self._ended_by_us = kind
         self.begin_stopping()
 
     @property
-    def _was_told(self) -> bool:
-        """True when a program before this one has told it to save and leave."""
-        return self._begun_ending is not None and self._begun_ending.is_told
+    def _was_signalled(self) -> bool:
+        """True if a program before this one has sent it the signal to save and exit."""
+        return self._begun_ending is not None and self._begun_ending.was_signalled
 
-    def _note_ending(self, *, is_told: bool = False) -> None:
-        """Note why it is being ended, in case that this program is killed meanwhile; by a person
-        unless `_end` said otherwise. is_told: it has just been told to save and leave."""
+    def _record_ending(self, *, was_signalled: bool = False) -> None:
+        """Record why it is being ended, in case this program is killed; STOPPED unless `_end` gave
+        another reason. was_signalled: the signal to save and exit was just sent."""
         self._ended_by_us = self._ended_by_us or Kind.STOPPED
-        ending = Ending(kind=self._ended_by_us, is_told=is_told or self._was_told)
+        signalled = was_signalled or self._was_signalled
         try:
+            ending = Ending(kind=self._ended_by_us, was_signalled=signalled)
             write_ending(self._folder, ending)
         except OSError as error:  # such as a full disk: it is ended all the same
-            self._log.warning("%s: its ending could not be noted: %s", self.spec.name, error)
+            self._log.warning("%s: could not record its ending: %s", self.spec.name, error)
 
     def _end_if_silent(self, silent_seconds: float, limit: float | None) -> None:
         if limit is not None and silent_seconds > limit:
             name = self.spec.name
-            self._log.error("%s has said nothing for %.0f s: ending it", name, silent_seconds)
+            self._log.error("%s: no output for %.0f s; ending it", name, silent_seconds)
             self._end(Kind.HANG)
 
     def _check_stopping(self) -> None:
-        """Raise why a job that was told to stop could not be: nobody would tell it again."""
+        """Raise the error with which stopping failed: it is not begun again."""
         if self._stopping is not None and self._stopping.done():
             self._stopping.result()
 
@@ -156,23 +154,32 @@ class StageJobRun(JobRun[Outcome]):
             )
         with run_folder_io(self._folder):
             outcome = self._outcome()
-            self._note_end(outcome.kind)
+            self._record_end(outcome.kind)
         return outcome
 
-    def _note_end(self, kind: Kind) -> None:
+    def _record_end(self, kind: Kind) -> None:
+        self._try_record_event("ended", at=self._end_time(), kind=str(kind))
+
+    def _try_record_event(self, event: Name, **facts: Any) -> None:
+        """Record an event of the job; one that cannot be recorded changes nothing else."""
         try:
-            note(self._folder, "ended", at=self._ended_at(), job=self._job, kind=str(kind))
-        except OSError as error:  # such as a full disk: it has ended all the same
-            self._log.warning("%s: its end could not be noted: %s", self.spec.name, error)
+            record_event(self._folder, event, job=self._job, **facts)
+        except OSError as error:  # such as a full disk
+            self._log.warning("%s: could not record event %s: %s", self.spec.name, event, error)
 
 
 AnyRun = TypeVar("AnyRun", bound=StageJobRun)
 
 
-async def when_found(spec: LaunchSpec, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
-    """The run that a block finds or starts. One that is cancelled meanwhile stops the job, once it
-    is there: nobody else would know of it."""
-    found = asyncio.create_task(_found(Path(spec.run_directory), finding))
+async def find_or_start(spec: LaunchSpec, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
+    """The run that a backend finds or starts. If this is cancelled, the job is stopped as soon as
+    it exists: nothing else knows of it."""
+
+    async def find() -> AnyRun:
+        with run_folder_io(Path(spec.run_directory)):
+            return await finding
+
+    found = asyncio.create_task(find())
     try:
         return await asyncio.shield(found)
     except asyncio.CancelledError:
@@ -180,17 +187,12 @@ async def when_found(spec: LaunchSpec, finding: Coroutine[Any, Any, AnyRun]) -> 
         raise
 
 
-async def _found(folder: Path, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
-    with run_folder_io(folder):
-        return await finding
-
-
 async def _stop_found(finding: asyncio.Task[AnyRun]) -> None:
     try:
         run = await finding
-    except BackendUnavailableError:  # then there may be
+    except BackendUnavailableError:  # there may be a job
         raise
-    except TrainyardError:  # then there is nothing to stop
+    except TrainyardError:  # there is none
         return
     run.begin_stopping()
     await run.wait_for_completion()

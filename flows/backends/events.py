@@ -2,14 +2,14 @@
 
     {"event": "started", "time": 1795282123.481, "attempt": "20261121-174549-3f2a9c", "job": "17"}
 
-    submitted    a block asked its place for the job
-    queued       the place has not given what the job needs, or took it back
-    started      the job holds what it asked for
-    reattached   another program follows the job that is there
-    ended        it holds nothing any more; `kind` says how (flows/backends/outcome.py)
+    submitted    the job was submitted to its backend
+    queued       it waits for its resources, or lost them again
+    started      it has the resources that it asked for
+    reattached   another program follows the same job
+    ended        it has released them; `kind` is how it ended (flows/backends/outcome.py)
 
-The same event twice running is noted once, and nothing changes a job that has ended, so a block may
-note what it sees at each look. What follows from the events: flows/goodput/account.py."""
+The same event twice in a row is recorded once, and nothing follows `ended`, so a backend may record
+what it sees at each poll. What is computed from the events: flows/goodput/account.py."""
 
 from __future__ import annotations
 
@@ -33,42 +33,38 @@ class Event:
     event: str
     """One of NAMES."""
     time: float
-    """Seconds since 1970, by the clock of the program that noted it or of the place."""
+    """Seconds since 1970, by the clock of the recording program or of the backend."""
     attempt: str
     """The submission: name of its run folder."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else is known: `job`, the number in a queue; `kind`, how it ended."""
+    """What else is known: `job`, its name or id; `kind`, how it ended."""
 
 
-def note(run_directory: str | Path, event: Name, *, at: float | None = None, **facts: Any) -> bool:
-    """Append an event; False, and nothing written, when it is no news.
+def record_event(
+    run_directory: str | Path, event: Name, *, at: float | None = None, **facts: Any
+) -> bool:
+    """Append an event; False, and nothing written, if the job is in that state already.
 
-    at: when it happened, where the place knows better; None: now. facts: JSON-able."""
+    at: when it happened, if the backend reports that; None: now. facts: JSON-able."""
     if event not in NAMES:
         raise ValueError(f"event {event!r} is none of {', '.join(NAMES)}")
     folder = Path(run_directory)
-    if event != "reattached" and _last_state(read_events(folder)) in (event, "ended"):
+    states = [one.event for one in read_events(folder) if one.event != "reattached"]
+    if event != "reattached" and states and states[-1] in (event, "ended"):
         return False
     folder.mkdir(parents=True, exist_ok=True)
     moment = round(time.time() if at is None else at, 3)
     line = json.dumps({"event": event, "time": moment, "attempt": folder.name, **facts}) + "\n"
     descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line.encode())  # in one piece: two programs may note
+        os.write(descriptor, line.encode())  # in one piece: two programs may append
     finally:
         os.close(descriptor)
     return True
 
 
-def _last_state(events: list[Event]) -> str:
-    """What the job is in, whoever follows it; empty before the first event."""
-    states = [event.event for event in events if event.event != "reattached"]
-    return states[-1] if states else ""
-
-
 def read_events(run_directory: str | Path) -> list[Event]:
-    """The events in the order in which they were noted; a line cut short by a full disk is left
-    out."""
+    """The events in the order of recording, without lines cut short by a full disk."""
     try:
         lines = Path(run_directory, FILE).read_text().splitlines()
     except FileNotFoundError:

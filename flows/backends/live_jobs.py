@@ -1,5 +1,4 @@
-"""The jobs that this process waits for, so that all of them can be stopped, and stopping seen
-through."""
+"""The jobs that this process waits for, so that all of them can be stopped."""
 
 from __future__ import annotations
 
@@ -13,31 +12,31 @@ class Stoppable(Protocol):
 
     @property
     def is_being_stopped(self) -> bool:
-        """True once it was told to stop, or has ended."""
+        """True once stopping has begun, or it has ended."""
 
     @property
     def is_over(self) -> bool:
         """True once it has ended, or stopping it has, as far as this process knows."""
 
     def begin_stopping(self) -> asyncio.Task[None]:
-        """Tell it to stop, unless it was told; the task ends when it has."""
+        """Begin to stop it, once; the task ends when it has stopped."""
 
 
 live: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 """The jobs of this process that may still run."""
 
 
-def stop_untold() -> None:
-    """Stop every job that runs and that nobody has told to stop."""
+def stop_all() -> None:
+    """Begin to stop every job that is not being stopped yet."""
     for job in list(live):
         if not job.is_being_stopped:
             job.begin_stopping()
 
 
 async def wait_uncancelled(stopping: asyncio.Task[None]) -> None:
-    """Until the stopping is over, however often this is cancelled meanwhile.
+    """Wait for a task, then raise CancelledError if this was cancelled in the meantime.
 
-    A task of a flow that stops is cancelled several times over."""
+    Prefect cancels a task of a stopping flow several times."""
     cancelled: asyncio.CancelledError | None = None
     while not stopping.done():
         try:

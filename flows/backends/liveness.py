@@ -1,4 +1,4 @@
-"""Signs that a job is alive: it writes to its log, or renews its heartbeat."""
+"""Whether a running job is alive: it writes to its log, or touches its heartbeat file."""
 
 from __future__ import annotations
 
@@ -6,37 +6,35 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from flows.backends.notes import run_folder_io
+from flows.backends.run_folder import run_folder_io
 
 
 class Liveness:
-    """When a running job was last heard. Only whether the times of files change counts, since the
-    clocks of nodes and of file servers differ from ours."""
+    """How long a running job has been silent.
+
+    Only changes of file times count, since clocks of nodes and file servers differ from ours."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files = tuple(files)
-        self._times = self._look()
+        self._times = [_mtime(path) for path in self._files]
         self._last = time.monotonic()
 
     def renew(self) -> None:
-        """It does not run yet, or was heard otherwise."""
+        """Begin to count now, such as while it does not run yet."""
         self._last = time.monotonic()
 
     def silent_seconds(self, last_line: float | None = None) -> float:
-        """Since a file changed; InfrastructureError when that cannot be seen: it is no silence.
+        """Seconds since a file changed; InfrastructureError if that cannot be read.
 
-        last_line: when it was heard otherwise, by the clock of time.monotonic()."""
-        now, times = time.monotonic(), self._look()
+        last_line: time.monotonic() of its last output, if that is known otherwise."""
+        now, times = time.monotonic(), [_mtime(path) for path in self._files]
         if times != self._times:
             self._times, self._last = times, now
         self._last = max(self._last, last_line or 0.0)
         return now - self._last
 
-    def _look(self) -> list[float]:
-        return [_time(path) for path in self._files]
 
-
-def _time(path: Path) -> float:
+def _mtime(path: Path) -> float:
     with run_folder_io(path.parent):
         try:
             return path.stat().st_mtime

@@ -1,13 +1,15 @@
-"""What the end of a job means: done, or whose fault it was and whether trying again can help.
+"""What the end of a job means: done, or what failed and whether a retry can help.
 
-`failure.json`, which a stage leaves in its run folder, is believed before the exit status:
-launchers between a stage and its caller change exit codes."""
+`failure.json`, which a stage leaves in its run folder, outranks the exit status: launchers between
+a stage and its caller change exit codes. Behind a scheduler there are more sources: its state, the
+exit status that launchers passed on, the end of the log. Each may be missing or incomplete."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +25,7 @@ from trainyard.errors import (
     HostMemoryError,
     InfrastructureError,
     RerunElsewhere,
+    Stopped,
     ValidationFailed,
 )
 
@@ -34,7 +37,7 @@ class Kind(StrEnum):
     DATA = "fault in the data"
     CONFIG = "wrong option"
     INFRASTRUCTURE = "infrastructure"
-    """Store or network; what no narrower kind below says better."""
+    """Store or network, unless a narrower kind below applies."""
     DEFECT = "defect of trainyard"
     STOPPED = "stopped"
     """By a person, or by what a person stopped."""
@@ -42,13 +45,13 @@ class Kind(StrEnum):
     NODE_FAILURE = "node failure"
     TIME_LIMIT = "time limit"
     OUT_OF_MEMORY = "out of memory"
-    """The machine, or the part of it that the job asked for."""
+    """Of the machine, or more than the job asked for."""
     GPU_MEMORY = "out of GPU memory"
     COMMUNICATION = "NCCL or rendezvous"
     HANG = "hang"
-    """It ran, and for longer than it may made no progress or said nothing."""
+    """It ran without progress or output for longer than allowed."""
     UNKNOWN = "unknown"
-    """It ended and nobody left a word: no report, no state, no exit status."""
+    """It ended without a report, a state or an exit status."""
 
 
 RETRIED = frozenset(
@@ -63,7 +66,7 @@ RETRIED = frozenset(
         Kind.HANG,
     }
 )
-"""Nothing is wrong with what was asked for: the same command may end well, where it left off."""
+"""The job itself is not at fault: the same command may succeed, resuming where it left off."""
 
 EXIT_STATUS = {
     Kind.DONE: 0,
@@ -73,7 +76,7 @@ EXIT_STATUS = {
     Kind.STOPPED: 128 + signal.SIGTERM,
     **dict.fromkeys((*RETRIED, Kind.UNKNOWN), InfrastructureError.exit_status),
 }
-"""What a program ends with that has to say how its job ended."""
+"""Exit status of a program that reports how its job ended."""
 
 KINDS = {
     0: Kind.DONE,
@@ -87,7 +90,7 @@ KINDS = {
     128 + signal.SIGTERM: Kind.STOPPED,
     128 + signal.SIGUSR1: Kind.TIME_LIMIT,
 }
-"""What a stage's exit status means; SIGUSR1 is what a scheduler sends ahead of a time limit."""
+"""What a stage's exit status means. Schedulers send SIGUSR1 ahead of a time limit."""
 
 BY_CLASS = {
     HostMemoryError.__name__: Kind.OUT_OF_MEMORY,
@@ -95,14 +98,14 @@ BY_CLASS = {
     CommunicationError.__name__: Kind.COMMUNICATION,
     HangError.__name__: Kind.HANG,
 }
-"""Narrower kinds of an infrastructure failure, by the class of the error that a stage reports
+"""Narrower kinds of an infrastructure failure, by the error class that a stage reports
 (stages/runtime/failure.py)."""
 
 BRIEF_CHARS = 160
-"""Of a message, where a line is to be read at a glance."""
+"""Of a message, where a line must be readable at a glance."""
 
 TAIL_BYTES = 2**16
-"""Of a log, as much as is looked through for a reason."""
+"""End of a log that is searched for a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,24 +115,27 @@ class Outcome:
     name: str
     kind: Kind
     exit_status: int
-    """The contract's: one of KINDS, whatever number the process ended with."""
+    """One of KINDS, whatever number the process ended with."""
     message: str = ""
     error: str = ""
-    """Class of the error, when the stage said it."""
+    """Class of the error, if the stage reported it."""
     step: int | None = None
-    """Last training step that was finished before it happened, when the stage said it."""
+    """Last training step finished before the end, if the stage reported it."""
     failed_shares: tuple[int, ...] = ()
-    """Of a job made in shares, those that have to be made again."""
+    """Of a job made in shares, those to make again."""
 
     @property
     def may_succeed_later(self) -> bool:
-        """True when the same command is worth trying again."""
+        """True if the same command is worth a retry."""
         return self.kind in RETRIED
 
     @property
     def how(self) -> str:
-        """Its kind, and how far a training was: `hang after step 1,200`."""
+        """Its kind and last training step: `hang after step 1,200`."""
         return f"{self.kind}" if self.step is None else f"{self.kind} after step {self.step:,}"
+
+
+# --- from an exit code and failure.json -----------------------------------------------------------
 
 
 def classify(name: str, returncode: int, failure: Mapping[str, Any] | None) -> Outcome:
@@ -137,17 +143,16 @@ def classify(name: str, returncode: int, failure: Mapping[str, Any] | None) -> O
     if returncode == 0:
         return Outcome(name=name, kind=Kind.DONE, exit_status=0)
     status, message = _by_code(returncode)
-    if failure is None:
-        return Outcome(
-            name=name, kind=KINDS.get(status, Kind.DEFECT), exit_status=status, message=message
-        )
-    return reported(name, failure, status, message)
+    if failure is not None:
+        return reported(name, failure, status, message)
+    kind = KINDS.get(status, Kind.DEFECT)
+    return Outcome(name=name, kind=kind, exit_status=status, message=message)
 
 
 def reported(name: str, failure: Mapping[str, Any], status: int, message: str = "") -> Outcome:
-    """The outcome that a failure.json means; status and message are for what it does not say."""
-    said = failure.get("exit_status")
-    status = said if said in KINDS and said != 0 else status
+    """The outcome that a failure.json means; status and message replace what it lacks."""
+    stated = failure.get("exit_status")
+    status = stated if stated in KINDS and stated != 0 else status
     kind, error = KINDS.get(status, Kind.DEFECT), str(failure.get("class") or "")
     if kind is Kind.INFRASTRUCTURE:
         kind = BY_CLASS.get(error, kind)
@@ -163,28 +168,180 @@ def reported(name: str, failure: Mapping[str, Any], status: int, message: str = 
 
 
 def _by_code(code: int) -> tuple[int, str]:
-    """Exit status of the contract and words for a code that nothing else explains."""
+    """Exit status and message for a code without any other explanation."""
     number = -code if code < 0 else code - 128 if 128 < code <= 192 else 0
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         return 128 + number, f"stopped by {signal.Signals(number).name}"
     if number == signal.SIGKILL:
         return InfrastructureError.exit_status, (
-            "killed by SIGKILL without a word; when nobody did that, the machine ran out of memory"
+            "killed by SIGKILL without a report; unless a person did that, the machine ran out of "
+            "memory"
         )
     if number in {s.value for s in signal.Signals}:
         return EXIT_DEFECT, f"died of {signal.Signals(number).name}"
     if code in KINDS:
-        return code, f"ended with exit status {code}; its log says why"
-    return EXIT_DEFECT, f"ended with exit status {code}, which is none that a stage ends with"
+        return code, f"ended with exit status {code}; see its log"
+    return EXIT_DEFECT, f"ended with exit status {code}, which no stage uses"
+
+
+# --- from all that is known of a scheduled job ----------------------------------------------------
+
+MESSAGES = {
+    Kind.PREEMPTED: "preempted: other jobs took its nodes",
+    Kind.NODE_FAILURE: "a node failed",
+    Kind.TIME_LIMIT: "time limit reached; a training saves first and resumes when run again",
+    Kind.OUT_OF_MEMORY: "it used more memory than it asked for; raise that, or lower "
+    "--micro-batch-size or the processes of a node",
+    Kind.STOPPED: "cancelled",
+    Kind.HANG: "no output for longer than allowed, so it was ended",
+}
+"""Ends that the scheduler, or whoever ended the job, knows better than the job itself."""
+
+HINTS = (
+    (
+        Kind.GPU_MEMORY,
+        re.compile(r"CUDA out of memory|\bOutOfMemoryError\b|ran out of memory on cuda"),
+    ),
+    (
+        Kind.OUT_OF_MEMORY,
+        re.compile(r"oom[-_ ]kill|\bOut Of Memory\b|ran out of memory on the host"),
+    ),
+    (Kind.HANG, re.compile(r"no rank has made progress for \d+ s")),
+    (
+        Kind.COMMUNICATION,
+        re.compile(
+            r"Rendezvous\w*Error|Dist(Backend|Network|Store)Error|NCCL error|"
+            r"ncclRemoteError|ncclSystemError|ncclUnhandledCudaError|"
+            r"Watchdog caught collective operation timeout|"
+            r"\[.*gloo.*\] (Connection (closed|reset)|Timed out)|"
+            r"rank \d+ of \d+ lost its connection"
+        ),
+    ),
+)
+"""What the end of a log means, if nothing better is known."""
+
+STRAY = "stopped by a stray signal after it was requeued"
+"""Slurm repeats a job's end a minute later to a node that did not answer. If the node and the job
+of that id are back by then, it ends the wrong run (seen with Slurm 22.05)."""
+
+TERMINATED, KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
+
+SILENT = "ended without a reason; see the end of its log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """All that is known of the end of one job."""
+
+    failure: Mapping[str, Any] | None = None
+    """failure.json."""
+    verdict: Kind | None = None
+    """What the scheduler's state means; None if that is only `failed`, or gone."""
+    message: str = ""
+    """The scheduler's own message."""
+    exit_code: int | None = None
+    """Of the job's script, negative for a signal; None if unknown."""
+    is_of_launcher: bool = False
+    """The exit code passed through a launcher of ranks, which returns 1 for any failed rank."""
+    ended_by_us: Kind | None = None
+    """Why we ended it, such as STOPPED or HANG."""
+    was_requeued: bool = False
+    """The scheduler ended it before, for a node or for other jobs, and started it again."""
+    log_tail: str = ""
+
+
+def classify_exit(name: str, end: JobEnd) -> Outcome:
+    """The outcome that the end means."""
+    # A step that is cancelled may end with 0: srun stopped waiting for it.
+    if end.verdict is Kind.DONE or (end.verdict is None and end.exit_code == 0):
+        return Outcome(name=name, kind=Kind.DONE, exit_status=0)
+    report = None
+    if end.failure is not None:
+        code = end.exit_code
+        status = code if code in KINDS and code is not None else EXIT_STATUS[Kind.DEFECT]
+        report = reported(name, end.failure, status)
+    if report is not None and _is_cause(report, end):
+        return report
+    known = end.ended_by_us or end.verdict
+    if known in MESSAGES:
+        message = f"{MESSAGES[known]} ({end.message})".removesuffix(" ()")
+        return of_kind(name, known, message, None if report is None else report.step)
+    if report is None:
+        return _without_report(name, end)
+    if end.was_requeued and report.error == Stopped.__name__ and report.exit_status == TERMINATED:
+        return of_kind(name, Kind.NODE_FAILURE, f"{STRAY} ({end.message})", report.step)
+    return report
+
+
+def _is_cause(report: Outcome, end: JobEnd) -> bool:
+    """True if the stage's report is the cause, and not the consequence of another one.
+
+    When a node is lost, ranks on others report a broken connection, or anything at all."""
+    if report.kind in (Kind.DATA, Kind.CONFIG):
+        return True
+    lost = (Kind.NODE_FAILURE, Kind.OUT_OF_MEMORY, Kind.PREEMPTED)
+    return report.kind is Kind.DEFECT and end.verdict not in lost
+
+
+def _without_report(name: str, end: JobEnd) -> Outcome:
+    hint = next((kind for kind, pattern in HINTS if pattern.search(end.log_tail)), None)
+    # A launcher returns 1 if its ranks had only begun, and is killed if it had none.
+    may_be_stray = {TERMINATED, 1, KILLED} if end.is_of_launcher else {TERMINATED}
+    if end.was_requeued and hint is None and end.exit_code in may_be_stray:
+        return of_kind(name, Kind.NODE_FAILURE, f"{STRAY} ({end.message})")
+    if end.exit_code is None:
+        return of_kind(name, hint or Kind.UNKNOWN, end.message or SILENT)
+    outcome = classify(name, end.exit_code, None)
+    is_vague = end.is_of_launcher or outcome.kind in (Kind.INFRASTRUCTURE, Kind.DEFECT)
+    if hint is not None and is_vague:
+        return of_kind(name, hint, f"according to its log ({outcome.message})")
+    if end.is_of_launcher and end.exit_code == 1:
+        return of_kind(name, Kind.UNKNOWN, SILENT)
+    return outcome
+
+
+def of_kind(name: str, kind: Kind, message: str, step: int | None = None) -> Outcome:
+    """An outcome with the exit status of its kind."""
+    return Outcome(name=name, kind=kind, exit_status=EXIT_STATUS[kind], message=message, step=step)
+
+
+def join_shares(name: str, outcomes: Mapping[int | None, Outcome]) -> Outcome:
+    """One outcome for a job made in shares, by index; of a whole job (None) its own.
+
+    It is the first failed share's; failures that a retry cannot help come first."""
+    if None in outcomes:
+        return outcomes[None]
+    failed = {i: one for i, one in outcomes.items() if i is not None and one.kind is not Kind.DONE}
+    if not failed:
+        return Outcome(name=name, kind=Kind.DONE, exit_status=0)
+    index = min(failed, key=lambda at: (failed[at].kind in RETRIED, at))
+    worst = failed[index]
+    count = f"{len(failed)} of {len(outcomes)} shares failed ({_listed(sorted(failed))})"
+    return Outcome(
+        name=name,
+        kind=worst.kind,
+        exit_status=worst.exit_status,
+        message=f"{count}; share {index}: {worst.message}",
+        error=worst.error,
+        failed_shares=tuple(sorted(failed)),
+    )
+
+
+def _listed(numbers: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown}, ..."
+
+
+# --- reports in a run folder ----------------------------------------------------------------------
 
 
 def read_failure(run_directory: str) -> dict[str, Any] | None:
-    """The failure.json of a run folder; None when there is none or it was cut short."""
+    """The failure.json of a run folder; None if there is none or it was cut short."""
     return _read(Path(run_directory, "failure.json"))
 
 
 def read_outcome(run_directory: str) -> dict[str, Any] | None:
-    """The outcome.json of a run folder ("noop" or "ran", why, digest); None when there is none."""
+    """The outcome.json of a run folder ("noop" or "ran", why, digest); None if there is none."""
     return _read(Path(run_directory, "outcome.json"))
 
 
@@ -197,7 +354,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def read_tail(path: Path) -> str:
-    """The end of a log; empty when there is none."""
+    """The end of a log; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -207,10 +364,10 @@ def read_tail(path: Path) -> str:
 
 
 class StageError(Exception):
-    """A stage did not end well; carries the outcome and where its log lies."""
+    """A failed stage: its outcome and the path of its log."""
 
     def __init__(self, outcome: Outcome, log: str = "", given_up: str = "") -> None:
-        """given_up: why it is not tried again, where its kind alone does not say so."""
+        """given_up: why it is not retried, if its kind alone does not imply that."""
         super().__init__(outcome, log, given_up)
         self.outcome = outcome
         self.log = log
@@ -225,7 +382,7 @@ class StageError(Exception):
         return self._with(self.outcome.message)
 
     def __repr__(self) -> str:
-        """One short line: Prefect writes this into the logs and states of tasks, for people."""
+        """One short line: Prefect writes this into logs and task states, for people."""
         return self._with(brief(self.outcome.message))
 
     def _with(self, message: str) -> str:
@@ -235,6 +392,6 @@ class StageError(Exception):
 
 
 def brief(text: str, most: int = BRIEF_CHARS) -> str:
-    """On one line, and no longer than so many characters."""
+    """On one line, cut to so many characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 4].rstrip() + " ..."

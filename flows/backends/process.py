@@ -1,8 +1,8 @@
-"""A stage as a process on this machine: started, listened to, and never left behind.
+"""Runs a stage as a process on this machine, which never outlives this one.
 
-The job has a session of its own, so all that it starts can be stopped together. It holds the read
-end of a pipe whose write end is here: when this process dies, however it dies, the kernel closes
-the pipe and the job stops itself (stages/runtime/parent_watch.py)."""
+The job has a session of its own, so it is stopped together with all that it starts. It holds the
+read end of a pipe whose write end is here: if this process dies, the kernel closes the pipe and the
+job stops itself (stages/runtime/parent_watch.py)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from typing import IO, TextIO
 from prefect.blocks.abstract import JobBlock
 
 from flows.backends.base import StageJobRun
-from flows.backends.events import note
 from flows.backends.live_jobs import live
-from flows.backends.notes import NOT_BEGUN, run_folder_io
 from flows.backends.outcome import Outcome, classify, read_failure
-from flows.backends.run_folder import LOG
+from flows.backends.run_folder import LOG, NOT_BEGUN, run_folder_io
 from flows.backends.spec import OF_PREFECT, LaunchSpec
 from flows.logs.lines import Lines
 
@@ -34,7 +32,7 @@ RUN_DIRECTORY = "TRAINYARD_RUN_DIR"
 POLL_SECONDS = 0.05
 
 DRAIN_SECONDS = 2.0
-"""How long output may still come after the job itself has ended: a grandchild may hold the pipe."""
+"""How long to read output after the job itself has ended: a grandchild may hold the pipe."""
 
 
 class ProcessJob(JobBlock[Outcome]):
@@ -84,36 +82,30 @@ class ProcessJobRun(StageJobRun):
         lifeline: int,
         output: TextIO,
     ) -> None:
-        """lifeline: write end of the pipe that ends it; output: what it says is written there."""
+        """lifeline: write end of the pipe that ends it; output: where its lines are written."""
         super().__init__(spec, str(process.pid))
         self.pid = process.pid
         self._process = process
         self._lifeline: int | None = lifeline
         self._output = output
-        # A thread, since it has to go on listening while everything in the loop is cancelled.
-        self._listener = threading.Thread(target=self._listen, name=spec.name, daemon=True)
-        self._listener.start()
+        # A thread, since it must keep reading while everything in the loop is cancelled.
+        self._reader = threading.Thread(target=self._read_output, name=spec.name, daemon=True)
+        self._reader.start()
         live.add(self)
-        self._note_start()
+        self._try_record_event("submitted")
+        self._try_record_event("started")
 
     @property
     def log_path(self) -> Path:
-        """Everything that the job wrote to stdout and stderr."""
+        """All that the job wrote to stdout and stderr."""
         return self._folder / LOG
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Until the job has ended. Whatever ends the waiting instead stops the job."""
+        """Wait until the job has ended. Any error of the waiting stops the job."""
         try:
             await super().wait_for_completion()
         finally:
             await self.stop()
-
-    def _note_start(self) -> None:
-        try:
-            note(self._folder, "submitted", job=self._job)
-            note(self._folder, "started", job=self._job)
-        except OSError as error:  # such as a full disk: it runs all the same
-            self._log.warning("%s: its start could not be noted: %s", self.spec.name, error)
 
     def _has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -124,57 +116,57 @@ class ProcessJobRun(StageJobRun):
         return classify(self.spec.name, code, read_failure(self.spec.run_directory))
 
     async def _stop(self) -> None:
-        """SIGTERM to all of its processes, once; SIGKILL to what is there after the grace."""
+        """Send SIGTERM to all of its processes, once; SIGKILL to what is left after the grace."""
         try:
             if self._signal(signal.SIGTERM):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._gone(), self.spec.grace_seconds)
+                    await asyncio.wait_for(self._wait_until_gone(), self.spec.grace_seconds)
         finally:
             self._signal(signal.SIGKILL)
             if self._lifeline is not None:
                 os.close(self._lifeline)
                 self._lifeline = None
-        await self._until_ended()
-        await self._hear_the_end()
-        self._note_end(self._outcome().kind)
+        await self._wait_until_ended()
+        await self._drain()
+        self._record_end(self._outcome().kind)
 
     def _signal(self, number: int) -> bool:
-        """Signal the job's process group; False when nobody is alive in it any more."""
+        """Signal the job's process group; False if no process of it is alive."""
         if not _is_alive(self.pid):
             return False
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
         return True
 
-    async def _until_ended(self) -> None:
+    async def _wait_until_ended(self) -> None:
         while self._process.poll() is None:
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _gone(self) -> None:
-        await self._until_ended()
+    async def _wait_until_gone(self) -> None:
+        await self._wait_until_ended()
         while _is_alive(self.pid):
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _hear_the_end(self) -> None:
+    async def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
-        while self._listener.is_alive() and time.monotonic() < deadline:
+        while self._reader.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS / 5)
 
-    def _listen(self) -> None:
+    def _read_output(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as stream:
             for line in _lines(stream):
-                with contextlib.suppress(OSError):  # a full disk must not stop the reading
+                with contextlib.suppress(OSError):  # such as a full disk: keep reading
                     self._output.write(line + "\n")
-                self._say(line)
-        with contextlib.suppress(OSError):  # it tries once more what did not get there
+                self._relay(line)
+        with contextlib.suppress(OSError):  # closing writes what is buffered
             self._output.close()
 
 
 def _is_alive(group: int) -> bool:
     """True while a process of the group runs.
 
-    Zombies do not count: in a container process 1, which inherits them, may never reap them."""
+    Zombies do not count: in a container process 1 inherits them and may never reap them."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -200,7 +192,7 @@ def _environment(spec: LaunchSpec, lifeline: int) -> dict[str, str]:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines as they come."""
+    """Lines of a stream as they arrive."""
     lines = Lines()
     while chunk := os.read(stream.fileno(), 2**16):
         yield from lines.feed(chunk)

@@ -1,12 +1,40 @@
-"""The names of what lies in a run folder, whichever place its job runs in."""
+"""What backends keep in a run folder, by which a restarted flow finds its job and its state again.
+
+A submission is found by its key, which follows from what it is for and how often we submitted that.
+A flow that was killed and started again computes the same key and follows the job instead of
+submitting another. Prefect's own run count would not do: it grows with every start of the flow."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.backends.outcome import Kind
+from flows.backends.spec import LaunchSpec
+from trainyard.errors import ConfigError, InfrastructureError
+
 LOG = "log.txt"
-"""Everything that the job wrote to stdout and stderr."""
+"""All that the job wrote to stdout and stderr."""
 
 HEARTBEAT = "heartbeat"
-"""File whose time a job may renew to say that it lives, besides its log."""
+"""File that a job may touch to show that it is alive, besides its log."""
+
+SUBMITTED = "submitted.json"
+"""What was submitted from this folder."""
+
+ENDING = "ending.json"
+"""Why we end the job of this folder. If we are killed first, the next program finishes that."""
+
+DIGITS = 16
+"""Of the SHA-256 in a key: enough that no two submissions of a yard collide."""
+
+FOLLOWED = "its job keeps running, and a retry follows it"
+NOT_BEGUN = "no job was started"
 
 
 def log_name(share: int | None) -> str:
@@ -17,3 +45,83 @@ def log_name(share: int | None) -> str:
 def share_folder(share: int | None) -> str:
     """Folder, relative to the run folder, of a share's own reports; empty for a whole job."""
     return "" if share is None else f"share-{share}"
+
+
+def job_key(flow_run: str, task: str, submission: int) -> str:
+    """The key of the n-th submission, from 1, that a flow run makes for one of its tasks."""
+    if submission < 1:
+        raise ValueError(f"submissions count from 1, got {submission}")
+    text = "\0".join((flow_run, task))
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}-{submission}"
+
+
+def submission_of(key: str) -> int:
+    """The submission number in a key."""
+    return int(key.rpartition("-")[2])
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def read_record(path: Path, name: str | None = None) -> dict[str, Any] | None:
+    """A recorded document; None if there is none.
+
+    name: of the job that it must belong to; ConfigError if the folder is another job's."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    if name is not None and document["name"] != name:
+        raise ConfigError(
+            f"run folder {path.parent} belongs to job {document['name']}, not to {name}: each "
+            f"submission needs a folder of its own"
+        )
+    return document
+
+
+def write_record(path: Path, document: dict[str, Any]) -> None:
+    """Record a document; whole or not at all, whenever this program is killed."""
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.write_text(json.dumps(document) + "\n")
+    partial.replace(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """That a program of ours ends a job."""
+
+    kind: Kind
+    """Why."""
+    was_signalled: bool
+    """The job was sent its signal to save and exit."""
+
+
+def read_ending(folder: Path) -> Ending | None:
+    """Why a program of ours ends, or ended, the job of a run folder; None if none does."""
+    document = read_record(folder / ENDING)
+    if document is None:
+        return None
+    return Ending(kind=Kind(document["kind"]), was_signalled=document["is_told"])
+
+
+def write_ending(folder: Path, ending: Ending) -> None:
+    """Record an ending, before anything is done to the job."""
+    write_record(folder / ENDING, {"kind": ending.kind, "is_told": ending.was_signalled})
+
+
+def is_being_cancelled(spec: LaunchSpec) -> bool:
+    """True if a program that was killed since had begun to cancel the job of a run folder."""
+    with run_folder_io(Path(spec.run_directory)):
+        ending = read_ending(Path(spec.run_directory))
+    return ending is not None and ending.kind is Kind.STOPPED
+
+
+@contextmanager
+def run_folder_io(folder: Path, job: str = FOLLOWED) -> Iterator[None]:
+    """Raise InfrastructureError for an OSError, such as a full disk or a stale NFS handle.
+
+    job: what that means for the job, to which nothing was done."""
+    try:
+        yield
+    except OSError as error:
+        raise InfrastructureError(f"run folder {folder} cannot be used ({error}); {job}") from error

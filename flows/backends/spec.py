@@ -1,8 +1,8 @@
-"""What is to be started, and with what means: one description for every place a stage can run in.
+"""What to start, and with which resources: one description for every backend.
 
-A block (local process, container, Slurm, Kubernetes) takes a LaunchSpec and knows nothing else of
-the stage. Pure data: no place is known here. No secret belongs in it: credentials reach a stage
-through the environment of the place where it runs."""
+A backend (process, container, Slurm, Kubernetes) takes a LaunchSpec and knows nothing else of the
+stage. Pure data. No secret belongs in it: credentials reach a stage through its environment where
+it runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from trainyard.errors import ConfigError
 
 GRACE_SECONDS = 20.0
-"""Between SIGTERM and SIGKILL: enough to save a checkpoint, little for a person who waits."""
+"""Between SIGTERM and SIGKILL: enough to save a checkpoint, short for a person who waits."""
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]*[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 IMAGE = re.compile(r"[A-Za-z0-9/._-][A-Za-z0-9/._:@#+=-]*")
-"""A reference to a registry (`nvcr.io#nvidia/pytorch:25.09-py3` too) or the path of an image."""
+"""A reference to a registry (also `nvcr.io#nvidia/pytorch:25.09-py3`) or the path of an image."""
 MOUNTED = re.compile(r"/[^,:\n\0]*")
-"""What every runtime's list of mounts can tell apart."""
+"""A path that every runtime's list of mounts can express."""
 KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 SECRET = re.compile(
     r"(^|_)(SECRET|PASSWORD|PASSPHRASE|TOKEN|CREDENTIALS?|AUTH_STRING|"
@@ -28,8 +28,8 @@ SECRET = re.compile(
 )
 
 OF_PREFECT = "PREFECT_"
-"""How variables of Prefect begin, its password among them. Who has that starts programs on the
-workers, so stages do not inherit them."""
+"""Prefix of Prefect's variables. Its password lets its holder start programs on the workers, so
+stages do not inherit them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,13 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """One output made by many equal jobs: each gets `--rank K --world-size COUNT`."""
+    """One output made by many equal jobs; each gets `--rank K --world-size COUNT`."""
 
     count: int
     only: tuple[int, ...] = ()
-    """The shares to make, such as those that failed; empty: all of them."""
+    """The shares to make, such as those that failed; empty: all."""
     at_once: int | None = None
-    """Shares that may run side by side; None: as many as there is room for."""
+    """Most shares that run at once; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -68,18 +68,18 @@ class Shares:
         strangers = sorted({index for index in self.only if not 0 <= index < self.count})
         if strangers:
             raise ConfigError(
-                f"shares: {strangers} are none of {self.count} shares, which count from 0"
+                f"shares: {strangers} are not among {self.count} shares, which count from 0"
             )
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The shares to make, in order and once each."""
+        """The shares to make, in order, each once."""
         return tuple(sorted(set(self.only))) or tuple(range(self.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a job asks its place for; a local process takes what the machine has."""
+    """What a job asks its backend for; a local process uses what the machine has."""
 
     nodes: int = 1
     processes_per_node: int = 1
@@ -101,7 +101,7 @@ class Resources:
 
     @property
     def num_processes(self) -> int:
-        """Processes on all nodes together: ranks, when there are several."""
+        """Processes on all nodes: ranks, if there are several."""
         return self.nodes * self.processes_per_node
 
 
@@ -110,25 +110,25 @@ class LaunchSpec:
     """One attempt at one job."""
 
     name: str
-    """What the job is called in a queue or a list of processes: `pretrain`, `tokenize-00003`."""
+    """Name of the job in a queue or a list of processes: `pretrain`, `tokenize-00003`."""
     command: tuple[str, ...]
-    """Program and arguments of one process, as they are: no shell reads them."""
+    """Program and arguments of one process; no shell reads them."""
     run_directory: str
-    """Folder of this attempt alone, seen by the job: failure.json and outcome.json appear in it."""
+    """Folder of this attempt; the job writes failure.json or outcome.json there."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the place."""
+    """Added to the environment where the job runs."""
     working_directory: str | None = None
-    """None: where the launcher stands."""
+    """None: that of the launcher."""
     grace_seconds: float = GRACE_SECONDS
     resources: Resources = field(default_factory=Resources)
     image: str | None = None
-    """Container image; None: the environment that is installed there."""
+    """Container image; None: what is installed where the job runs."""
     mounts: tuple[Mount, ...] = ()
     key: str = ""
-    """What a scheduler knows this submission by, so that it is found again (flows/backends/key.py);
-    a local process needs none."""
+    """By which a backend finds this submission again (flows/backends/run_folder.py); a local
+    process needs none."""
     rank_launcher: tuple[str, ...] = ("torchrun",)
-    """Starts the processes of a node and lets all find each other, when there are several."""
+    """Starts the processes of a node if there are several, and connects those of all nodes."""
     shares: Shares | None = None
 
     def __post_init__(self) -> None:
@@ -141,7 +141,7 @@ class LaunchSpec:
         if self.grace_seconds < 0:
             raise ConfigError(f"grace_seconds must not be negative, got {self.grace_seconds}")
         if self.image is not None and not IMAGE.fullmatch(self.image):
-            raise ConfigError(f"job {self.name}: {self.image!r} is no reference to an image")
+            raise ConfigError(f"job {self.name}: {self.image!r} is not a reference to an image")
         if self.key and not KEY.fullmatch(self.key):
             raise ConfigError(
                 f"job {self.name}: key {self.key!r}: at most 40 lower-case letters, digits and '-'"
@@ -158,18 +158,26 @@ class LaunchSpec:
 
     @property
     def has_ranks(self) -> bool:
-        """True when several processes work together, on one node or on many."""
+        """True if several processes work together, on one node or on many."""
         return self.resources.num_processes > 1
+
+    @property
+    def mounts_with_run_folder(self) -> tuple[Mount, ...]:
+        """The mounts, and the run folder at its own path."""
+        run = Mount(source=self.run_directory, target=self.run_directory, read_only=False)
+        return (*self.mounts, run)
 
     def _check_text(self) -> None:
         for key in self.environment:
             if not VARIABLE.fullmatch(key):
-                raise ConfigError(f"job {self.name}: {key!r} is no name of an environment variable")
+                raise ConfigError(
+                    f"job {self.name}: {key!r} is not a name of an environment variable"
+                )
             if SECRET.search(key.upper()):
                 raise ConfigError(
                     f"job {self.name}: {key} looks like a secret and would be stored with the run; "
-                    f"set it in the environment of the place where the job runs"
+                    f"set it in the environment where the job runs"
                 )
         texts: Iterable[str] = (*self.command, *self.rank_launcher, *self.environment.values())
         if any("\0" in text for text in texts):
-            raise ConfigError(f"job {self.name}: no argument and no variable can hold a NUL")
+            raise ConfigError(f"job {self.name}: no argument and no variable may hold a NUL")

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from flows.backends.program import other_clusters, run_program
+from flows.backends.slurm.client import other_clusters, run_program
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.cluster import cluster_image, cluster_jobs
 from flows.doctor.context import YardContext
@@ -40,7 +40,7 @@ def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
     result = run_program(command, seconds)
     if result.status == 0:
         return 0, result.out.strip()
-    return result.status, result.words or f"{command[0]}: status {result.status}"
+    return result.status, result.last_line or f"{command[0]}: status {result.status}"
 
 
 # --- this machine -------------------------------------------------------------------------------

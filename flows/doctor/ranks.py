@@ -16,9 +16,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from flows.backends.key import job_key
 from flows.backends.outcome import Kind, Outcome
-from flows.backends.run_folder import LOG
+from flows.backends.run_folder import LOG, job_key
 from flows.backends.spec import LaunchSpec, Resources
 from flows.doctor.check import Answer, Check, fail, ok, skipped
 from flows.doctor.context import FOLDER, YardContext

@@ -12,11 +12,17 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from flows.backends.container.client import NOT_STARTED, ContainerClient, ContainerState, Ours
+from flows.backends.container.client import (
+    NOT_STARTED,
+    RECORD,
+    ContainerClient,
+    ContainerState,
+    OwnContainer,
+    record_container,
+    recorded_end,
+)
 from flows.backends.container.log import ContainerLog
-from flows.backends.container.note import NOTE, end_noted, note_container
-from flows.backends.notes import read_note
-from flows.backends.run_folder import LOG
+from flows.backends.run_folder import LOG, read_record
 from flows.gc.policy import DAY, HOUR, Garbage, Policy, age
 from trainyard.errors import ClaimHeldError, InfrastructureError
 
@@ -30,11 +36,11 @@ def left_containers(engine: str | None, policy: Policy) -> Iterator[Garbage]:
 
     Raises InfrastructureError or ConfigError for an engine that is away or closed to us."""
     with closing(ContainerClient(engine)) as client:
-        found = sorted(client.ours(), key=lambda one: one.name)
+        found = sorted(client.own(), key=lambda one: one.name)
     for one in found:
-        seconds = time.time() - max(one.made, one.look.ended)
-        if _is_left(one.look) and seconds >= _kept_seconds(one.look, policy):
-            happened = "ended" if one.look.has_ended else "was made and not started"
+        seconds = time.time() - max(one.made, one.state.ended)
+        if _is_left(one.state) and seconds >= _kept_seconds(one.state, policy):
+            happened = "ended" if one.state.has_ended else "was made and not started"
             yield Garbage(
                 kind="container",
                 url=one.name,
@@ -53,12 +59,12 @@ def _kept_seconds(look: ContainerState, policy: Policy) -> float:
     return max(policy.attempt_days * DAY, 0.0 if look.has_ended else HOUR)
 
 
-def _remove(engine: str | None, one: Ours) -> None:
+def _remove(engine: str | None, one: OwnContainer) -> None:
     with closing(ContainerClient(engine)) as client:
         look = client.look(one.name)
         if look is None:
             return
-        if look.id != one.look.id or not _is_left(look):
+        if look.id != one.state.id or not _is_left(look):
             raise ClaimHeldError(f"container {one.name}: a flow came back for it")
         if look.has_ended and one.folder and Path(one.folder).is_dir():
             _keep_end(client, Path(one.folder), one.name, look)
@@ -66,7 +72,7 @@ def _remove(engine: str | None, one: Ours) -> None:
 
 
 def _keep_end(client: ContainerClient, folder: Path, name: str, look: ContainerState) -> None:
-    if end_noted(read_note(folder / NOTE, name)) is not None:
+    if recorded_end(read_record(folder / RECORD, name)) is not None:
         return
     listener = ContainerLog(client, name, folder / LOG, _unheard)
     listener.start()
@@ -74,7 +80,7 @@ def _keep_end(client: ContainerClient, folder: Path, name: str, look: ContainerS
     if listener.is_alive() or listener.trouble:
         why = listener.trouble or f"it takes more than {LOG_SECONDS:.0f} s"
         raise InfrastructureError(f"container {name}: its log cannot be kept ({why})")
-    note_container(folder, name, look)
+    record_container(folder, name, look)
 
 
 def _unheard(_line: str) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.backends.events import read_events
-from flows.backends.key import DIGITS
+from flows.backends.run_folder import DIGITS
 from flows.gc.policy import DAY, Garbage, Policy, age
 from stages.runtime.scratch import abandoned, remove_if_abandoned
 

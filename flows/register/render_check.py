@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.backends.container.render import Host, render_container
-from flows.backends.key import job_key
 from flows.backends.kubernetes.manifests import render_kubernetes
+from flows.backends.run_folder import job_key
 from flows.backends.slurm.script import render_slurm
 from flows.backends.spec import LaunchSpec, Shares
 from flows.recipes.stage_job import StageJob

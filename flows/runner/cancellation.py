@@ -28,7 +28,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
-from flows.backends.live_jobs import live, stop_untold
+from flows.backends.live_jobs import live, stop_all
 
 LOST_SECONDS = 3.0
 """After this a cancellation that was not lost has reached every job."""
@@ -87,7 +87,7 @@ def watch_signals() -> None:
         return
 
     def stop_later() -> None:
-        loop.call_soon_threadsafe(loop.call_later, LOST_SECONDS, stop_untold)
+        loop.call_soon_threadsafe(loop.call_later, LOST_SECONDS, stop_all)
 
     _wrap(signal.SIGINT, stop_later)
     # A worker's runner asks whether the handler is Prefect's own, and before a flow there is none.
@@ -142,7 +142,7 @@ async def run_until_cancelled(run: Coroutine[Any, Any, R]) -> R:
         # SIGTERM. A worker may have been quicker. Jobs not reached are stopped a little later.
         if not done.cancelled() and not flow.done() and not flow.cancelling():
             flow.cancel()
-            flow.get_loop().call_later(LOST_SECONDS, stop_untold)
+            flow.get_loop().call_later(LOST_SECONDS, stop_all)
 
     looking.add_done_callback(stop)
     try:

@@ -20,10 +20,15 @@ import tomli_w
 from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows.backends.key import job_key, submission_of
-from flows.backends.notes import NOT_BEGUN, is_being_cancelled, run_folder_io
 from flows.backends.outcome import KINDS, Kind, Outcome, StageError, read_outcome
-from flows.backends.run_folder import LOG
+from flows.backends.run_folder import (
+    LOG,
+    NOT_BEGUN,
+    is_being_cancelled,
+    job_key,
+    run_folder_io,
+    submission_of,
+)
 from flows.backends.spec import LaunchSpec, Shares
 from flows.logs.console import Log, headline
 from flows.pages.stage_pages import show_failed, show_stage

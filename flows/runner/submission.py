@@ -19,18 +19,18 @@ from typing import Any
 from prefect import get_run_logger
 
 from flows.backends.base import StageJobRun
-from flows.backends.container.note import NOTE
+from flows.backends.container.client import RECORD
 from flows.backends.errors import BackendUnavailableError
-from flows.backends.notes import (
+from flows.backends.outcome import Kind, Outcome
+from flows.backends.run_folder import (
     SUBMITTED,
     Ending,
-    noted,
     read_ending,
+    read_record,
     run_folder_io,
     write_ending,
-    write_note,
+    write_record,
 )
-from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec
 from flows.logs.console import headline
 from flows.pages.progress import progress_shown
@@ -44,7 +44,7 @@ SETTLED = "settled.json"
 """File of a run folder of a scheduler's job: its end is known, the next submission is another."""
 
 ENDED_BY_HAND = {
-    "container": (NOTE, "docker rm --force {name}"),
+    "container": (RECORD, "docker rm --force {name}"),
     "slurm": (SUBMITTED, "scancel {job_id}"),
     "kubernetes": (SUBMITTED, "kubectl --namespace {namespace} delete {kind} {name}"),
 }
@@ -86,7 +86,7 @@ def settle(
     """Note how the job of a scheduler ended: it is not followed any more."""
     if place.block in SCHEDULED:
         told = {"kind": kind, "message": message, "shares": shares}
-        write_note(Path(spec.run_directory, SETTLED), told)
+        write_record(Path(spec.run_directory, SETTLED), told)
 
 
 class Submission:
@@ -210,7 +210,7 @@ class Submission:
         folder = Path(self._spec.run_directory)
         try:
             if read_ending(folder) is None:
-                write_ending(folder, Ending(kind=Kind.STOPPED, is_told=False))
+                write_ending(folder, Ending(kind=Kind.STOPPED, was_signalled=False))
         except OSError as error:
             self._log.warning("%s: its ending could not be noted: %s", self._name, error)
 
@@ -227,7 +227,7 @@ class Submission:
         file, _ = ENDED_BY_HAND[self._place.block]
         folder = Path(self._spec.run_directory)
         with run_folder_io(folder):
-            return noted(folder / file)
+            return read_record(folder / file)
 
     def _by_hand(self) -> str:
         job = self._noted()

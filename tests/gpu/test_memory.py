@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from flows.backends.ending import Evidence, classify_exit
-from flows.backends.outcome import Kind, read_failure
+from flows.backends.outcome import JobEnd, Kind, classify_exit, read_failure
 from stages.runtime.failure import RUN_DIR
 from trainyard.corpus.indexed import IndexedWriter
 
@@ -49,6 +48,6 @@ def test_a_gpu_that_is_full_is_not_the_hosts_memory(tmp_path: Path) -> None:
         text=True,
     )
     assert ended.returncode == 3, ended.stderr
-    outcome = classify_exit("pretrain", Evidence(failure=read_failure(str(run)), exit_code=3))
+    outcome = classify_exit("pretrain", JobEnd(failure=read_failure(str(run)), exit_code=3))
     assert (outcome.kind, outcome.error) == (Kind.GPU_MEMORY, "DeviceMemoryError"), outcome.message
     assert outcome.message.startswith("rank 0 ran out of memory on cuda:0: ")

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.backends.ending import Evidence, classify_exit
-from flows.backends.outcome import Kind, Outcome, read_failure
+from flows.backends.outcome import JobEnd, Kind, Outcome, classify_exit, read_failure
 from stages.runtime.failure import RUN_DIR
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.corpus.indexed import IndexedWriter
@@ -84,7 +83,7 @@ def judged(save: Path, code: int) -> Outcome:
     """What a job makes of the run folder; torchrun and srun say 1 whatever happened."""
     failure = read_failure(str(save.with_suffix(".run")))
     assert failure is not None
-    return classify_exit("pretrain", Evidence(failure=failure, exit_code=code, is_of_launcher=True))
+    return classify_exit("pretrain", JobEnd(failure=failure, exit_code=code, is_of_launcher=True))
 
 
 def rank_process(parent: int, rank: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.kubernetes import signs
+from flows.backends.kubernetes import watch
 from flows.cli.run_flow import ENVIRONMENT
 from flows.server.ephemeral import EphemeralServer
 from tests.yard.cluster import Cluster, why_not
@@ -101,7 +101,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKube]:
 @pytest.fixture
 def fake(stand_in: FakeKube, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
     """The stand-in, as it was when it was new."""
-    monkeypatch.setattr(signs, "EVENTS_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "EVENTS_SECONDS", 0.2)
     stand_in.renew()
     stand_in.asked.clear()
     yield stand_in

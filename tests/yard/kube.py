@@ -9,9 +9,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.kubernetes.job import KubernetesJob, KubernetesJobRun
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
-from flows.backends.kubernetes.run import KubernetesJobRun
 from flows.backends.outcome import Outcome
 from flows.backends.spec import LaunchSpec, Resources
 from tests.yard import jobs

@@ -114,7 +114,7 @@ def test_nothing_is_left_and_nothing_is_asked_that_the_role_does_not_allow(
     [
         ('namespace = "yard"', 'namespace = "yrad"', 'namespaces "yrad" not found'),
         ("[kubernetes]", JOBSETS_ONLY, "the cluster has no JobSet"),
-        ("claims = ", "node_selector = {}\n# ", "lies on no volume of the pods"),
+        ("claims = ", "node_selector = {}\n# ", "is on no volume of the pods"),
     ],
 )
 def test_a_wrong_setting_is_named(

@@ -13,8 +13,8 @@ import yaml
 
 from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.kubernetes.manifests import MANIFESTS
-from flows.backends.notes import SUBMITTED
 from flows.backends.outcome import Kind, Outcome
+from flows.backends.run_folder import SUBMITTED
 from flows.backends.spec import Resources, Shares
 from tests.yard.fake_kube import FakeKube
 from tests.yard.fake_kube_pods import CGROUPS

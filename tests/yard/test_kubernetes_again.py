@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.kubernetes.evidence import END
+from flows.backends.kubernetes.ends import END
 from flows.backends.kubernetes.job import KubernetesJob
-from flows.backends.notes import SUBMITTED, Ending, write_ending
 from flows.backends.outcome import Kind
+from flows.backends.run_folder import SUBMITTED, Ending, write_ending
 from flows.backends.spec import Resources
 from tests.yard.fake_kube import FakeKube
 from tests.yard.kube import follow, job, log_of, says, site, training, wait_until
@@ -71,7 +71,7 @@ def test_an_end_that_a_killed_flow_had_begun_is_seen_through_for_its_reason(
 ) -> None:
     block = job(fake, tmp_path, "hung-1", training())
     Path(block.spec.run_directory).mkdir()
-    write_ending(Path(block.spec.run_directory), Ending(kind=Kind.HANG, is_told=False))
+    write_ending(Path(block.spec.run_directory), Ending(kind=Kind.HANG, was_signalled=False))
     assert follow(block).kind is Kind.HANG
     assert not [one for one in fake.all("jobs") if "hung-1" in one["metadata"]["name"]]
 
@@ -110,5 +110,5 @@ def test_a_run_folder_is_for_one_submission(fake: FakeKube, tmp_path: Path) -> N
     first = job(fake, tmp_path, "one-1", "pass")
     follow(first)
     other = KubernetesJob(spec=replace(first.spec, key="one-2"), options=first.options)
-    with pytest.raises(ConfigError, match="is of job job-one-1, not of job-one-2"):
+    with pytest.raises(ConfigError, match="belongs to job job-one-1, not to job-one-2"):
         follow(other)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.backends.key import job_key
 from flows.backends.outcome import Kind
+from flows.backends.run_folder import job_key
 from flows.backends.spec import LaunchSpec
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.recipes.summary import Summary

@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from flows.backends.kubernetes.job import KubernetesJob
+from flows.backends.kubernetes.job import KubernetesJob, KubernetesJobRun
 from flows.backends.kubernetes.options import Variant
-from flows.backends.kubernetes.run import KubernetesJobRun
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec, Resources, Shares
 from flows.yard.place import StageEnvironment

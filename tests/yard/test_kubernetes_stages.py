@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.backends.key import job_key
 from flows.backends.outcome import Kind, StageError
+from flows.backends.run_folder import job_key
 from flows.backends.spec import Resources
 from flows.recipes.stage_job import stage_job
 from flows.recipes.summary import Summary

@@ -131,7 +131,7 @@ def test_a_quota_that_stays_used_up_ends_it_after_room_seconds_and_leaves_nothin
     fake.post_refusals["jobs"] = QUOTA
     options = site(fake, tmp_path, room_seconds=1)
     began = time.monotonic()
-    with pytest.raises(InfrastructureError, match=r"exceeded quota.*no room came in 1 s"):
+    with pytest.raises(InfrastructureError, match=r"exceeded quota.*there was no room for 1 s"):
         follow(job(fake, tmp_path, "quota-3", "pass", options=options, **TWO_NODES))
     assert 1 <= time.monotonic() - began < 10
     assert not [one for one in fake.all("services") if "quota-3" in one["metadata"]["name"]]
@@ -333,7 +333,7 @@ def test_a_server_that_stays_away_ends_the_waiting_and_not_the_job(
     with pytest.raises(BaseExceptionGroup) as caught:
         follow(block, when(says(block, "step 3"), trouble))
     assert isinstance(caught.value.exceptions[0], InfrastructureError)
-    assert "is away since" in str(caught.value.exceptions[0])
+    assert "has been unavailable for" in str(caught.value.exceptions[0])
     fake.is_away = False
     assert follow(block).kind is Kind.DONE
     assert log_of(block).read_text() == "".join(f"step {number}\n" for number in range(60))

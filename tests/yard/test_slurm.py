@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.notes import SUBMITTED
 from flows.backends.outcome import Kind, Outcome
+from flows.backends.run_folder import SUBMITTED
 from flows.backends.slurm.job import SlurmJob, SlurmJobRun
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import job_name

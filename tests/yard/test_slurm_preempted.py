@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.notes import SUBMITTED
+from flows.backends.run_folder import SUBMITTED
 from flows.goodput.account import Account
 from flows.goodput.report import account_of
 from tests.yard.cluster import ask, profile_on_two_nodes

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.notes import SUBMITTED
 from flows.backends.outcome import Kind
+from flows.backends.run_folder import SUBMITTED
 from flows.backends.slurm.job import SlurmJobRun
 from flows.backends.slurm.options import SlurmOptions
 from tests.yard.cluster import Cluster, ask, job

@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
-from flows.backends.key import job_key
-from flows.backends.notes import ENDING, SUBMITTED
 from flows.backends.outcome import Kind, StageError
-from flows.backends.run_folder import LOG
+from flows.backends.run_folder import ENDING, LOG, SUBMITTED, job_key
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name
 from flows.backends.spec import LaunchSpec

@@ -64,7 +64,7 @@ def test_a_job_that_saves_and_leaves_within_its_grace_was_preempted(folder: Path
     assert "saved step" in log_of(block).read_text()
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
     assert outcome.step is not None
-    assert "others took its nodes" in outcome.message
+    assert "other jobs took its nodes" in outcome.message
 
 
 @pytest.mark.full

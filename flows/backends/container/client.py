@@ -1,23 +1,25 @@
-"""The Docker engine as the container block needs it: find, make, start, look, end, remove.
+"""A Docker engine, as the container backend uses it: find, create, start, read, signal, remove.
 
-Each refusal of the engine comes back as the error that it is: what a person has to correct, or an
-engine that does not answer, which may answer later."""
+A refusal of the engine becomes a ConfigError that says what to correct, or an InfrastructureError,
+which a retry may cure."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
-from flows.backends.container.refusals import away, half_pulled, no_image, refused, said, unseen
 from flows.backends.container.render import (
     JOB_LABEL,
     KEY_LABEL,
@@ -25,19 +27,42 @@ from flows.backends.container.render import (
     ContainerRequest,
     name_of,
 )
+from flows.backends.errors import BackendUnavailableError, is_registry_unavailable
+from flows.backends.run_folder import write_record
+from trainyard.errors import ConfigError, InfrastructureError
 
 SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT_SECONDS = 60
+CREATE_SECONDS = 10.0
+"""Until a container whose name is taken can be seen."""
 
-MADE_SECONDS = 10.0
+RECORD = "container.json"
+"""File of a run folder: the name of its container, and how that ended once it has."""
 
 NOT_STARTED = "created"
 ENDED = ("exited", "dead")
 
+CORRECT = (
+    (r"could not select device driver", "install the NVIDIA container toolkit for this engine"),
+    (r"nvidia-container-cli|unknown device", "look at the container option gpus"),
+    (r"bind source path does not exist", "make that folder on the machine of the engine"),
+    (r"network \S+ not found", "correct the container option network"),
+    (r"adding device|error gathering device", "correct the container option devices"),
+    (r"executable file not found|no such file or directory", "the image has no such program"),
+    (r"permission denied", "the image's program may not be run by that user"),
+    (r"unable to find user|no matching entries", "correct the container option user"),
+    (r"chdir to cwd|Cwd must be an absolute path", "the working directory is not in the image"),
+    (r"minimum memory limit|NCPU|Range of CPUs|nano", "correct the job's cpus or memory"),
+    (r"shm size|invalid mount|invalid tmpfs", "correct the container options"),
+)
+"""Refusals of impossible requests, and what to do about them."""
+
+FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """What the engine says of a container."""
+    """A container as the engine reports it. Also the `end` in container.json: keep its fields."""
 
     id: str
     key: str
@@ -47,27 +72,39 @@ class ContainerState:
     was_out_of_memory: bool
     error: str
     began: float
-    """Seconds since 1970; long before that when it never did."""
+    """Seconds since 1970; long before that if it never did."""
     ended: float
 
     @property
     def has_ended(self) -> bool:
-        """True when nothing of it runs any more."""
+        """True once nothing of it runs any more."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
-    """A container of the block, whoever made it and whatever became of it."""
+class OwnContainer:
+    """A container that the container backend created, in any state."""
 
     name: str
     folder: str
-    """Run folder of its job; empty when nothing tells."""
+    """Run folder of its job; empty if unknown."""
     made: float
     """Seconds since 1970."""
     size_bytes: int
-    """What it wrote besides its image and its mounts."""
-    look: ContainerState
+    """Written besides its image and its mounts."""
+    state: ContainerState
+
+
+def recorded_end(record: dict[str, Any] | None) -> ContainerState | None:
+    """How the container of a record ended; None if that was not recorded."""
+    end = None if record is None else record["end"]
+    return None if end is None else ContainerState(**end)
+
+
+def record_container(folder: Path, name: str, end: ContainerState | None) -> None:
+    """Record that a container of this name was started, or how it ended."""
+    fields = None if end is None else dataclasses.asdict(end)
+    write_record(folder / RECORD, {"name": name, "end": fields})
 
 
 class ContainerClient:
@@ -75,7 +112,7 @@ class ContainerClient:
 
     def __init__(self, engine: str | None) -> None:
         self.address = engine or os.environ.get("DOCKER_HOST") or SOCKET
-        with self._told():
+        with self._reachable():
             # TLS and its certificates come from the environment, as for the program `docker`.
             environment = {**os.environ, "DOCKER_HOST": self.address}
             self._api = docker.DockerClient.from_env(
@@ -83,129 +120,192 @@ class ContainerClient:
             ).api
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._api.close()
 
     def look(self, name: str) -> ContainerState | None:
-        """A container by its name or id; None when there is none."""
-        found = self._inspected(name)
-        return None if found is None else _look(found)
+        """A container by its name or id; None if there is none."""
+        found = self._inspect(name)
+        return None if found is None else _state(found)
 
-    def ours(self) -> Iterator[Ours]:
-        """Every container that bears our label and a name that the block gives."""
+    def own(self) -> Iterator[OwnContainer]:
+        """Every container with our label and a name that this backend gives."""
         try:
-            with self._told():
+            with self._reachable():
                 listed = self._api.containers(all=True, size=True, filters={"label": KEY_LABEL})
         except APIError as error:
-            raise unseen(self.address, error) from error
+            raise self._unreadable(error) from error
         for one in listed:
-            found = self._inspected(one["Id"])
+            found = self._inspect(one["Id"])
             labels = one["Labels"]
             name = name_of(labels.get(JOB_LABEL, ""), labels[KEY_LABEL])
             if found is not None and found["Name"] == f"/{name}":
                 variables = dict(part.partition("=")[::2] for part in found["Config"]["Env"] or ())
                 folder = variables.get(RUN_VARIABLE, "")
-                yield Ours(name, folder, one["Created"], one.get("SizeRw", 0), _look(found))
+                size = one.get("SizeRw", 0)
+                yield OwnContainer(name, folder, one["Created"], size, _state(found))
 
-    def _inspected(self, name: str) -> dict[str, Any] | None:
+    def _inspect(self, name: str) -> dict[str, Any] | None:
         try:
-            with self._told():
+            with self._reachable():
                 found: dict[str, Any] = self._api.inspect_container(name)
         except NotFound:
             return None
         except APIError as error:
-            raise unseen(self.address, error) from error
+            raise self._unreadable(error) from error
         return found
 
     def wait_for(self, name: str) -> ContainerState | None:
-        """A container that is being made: its name is taken before it can be seen."""
-        deadline = time.monotonic() + MADE_SECONDS
-        while (look := self.look(name)) is None and time.monotonic() < deadline:
+        """A container that is being created: its name is taken before it can be seen."""
+        deadline = time.monotonic() + CREATE_SECONDS
+        while (state := self.look(name)) is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        return look
+        return state
 
-    def make(self, request: ContainerRequest, values: Mapping[str, str], may_pull: bool) -> None:
-        """Make a container that does not run yet; nothing when there is one of that name."""
+    def create(self, request: ContainerRequest, values: Mapping[str, str], may_pull: bool) -> None:
+        """Create a container that does not run yet, unless there is one of that name."""
         variables = [f"{name}={values[name]}" for name in request.inherited]
         body = {**request.body, "Env": [*variables, *request.body["Env"]]}
-        if (lack := self._create(body, request.name)) is not None:
-            self._pull(body["Image"], may_pull, lack)
-            lack = self._create(body, request.name)
-        if lack is not None:  # removed again, or for other machines than this one
-            raise no_image(body["Image"], self.address, f"{lack} (it was pulled just now)")
+        if (missing := self._try_create(body, request.name)) is not None:
+            self._pull(body["Image"], may_pull, missing)
+            missing = self._try_create(body, request.name)
+        if missing is not None:  # removed again, or for other machines than this one
+            raise self._no_image(body["Image"], f"{missing} (it was pulled just now)")
 
-    def _create(self, body: dict[str, Any], name: str) -> str | None:
-        """Make it, unless another flow was quicker; what the engine says where it lacks the
+    def _try_create(self, body: dict[str, Any], name: str) -> str | None:
+        """Create it, unless another flow was quicker; the engine's message if it lacks the
         image."""
         try:
-            with self._told():
+            with self._reachable():
                 self._api.create_container_from_config(body, name)  # type: ignore[no-untyped-call]
         except APIError as error:
-            if isinstance(error, NotFound) and _is_of_image(error):
-                return said(error)
+            message = _message(error)
+            if isinstance(error, ImageNotFound) or "no such image" in message.lower():
+                return message
             if error.status_code != 409:
-                raise refused(self.address, error) from error
+                raise self._refused(error) from error
         return None
 
-    def _pull(self, image: str, may_pull: bool, lack: str) -> None:
+    def _pull(self, image: str, may_pull: bool, missing: str) -> None:
         if not may_pull:
-            raise no_image(image, self.address, lack)
+            raise self._no_image(image, missing)
         repository, tag = _parts(image)
         try:
-            with self._told():
-                # What fails once the download has begun is told in the stream alone.
+            with self._reachable():
+                # A failure after the download has begun is reported in the stream only.
                 for line in self._api.pull(repository, tag, stream=True, decode=True):
                     if "error" in line:
-                        raise half_pulled(image, self.address, str(line["error"]).strip())
+                        raise self._half_pulled(image, str(line["error"]).strip())
         except APIError as error:
-            raise no_image(image, self.address, said(error)) from error
+            raise self._no_image(image, _message(error)) from error
 
     def start(self, name: str) -> None:
-        """Start a container that was made; ConfigError when its program cannot be."""
+        """Start a created container; ConfigError if its program cannot be started."""
         try:
-            with self._told():
+            with self._reachable():
                 self._api.start(name)
         except APIError as error:
-            raise refused(self.address, error) from error
+            raise self._refused(error) from error
 
     def signal(self, name: str, signal: str) -> None:
-        """Send a signal to its first process; nothing when it does not run."""
+        """Send a signal to its first process, if it runs."""
         try:
-            with self._told():
+            with self._reachable():
                 self._api.kill(name, signal)
         except APIError as error:
             if error.status_code not in (404, 409):
-                raise refused(self.address, error) from error
+                raise self._refused(error) from error
 
     def remove(self, name: str) -> None:
-        """Remove it, however it is; nothing when it is gone."""
+        """Remove it, in whatever state, if it exists."""
         try:
-            with self._told():
+            with self._reachable():
                 self._api.remove_container(name, v=True, force=True)
         except APIError as error:
-            if error.status_code not in (404, 409):  # 409: somebody is removing it
-                raise refused(self.address, error) from error
+            if error.status_code not in (404, 409):  # 409: it is being removed
+                raise self._refused(error) from error
 
     def output(self, name: str) -> Iterator[bytes]:
-        """What it writes to stdout and stderr, from its beginning, until it ends."""
+        """Its stdout and stderr, from the beginning, until it ends."""
         try:
-            with self._told():
+            with self._reachable():
                 yield from self._api.logs(name, stream=True, follow=True)
         except APIError as error:
-            raise unseen(self.address, error) from error
+            raise self._unreadable(error) from error
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """An engine that is not there, in words; what it refuses goes through."""
+    def _reachable(self) -> Iterator[None]:
+        """Raise an error for an engine that cannot be reached; let its refusals pass."""
         try:
             yield
         except APIError:
             raise
         except (DockerException, RequestException, OSError) as error:
-            raise away(self.address, error) from error
+            if "PermissionError" in repr(error) or "Permission denied" in str(error):
+                raise ConfigError(
+                    f"the Docker engine at {self.address} may not be used by this user; join the "
+                    f"group docker, or name another engine in DOCKER_HOST"
+                ) from error
+            raise BackendUnavailableError(
+                f"the Docker engine at {self.address} does not answer ({error}); start it, or name "
+                f"another one in DOCKER_HOST or in the container option engine"
+            ) from error
+
+    # --- refusals -----------------------------------------------------------------------------
+
+    def _refused(self, error: APIError) -> ConfigError | InfrastructureError:
+        """For what it would not create, start, signal or remove."""
+        message = _message(error)
+        if FULL.search(message):
+            return self._disk_full(message)
+        for pattern, advice in CORRECT:
+            if re.search(pattern, message, re.IGNORECASE):
+                return ConfigError(f"the Docker engine refuses: {message}; {advice}")
+        if error.is_client_error():
+            return ConfigError(
+                f"the Docker engine refuses: {message}; correct the container options"
+            )
+        return InfrastructureError(f"the Docker engine at {self.address} failed: {message}")
+
+    def _unreadable(self, error: APIError) -> ConfigError | InfrastructureError:
+        """For what it would not report of a container; that says nothing of the container."""
+        if error.is_server_error():
+            return BackendUnavailableError(
+                f"the Docker engine at {self.address} cannot report: {_message(error)}"
+            )
+        return self._refused(error)
+
+    def _no_image(self, image: str, message: str) -> ConfigError | InfrastructureError:
+        """For an image that is missing and cannot be pulled."""
+        if FULL.search(message):
+            return self._disk_full(message)
+        return ConfigError(
+            f"image {image} is not on the Docker engine at {self.address}, and cannot be pulled: "
+            f"{message}; build it (make images), or correct the name in the yard"
+        )
+
+    def _half_pulled(self, image: str, message: str) -> ConfigError | InfrastructureError:
+        """For an image whose download had begun, so it exists."""
+        if FULL.search(message):
+            return self._disk_full(message)
+        text = f"pulling image {image} to the Docker engine at {self.address} failed: {message}"
+        if is_registry_unavailable(message):
+            return InfrastructureError(f"{text}; its registry became unavailable")
+        return ConfigError(f"{text}; pull it there by hand (docker pull {image})")
+
+    def _disk_full(self, message: str) -> InfrastructureError:
+        return InfrastructureError(
+            f"the disk of the Docker engine at {self.address} is full: {message}; make room there "
+            f"(docker system df, docker image prune)"
+        )
 
 
-def _look(found: Mapping[str, Any]) -> ContainerState:
+def _message(error: APIError) -> str:
+    """The engine's own message."""
+    return str(error.explanation or error).strip()
+
+
+def _state(found: Mapping[str, Any]) -> ContainerState:
     state = found["State"]
     return ContainerState(
         id=found["Id"],
@@ -223,12 +323,8 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def _is_of_image(error: NotFound) -> bool:
-    return isinstance(error, ImageNotFound) or "no such image" in said(error).lower()
-
-
 def _parts(image: str) -> tuple[str, str | None]:
-    """Repository and tag, as the engine's API wants them; a digest stays where it is."""
+    """Repository and tag for the engine's API; a digest stays part of the repository."""
     if "@" in image:
         return image, None
     repository, colon, tag = image.rpartition(":")

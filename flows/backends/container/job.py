@@ -1,8 +1,8 @@
-"""A stage as a container of a Docker engine: made once, found again, followed to its end.
+"""Runs a stage as a container of a Docker engine: created once, found again, followed to its end.
 
-The container outlives whoever started it. Its name holds the key of the submission, and an engine
-has each name once, so a flow that was killed and started again follows the container that is there.
-When its end is known that is noted in the run folder, and the container removed."""
+The container outlives the program that started it. Its name holds the key of the submission, and an
+engine has each name once, so a flow that was killed and started again follows the existing one.
+When it has ended, that is recorded in the run folder and the container is removed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from pathlib import Path
 
 from prefect.blocks.abstract import JobBlock
 
-from flows.backends.base import StageJobRun, when_found
-from flows.backends.container.client import NOT_STARTED, ContainerClient, ContainerState
-from flows.backends.container.ending import judge_container
+from flows.backends.base import StageJobRun, find_or_start
+from flows.backends.container.client import (
+    NOT_STARTED,
+    RECORD,
+    ContainerClient,
+    ContainerState,
+    record_container,
+    recorded_end,
+)
 from flows.backends.container.log import ContainerLog
-from flows.backends.container.note import NOTE, end_noted, note_container
 from flows.backends.container.options import ContainerOptions
 from flows.backends.container.render import (
     SCRIPT,
@@ -28,78 +33,90 @@ from flows.backends.container.render import (
     docker_run,
     render_container,
 )
-from flows.backends.events import note
+from flows.backends.events import record_event
 from flows.backends.live_jobs import live
 from flows.backends.liveness import Liveness
-from flows.backends.notes import read_note
-from flows.backends.outcome import Kind, Outcome
-from flows.backends.run_folder import HEARTBEAT, LOG
+from flows.backends.outcome import (
+    JobEnd,
+    Kind,
+    Outcome,
+    classify_exit,
+    of_kind,
+    read_failure,
+    read_outcome,
+    read_tail,
+)
+from flows.backends.run_folder import HEARTBEAT, LOG, read_record
 from flows.backends.spec import LaunchSpec
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
 
 TICK_SECONDS = 0.1
 AWAY_SECONDS = 60.0
-"""So long the engine may not answer while a container is followed."""
+"""How long the engine may not answer while a container is followed."""
 DRAIN_SECONDS = 10.0
-"""So long the last lines may take after the end."""
+"""How long to wait for the last lines after the end."""
 DEAF_SECONDS = 1.0
-"""So long after its start the first process may not listen yet, and the kernel drops what a first
-process does not listen to."""
+"""A first process may not handle signals yet so soon after its start, and the kernel drops signals
+that a first process does not handle."""
 KILL_SECONDS = 30.0
 """By then a killed container is gone."""
+LOST = 255
+"""Exit code that an engine gives containers which it finds dead when it starts again."""
+NOT_RUN = (126, 127)
+"""Exit codes of a container whose program cannot be started."""
 
 
 class ContainerJobRun(StageJobRun):
     """A container, running or ended; its output goes to the run's logger and to log.txt."""
 
     def __init__(
-        self, block: ContainerJob, client: ContainerClient | None, look: ContainerState | None
+        self, block: ContainerJob, client: ContainerClient | None, seen: ContainerState | None
     ) -> None:
-        """client: None when its end was noted before; look: None when it is gone."""
+        """client: None if its end was recorded before; seen: None if it is gone."""
         self.name = container_name(block.spec)
         super().__init__(block.spec, self.name)
         self._block = block
         self._client = client
-        self._look = look
+        self._seen = seen
         self._closing = asyncio.Lock()
         self._asking = threading.Lock()
         self._last_answer = time.monotonic()
-        self._signs = Liveness((self.log_path, self._folder / HEARTBEAT))
-        self._listener: ContainerLog | None = None
-        if client is not None and look is not None:
-            self._listen()
+        self._liveness = Liveness((self.log_path, self._folder / HEARTBEAT))
+        self._reader: ContainerLog | None = None
+        if client is not None and seen is not None:
+            self._read_log()
         live.add(self)
 
     @property
     def container_id(self) -> str:
-        """The engine's id of it; empty when it is gone."""
-        return "" if self._look is None else self._look.id
+        """The engine's id of it; empty if it is gone."""
+        return "" if self._seen is None else self._seen.id
 
     @property
     def log_path(self) -> Path:
-        """Everything that the job wrote to stdout and stderr."""
+        """All that the job wrote to stdout and stderr."""
         return self._folder / LOG
 
     # --- waiting ------------------------------------------------------------------------------
 
-    async def _until_ended(self) -> None:
+    async def _wait_until_ended(self) -> None:
         looked = time.monotonic()
         while not self._has_ended():
             self._check_stopping()
             await asyncio.sleep(TICK_SECONDS)
             since = time.monotonic() - looked
-            if since >= (self._block.poll_seconds if self._is_heard() else 2 * TICK_SECONDS):
+            if since >= (self._block.poll_seconds if self._is_read() else 2 * TICK_SECONDS):
                 await asyncio.to_thread(self._ask)
                 looked = time.monotonic()
             self._check_times()
 
     def _ask(self) -> None:
-        """Look at it; InfrastructureError when the engine has been away for too long."""
-        with self._asking:  # else an older answer might come after a newer one
+        """Ask for its state; InfrastructureError if the engine does not answer for too long."""
+        with self._asking:  # else an older answer might overtake a newer one
             if self._client is None or self._has_ended():
                 return
             try:
-                look = self._client.look(self.name)
+                seen = self._client.look(self.name)
             except InfrastructureError as error:
                 if time.monotonic() - self._last_answer > AWAY_SECONDS:
                     raise
@@ -107,84 +124,79 @@ class ContainerJobRun(StageJobRun):
                 time.sleep(min(1.0, self._block.poll_seconds))
                 return
             self._last_answer, self.was_answered = time.monotonic(), True
-            # Another flow that follows it too may have been quicker, and removed it.
-            self._look = look or end_noted(read_note(self._folder / NOTE, self.name))
-            if not self._has_ended() and not self._is_heard():
-                self._listen()
+            # Another flow that follows it too may have removed it already.
+            self._seen = seen or recorded_end(read_record(self._folder / RECORD, self.name))
+            if not self._has_ended() and not self._is_read():
+                self._read_log()
 
-    def _is_heard(self) -> bool:
-        return self._listener is not None and self._listener.is_alive()
+    def _is_read(self) -> bool:
+        return self._reader is not None and self._reader.is_alive()
+
+    def _read_log(self) -> None:
+        assert self._client is not None
+        self._reader = ContainerLog(self._client, self.name, self.log_path, self._relay)
+        self._reader.start()
 
     def _has_ended(self) -> bool:
-        return self._look is None or self._look.has_ended
+        return self._seen is None or self._seen.has_ended
 
     def _check_times(self) -> None:
-        """Tell one to stop whose time is over, or that has said nothing for too long."""
-        if self._stopping is not None or self._look is None or self._has_ended():
+        """Stop it if its time limit is over, or if it is silent for too long."""
+        if self._stopping is not None or self._seen is None or self._has_ended():
             return
         limit = self.spec.resources.time_limit_seconds
-        if limit is not None and time.time() - self._look.began > limit:
-            self._log.error("%s: its %d s are over: ending it", self.spec.name, limit)
+        if limit is not None and time.time() - self._seen.began > limit:
+            self._log.error("%s: time limit of %d s is over; ending it", self.spec.name, limit)
             self._end(Kind.TIME_LIMIT)
             return
-        self._end_if_silent(self._signs.silent_seconds(), self._block.hang_seconds)
+        self._end_if_silent(self._liveness.silent_seconds(), self._block.hang_seconds)
 
-    # --- listening ----------------------------------------------------------------------------
-
-    def _listen(self) -> None:
-        assert self._client is not None
-        self._listener = ContainerLog(self._client, self.name, self.log_path, self._say)
-        self._listener.start()
-
-    async def _hear_the_end(self) -> None:
-        """Hear the last lines, note the end, remove the container; once."""
+    async def _drain(self) -> None:
+        """Read the last lines, record the end, remove the container; once."""
         async with self._closing:
             if self._client is None:
                 return
-            if self._listener is not None:
-                await asyncio.to_thread(self._listener.join, DRAIN_SECONDS)
-                if self._listener.trouble:
-                    self._log.warning("the log is not whole: %s", self._listener.trouble)
-            if self._look is not None:
-                note_container(self._folder, self.name, self._look)
-                await asyncio.to_thread(self._remove, self._client)
+            if self._reader is not None:
+                await asyncio.to_thread(self._reader.join, DRAIN_SECONDS)
+                if self._reader.trouble:
+                    self._log.warning("the log is incomplete: %s", self._reader.trouble)
+            if self._seen is not None:
+                record_container(self._folder, self.name, self._seen)
+                try:
+                    await asyncio.to_thread(self._client.remove, self.name)
+                except TrainyardError as error:  # the job has ended all the same
+                    self._log.warning("container %s is left over: %s", self.name, error)
             self._client.close()
             self._client = None
-
-    def _remove(self, client: ContainerClient) -> None:
-        try:
-            client.remove(self.name)
-        except TrainyardError as error:  # the job is done nevertheless
-            self._log.warning("container %s is left: %s", self.name, error)
 
     # --- stopping -----------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        """SIGTERM (SIGUSR1 when its time is over), so that training saves; after the grace
-        SIGKILL, until the engine confirms it."""
+        """Send SIGTERM (SIGUSR1 at the time limit), so that training saves; after the grace
+        SIGKILL. Returns when the engine confirms the end."""
         if self._client is None or self._has_ended():
-            await self._hear_the_end()
+            await self._drain()
             return
-        self._note_ending()
-        early = self._look.began + DEAF_SECONDS - time.time() if self._look is not None else 0.0
+        self._record_ending()
+        early = self._seen.began + DEAF_SECONDS - time.time() if self._seen is not None else 0.0
         await asyncio.sleep(min(max(0.0, early), DEAF_SECONDS))
-        # torchrun, which starts ranks, dies of SIGUSR1; SIGTERM it hands on to them.
+        # torchrun dies of SIGUSR1, and passes SIGTERM on to its ranks.
         is_late = self._ended_by_us is Kind.TIME_LIMIT and not self.spec.has_ranks
         number = "SIGUSR1" if is_late else "SIGTERM"
-        if not self._was_told:
+        if not self._was_signalled:
             await asyncio.to_thread(self._client.signal, self.name, number)
-            self._note_ending(is_told=True)
+            self._record_ending(was_signalled=True)
         await self._wait_until_gone(self.spec.grace_seconds)
         if not self._has_ended():
             await asyncio.to_thread(self._client.signal, self.name, "SIGKILL")
             await self._wait_until_gone(KILL_SECONDS)
         if not self._has_ended():
             raise InfrastructureError(
-                f"container {self.name} is still there {KILL_SECONDS:.0f} s after SIGKILL; look "
-                f"at the machine of the engine"
+                f"container {self.name} still exists {KILL_SECONDS:.0f} s after SIGKILL; look at "
+                f"the machine of the engine"
             )
-        await self._hear_the_end()
-        await self.fetch_result()  # notes the end
+        await self._drain()
+        await self.fetch_result()  # records the end
 
     async def _wait_until_gone(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -194,15 +206,46 @@ class ContainerJobRun(StageJobRun):
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _ended_at(self) -> float | None:
-        return None if self._look is None else self._look.ended
+    def _end_time(self) -> float | None:
+        return None if self._seen is None else self._seen.ended
 
     def _outcome(self) -> Outcome:
-        look = self._look
-        code = None if look is None else look.exit_code
-        is_oom = look is not None and look.was_out_of_memory
-        words = look.error if look is not None else "somebody removed it"
-        return judge_container(self.spec, self.name, code, is_oom, words, self._ended_by_us)
+        return classify_container(self.spec, self.name, self._seen, self._ended_by_us)
+
+
+def classify_container(
+    spec: LaunchSpec, name: str, state: ContainerState | None, ended_by_us: Kind | None
+) -> Outcome:
+    """The outcome of a container; state: None if the engine no longer knows it."""
+    failure = read_failure(spec.run_directory)
+    code = None if state is None else state.exit_code
+    message = "it was removed" if state is None else state.error
+    if code is None and failure is None and read_outcome(spec.run_directory) is not None:
+        code = 0  # a successful stage writes it last
+    if code in NOT_RUN and failure is None:
+        program = (spec.rank_launcher if spec.has_ranks else spec.command)[0]
+        message = f"image {spec.image} has no program {program} that can be run"
+        return of_kind(spec.name, Kind.CONFIG, message)
+    verdict = None
+    # Something in it ran out of memory; that may not be what ended it.
+    if code and state is not None and state.was_out_of_memory:
+        verdict = Kind.OUT_OF_MEMORY
+    elif code == LOST:
+        verdict = Kind.NODE_FAILURE
+        message = message or "the engine or its machine was restarted"
+    status = "" if code is None else f"exit status {code}"
+    return classify_exit(
+        spec.name,
+        JobEnd(
+            failure=failure,
+            verdict=verdict,
+            message=", ".join(filter(None, (f"container {name}", status, message))),
+            exit_code=code,
+            is_of_launcher=spec.has_ranks,
+            ended_by_us=ended_by_us,
+            log_tail=read_tail(Path(spec.run_directory, LOG)),
+        ),
+    )
 
 
 class ContainerJob(JobBlock[Outcome]):
@@ -215,64 +258,60 @@ class ContainerJob(JobBlock[Outcome]):
     spec: LaunchSpec
     options: ContainerOptions = ContainerOptions()
     poll_seconds: float = 5.0
-    """Between two looks at a container that writes; when its output ends one comes at once."""
+    """Between two polls of a container; when its output ends, it is polled at once."""
     hang_seconds: float | None = None
-    """Without a line in the log for so long a running container counts as hung."""
+    """A running container counts as hung after this long without a line in its log."""
 
     async def trigger(self) -> ContainerJobRun:
-        """Find the container of this key, or make and start it. Being cancelled meanwhile ends
-        it."""
-        return await when_found(self.spec, asyncio.to_thread(self._find_or_start))
+        """Find the container of this key, or create and start it. Being cancelled ends it."""
+        return await find_or_start(self.spec, asyncio.to_thread(self._find_or_start))
 
     def _find_or_start(self) -> ContainerJobRun:
         folder, name = Path(self.spec.run_directory), container_name(self.spec)
         host = Host(user=f"{os.getuid()}:{os.getgid()}", environment=os.environ)
         request = render_container(self.spec, self.options, host)
-        noted = read_note(folder / NOTE, name)
-        if (end := end_noted(noted)) is not None:
-            self.logger.info("%s has ended in container %s already", self.spec.name, name)
+        record = read_record(folder / RECORD, name)
+        if (end := recorded_end(record)) is not None:
+            self.logger.info("%s has already ended in container %s", self.spec.name, name)
             return ContainerJobRun(self, None, end)
         client = ContainerClient(self.options.engine)
         try:
-            look = client.look(name)
-            if look is not None or noted is None:  # else it ran, and somebody removed it
-                look = self._started(client, request, look)
-                note_container(folder, name, None)
-            return ContainerJobRun(self, client, look)
+            state = client.look(name)
+            if state is not None or record is None:  # else it ran and was removed
+                state = self._started(client, request, state)
+                record_container(folder, name, None)
+            return ContainerJobRun(self, client, state)
         except TrainyardError:
             client.close()
             raise
 
     def _started(
-        self, client: ContainerClient, request: ContainerRequest, look: ContainerState | None
+        self, client: ContainerClient, request: ContainerRequest, state: ContainerState | None
     ) -> ContainerState | None:
-        """The container, made when there is none, started when nobody has."""
+        """The container, created if there is none, and started."""
         folder, name = Path(self.spec.run_directory), request.name
-        if look is None:
+        if state is None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SCRIPT).write_text(docker_run(request))
-            client.make(request, os.environ, self.options.pull == "missing")
-            note(folder, "submitted", job=name)
+            client.create(request, os.environ, self.options.pull == "missing")
+            record_event(folder, "submitted", job=name)
             self.logger.info("%s runs in container %s", self.spec.name, name)
-        elif look.key != self.spec.key:
+            state = client.wait_for(name)
+        elif state.key != self.spec.key:
             raise ConfigError(
-                f"container {name} is there and none of trainyard's (its label says "
-                f"{look.key!r}); remove or rename it"
+                f"container {name} exists and is not trainyard's (its label is {state.key!r}); "
+                f"remove or rename it"
             )
         else:
-            note(folder, "reattached", job=name)
-            self.logger.info("%s is container %s already: following it", self.spec.name, name)
-        look = client.wait_for(name) if look is None else look
-        if look is not None and look.state == NOT_STARTED:
-            look = self._start(client, name)
-        if look is not None:
-            note(folder, "started", at=look.began, job=name)
-        return look
-
-    def _start(self, client: ContainerClient, name: str) -> ContainerState | None:
-        try:
-            client.start(name)
-        except TrainyardError:
-            client.remove(name)  # of what cannot be started nothing shall be found
-            raise
-        return client.look(name)
+            record_event(folder, "reattached", job=name)
+            self.logger.info("%s is already container %s; following it", self.spec.name, name)
+        if state is not None and state.state == NOT_STARTED:
+            try:
+                client.start(name)
+            except TrainyardError:
+                client.remove(name)  # what cannot be started must not be found again
+                raise
+            state = client.look(name)
+        if state is not None:
+            record_event(folder, "started", at=state.began, job=name)
+        return state

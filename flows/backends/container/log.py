@@ -1,7 +1,7 @@
-"""What a container writes, as it comes: into log.txt byte by byte, to the run's logger by lines.
+"""Copies the output of a container into log.txt by bytes, and to the run's logger by lines.
 
-The engine keeps all that a container ever wrote. log.txt has the same bytes from the beginning, so
-its size tells how far this program, or the one before it, has read."""
+The engine keeps all output of a container. log.txt has the same bytes from the beginning, so its
+size is how far this program, or the one before it, has read."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from trainyard.errors import TrainyardError
 log = logging.getLogger(__name__)
 
 TAIL_BYTES = 2**16
-"""As much of a line that was begun before is shown again."""
+"""Most of an unfinished line that is logged again."""
 
 
 class ContainerLog(threading.Thread):
-    """Reads on until the container has ended, or the connection has."""
+    """Reads until the container ends, or the connection does."""
 
     def __init__(
-        self, client: ContainerClient, name: str, path: Path, say: Callable[[str], None]
+        self, client: ContainerClient, name: str, path: Path, relay: Callable[[str], None]
     ) -> None:
         super().__init__(name=f"log of {name}", daemon=True)
         self._client = client
         self._container = name
         self._path = path
-        self._say = say
+        self._relay = relay
         self.trouble = ""
-        """Why the reading ended before the container did; empty when it did not."""
+        """Why the reading ended before the container did; else empty."""
 
     def run(self) -> None:
         """The thread."""
@@ -50,19 +50,19 @@ class ContainerLog(threading.Thread):
             is_ours = _lock(file)
             before = file.seek(0, os.SEEK_END)
             file.seek(max(0, before - TAIL_BYTES))
-            list(lines.feed(file.read(TAIL_BYTES)))  # leaves the beginning of an unfinished line
+            list(lines.feed(file.read(TAIL_BYTES)))  # keeps the beginning of an unfinished line
             for chunk in self._client.output(self._container):
                 new = chunk[before:]
                 before = max(0, before - len(chunk))
                 if is_ours:
-                    self._keep(file, new)
+                    self._write(file, new)
                 for line in lines.feed(new):
-                    self._say(line)
+                    self._relay(line)
         for line in lines.finish():
-            self._say(line)
+            self._relay(line)
 
-    def _keep(self, file: FileIO, chunk: bytes) -> None:
-        """Write it down; on a full disk no more, and what is missing the next reader writes."""
+    def _write(self, file: FileIO, chunk: bytes) -> None:
+        """Append it; after an error no more, and the next reader writes what is missing."""
         rest = memoryview(chunk)
         try:
             while rest and not self.trouble:
@@ -72,7 +72,7 @@ class ContainerLog(threading.Thread):
 
 
 def _lock(file: FileIO) -> bool:
-    """False when another flow that follows this container writes its log."""
+    """False if another flow that follows this container writes its log."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

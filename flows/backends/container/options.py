@@ -1,4 +1,4 @@
-"""What a Docker engine wants to know besides the job: network, shared memory, user, credentials."""
+"""Options of the container backend: engine, network, shared memory, user, credentials."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from flows.backends.option_checks import check_choice, check_pattern
 from flows.backends.spec import OF_PREFECT
 from trainyard.errors import ConfigError
 
@@ -26,48 +27,45 @@ OF_THE_STORE = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
 )
-"""Variables that lead to the store, and open it."""
+"""Address and credentials of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerOptions:
-    """How containers are made on a machine; the same for all jobs, or for those of a stage."""
+    """How containers are created: for all jobs, or for those of one stage."""
 
     engine: str | None = None
     """Address of the engine, `unix:///run/user/1000/docker.sock`; None: DOCKER_HOST, or the
-    socket of the machine."""
+    machine's socket."""
     pull: Pull = "missing"
-    """Whether an image that the engine does not have is looked for in its registry."""
+    """Whether to pull an image that the engine does not have."""
     network: str | None = None
-    """Network of the containers. None: the engine's own, from which only the outside can be
-    reached; or the machine's, when a variable of the job leads to localhost."""
+    """Network of the containers. None: the engine's bridge; or the machine's network if a variable
+    of the job points to localhost."""
     inherited_environment: tuple[str, ...] = OF_THE_STORE
-    """Variables that containers get from whoever starts them, where they are set: the credentials
-    of the store. The engine knows them as long as the container is there; no run folder does."""
+    """Variables that containers inherit from the flow, if they are set: the credentials of the
+    store. The engine keeps them with the container; they are in no run folder."""
     shared_memory: str = "16g"
-    """Bound of /dev/shm, which NCCL and data loaders use: 512m, 16g."""
+    """Size of /dev/shm, which NCCL and data loaders use: 512m, 16g."""
     temporary_size: str = "50g"
-    """Bound of /tmp, in memory: the one place besides mounts that can be written."""
+    """Size of /tmp, in memory: the only writable folder besides mounts."""
     user: str | None = None
-    """User, or `user:group`, that stages run as. None: that of the flow, so that run folders and
-    local yards belong to one."""
+    """User, or `user:group`, that stages run as. None: that of the flow, so that all files of a
+    local yard have one owner."""
     read_only: bool = True
-    """The image's own files cannot be changed."""
+    """The image's own files are read-only."""
     init: bool = True
-    """A first process that hands signals on and buries orphans."""
+    """Run an init process that forwards signals and reaps orphans."""
     gpus: tuple[str, ...] = ()
-    """Indices or UUIDs of the GPUs to be used; empty: as many as the job asks for, any of them."""
+    """Indices or UUIDs of the GPUs to use; empty: any, as many as the job asks for."""
     capabilities: tuple[str, ...] = ()
-    """Capabilities besides none, such as IPC_LOCK for InfiniBand."""
+    """Added capabilities, such as IPC_LOCK for InfiniBand; containers have no others."""
     devices: tuple[str, ...] = ()
     """Devices besides GPUs: `/dev/infiniband`."""
 
     def __post_init__(self) -> None:
         _check("engine", self.engine, ENGINE)
-        if self.pull not in get_args(Pull):
-            raise ConfigError(
-                f"container option pull: {self.pull!r} is none of {', '.join(get_args(Pull))}"
-            )
+        check_choice("container option pull", self.pull, get_args(Pull))
         _check("network", self.network, NETWORK)
         _check("user", self.user, USER)
         for name in ("shared_memory", "temporary_size"):
@@ -83,20 +81,16 @@ class ContainerOptions:
                 _check(name, value, pattern)
         if ours := [one for one in self.inherited_environment if one.startswith(OF_PREFECT)]:
             raise ConfigError(
-                f"container option inherited_environment: {ours[0]} is Prefect's; who has its "
-                f"password starts programs on the workers, so stages get no variable {OF_PREFECT}*"
+                f"container option inherited_environment: {ours[0]} is Prefect's; its password "
+                f"starts programs on the workers, so stages get no variable {OF_PREFECT}*"
             )
 
 
 def size_bytes(text: str) -> int:
-    """What `512m` means."""
+    """The bytes of a size such as `512m`."""
     unit = text[-1] if text[-1] in UNITS else "b"
     return int(text.rstrip("bkmg")) * UNITS[unit]
 
 
 def _check(name: str, value: str | None, pattern: re.Pattern[str]) -> None:
-    if value is not None and not pattern.fullmatch(value):
-        raise ConfigError(
-            f"container option {name}: {value!r} is nothing that an engine takes there "
-            f"(it must match {pattern.pattern})"
-        )
+    check_pattern(f"container option {name}", value, pattern)

@@ -1,8 +1,8 @@
-"""A job as a container: what the engine's API is asked for, and the same as a script for people.
+"""A job as a container: a request for the engine's API, and the same as a script for people.
 
-Pure: a LaunchSpec, a machine's options and what is known of the machine in; text and plain data
-out. Of variables that the container inherits the script and the request hold the names alone; the
-values, secrets among them, are joined to the request the moment it is sent."""
+Pure: a LaunchSpec, options and facts of the machine in; text and plain data out. Of inherited
+variables the request and the script hold the names only; the values, secrets among them, are added
+when the request is sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.backends.container.options import ContainerOptions, size_bytes
-from flows.backends.spec import LaunchSpec, Mount
+from flows.backends.spec import LaunchSpec
 from trainyard.errors import ConfigError
 
 SCRIPT = "container.sh"
@@ -22,25 +22,25 @@ JOB_LABEL = "trainyard.job"
 RUN_VARIABLE = "TRAINYARD_RUN_DIR"
 
 LOCAL = re.compile(r"//([^/@]*@)?(localhost|127(\.\d+){3}|\[::1\])(:|/|$)")
-"""A URL that leads to the machine itself; from a network of its own a container cannot follow."""
+"""A URL of the machine itself, which a container in a network of its own cannot reach."""
 
 HOST_NAME = "host.docker.internal"
 
 HOME = "/tmp"
 USER_NAME = "trainyard"
-"""For libraries that ask who they are: the user has a number, and no entry in the image."""
+"""For libraries that ask for a user name: the user has only a number in the image."""
 
 LOG_SIZE = "100g"
-"""Never reached: a log that is cut cannot be read on from where a flow left it."""
+"""Never reached: a rotated log could not be read on from where a flow left it."""
 
 NO_LIMIT = -1
 GPU_STACK_BYTES = 64 << 20
-"""What NVIDIA's images ask for, besides locked memory without a limit."""
+"""What NVIDIA's images require, besides unlimited locked memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What a request depends on besides the job and the options."""
+    """Facts of the machine that a request depends on."""
 
     user: str
     """`uid:gid` of the flow."""
@@ -49,14 +49,14 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRequest:
-    """A container to be made."""
+    """A container to create."""
 
     name: str
-    """By which it is found again; an engine has each name once."""
+    """By which it is found again: an engine has each name once."""
     body: dict[str, Any]
-    """Of `POST /containers/create` of the Engine API (1.41 and later), without inherited values."""
+    """For `POST /containers/create` of the Engine API, 1.41 or later, without inherited values."""
     inherited: tuple[str, ...]
-    """Variables whose values are still to be joined."""
+    """Variables whose values are to be added."""
 
 
 def container_name(spec: LaunchSpec) -> str:
@@ -65,17 +65,17 @@ def container_name(spec: LaunchSpec) -> str:
 
 
 def name_of(job: str, key: str) -> str:
-    """The same by the values of our two labels."""
+    """The same, from the values of our two labels."""
     return f"trainyard-{job}-{key}"
 
 
 def render_container(spec: LaunchSpec, options: ContainerOptions, host: Host) -> ContainerRequest:
-    """The request; ConfigError for what one container cannot be."""
+    """The request; ConfigError for a job that cannot run in one container."""
     _check(spec, options)
     program, *arguments = _command(spec)
     body = {
         "Image": spec.image,
-        "Entrypoint": [program],  # in the place of the image's own, which may be a stage
+        "Entrypoint": [program],  # overrides the image's own, which may be a stage
         "Cmd": arguments,
         "Env": [f"{name}={value}" for name, value in _environment(spec).items()],
         "User": options.user or host.user,
@@ -148,23 +148,19 @@ def _network(spec: LaunchSpec, options: ContainerOptions, host: Host) -> str:
     return "host" if is_local else "bridge"
 
 
-def _mounts(spec: LaunchSpec) -> tuple[Mount, ...]:
-    """The run folder is always among them, under its own name."""
-    run = Mount(source=spec.run_directory, target=spec.run_directory, read_only=False)
-    return (*spec.mounts, run)
-
-
 def _host_config(spec: LaunchSpec, options: ContainerOptions, host: Host) -> dict[str, Any]:
     network = _network(spec, options, host)
+    # exec: torch compiles into /tmp and loads from there.
+    temporary_bytes = size_bytes(options.temporary_size)
     config: dict[str, Any] = {
         "NetworkMode": network,
         "Init": options.init,
         "ReadonlyRootfs": options.read_only,
-        "Tmpfs": {"/tmp": _temporary(options)},
+        "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={temporary_bytes}"},
         "ShmSize": size_bytes(options.shared_memory),
         "Mounts": [
             {"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only}
-            for m in _mounts(spec)
+            for m in spec.mounts_with_run_folder
         ],
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
@@ -182,15 +178,10 @@ def _host_config(spec: LaunchSpec, options: ContainerOptions, host: Host) -> dic
     return {**config, **_sizes(spec), **_gpus(spec, options)}
 
 
-def _temporary(options: ContainerOptions) -> str:
-    """exec: what torch compiles lies in /tmp and is loaded from there."""
-    return f"rw,exec,nosuid,nodev,mode=1777,size={size_bytes(options.temporary_size)}"
-
-
 def _sizes(spec: LaunchSpec) -> dict[str, Any]:
     wanted, sizes = spec.resources, {}
     if wanted.memory_bytes_per_node is not None:
-        # As much again in swap would be used before anybody is told.
+        # Equal to memory: no swap, or a job would slow down silently before it fails.
         sizes = dict.fromkeys(("Memory", "MemorySwap"), wanted.memory_bytes_per_node)
     if wanted.cpus_per_node is not None:
         sizes["NanoCpus"] = wanted.cpus_per_node * 10**9
@@ -214,7 +205,7 @@ def _gpus(spec: LaunchSpec, options: ContainerOptions) -> dict[str, Any]:
 
 
 def docker_run(request: ContainerRequest) -> str:
-    """A script that makes the same container by hand, under no name that a flow would find."""
+    """A script that runs the same container by hand, without a name that a flow would find."""
     body = request.body
     words = [shlex.quote(word) for word in (body["Image"], *body["Cmd"])]
     lines = ["exec docker run --rm", *_flags(request), " ".join(words)]

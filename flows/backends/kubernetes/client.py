@@ -1,42 +1,69 @@
-"""What a job block asks a Kubernetes cluster, and orders: objects as the documents they are.
+"""Requests to the API server of a Kubernetes cluster; objects are the JSON documents that they are.
 
-Everything is in one namespace and bears the key of a submission."""
+The official client brings credentials (of a kubeconfig with its plugins, or of a pod) and TLS. A
+request is repeated while the server is unavailable; a refusal is raised at once. All objects are in
+one namespace and carry the key of a submission."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from flows.backends.backoff import NoRoomError
-from flows.backends.kubernetes.api import (
-    PATIENCE_SECONDS,
-    KubernetesApi,
-    RefusedError,
-    error_of,
-)
-from flows.backends.kubernetes.manifests import JOBSET, KEY_LABEL
-from flows.backends.kubernetes.pod import Document
+import aiohttp
+
+from flows.backends.backoff import pauses
+from flows.backends.errors import BackendUnavailableError, NoRoomError
+from flows.backends.kubernetes.manifests import JOBSET, KEY_LABEL, Document
 from trainyard.errors import ConfigError, InfrastructureError
 
+PATIENCE_SECONDS = 120.0
+"""How long a request is repeated while the server is unavailable."""
+ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 240
-"""The server ends a watch after so long; the next one goes on where it was."""
+"""The server ends a watch after this; the next one continues where it was."""
 LATE_SECONDS = 30.0
-"""So much later than it should a watch may end before the connection counts as lost."""
+"""A watch that ends this much later has lost its connection."""
 SILENT_SECONDS = 300.0
-"""A log without a line for so long is asked for anew: the connection may be gone unseen."""
+"""A log without a line for this long is requested again: its connection may be lost."""
+
+UNAVAILABLE = frozenset({408, 429, 500, 502, 503, 504})
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 OF_RIGHTS = re.compile(r'User "[^"]*" cannot ')
-"""A refusal by RBAC. Quotas, webhooks and policies refuse with 403, too, and in other words."""
+"""A refusal by RBAC. Quotas, webhooks and policies refuse with 403 too, in other words."""
 
-KINDS = {
+PATHS = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
     "JobSet": f"/apis/{JOBSET}/namespaces/{{namespace}}/jobsets",
+    "JobSet API": f"/apis/{JOBSET}",
     "Service": "/api/v1/namespaces/{namespace}/services",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
     "Event": "/api/v1/namespaces/{namespace}/events",
 }
+METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
+
+
+class UnavailableError(Exception):
+    """No answer, or one that is worth another try."""
+
+
+class GoneError(Exception):
+    """410: the server no longer has changes from so long ago; list again."""
+
+
+class RefusedError(Exception):
+    """The server refused a request."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +76,7 @@ class Change:
 
 
 class KubernetesClient:
-    """One namespace of a cluster."""
+    """One namespace of a cluster; belongs to the event loop in which it was opened."""
 
     def __init__(
         self,
@@ -60,107 +87,97 @@ class KubernetesClient:
     ) -> None:
         self.namespace = namespace
         self.patience_seconds = patience_seconds
-        self._api = KubernetesApi(kubeconfig, context, patience_seconds)
+        self._kubeconfig = kubeconfig
+        self._context = context
+        self._api: Any = None
 
     async def open(self) -> KubernetesClient:
-        """Read the credentials; ConfigError where there are none."""
-        await self._api.open()
+        """Read the credentials; ConfigError if there are none."""
+        from kubernetes.aio import client, config  # 0.8 s, which other backends need not wait for
+
+        settings = client.Configuration()
+        settings.connection_pool_maxsize = 0  # the log of each pod is a connection
+        given = self._kubeconfig or os.environ.get("KUBECONFIG")
+        file = given or "~/.kube/config"
+        # Several may be joined by colons, as for kubectl.
+        paths = [os.path.expanduser(one) for one in file.split(os.pathsep) if one]
+        try:
+            if any(os.path.exists(path) for path in paths):
+                joined = os.pathsep.join(paths)
+                await config.load_kube_config(joined, self._context, settings, False)
+            elif ACCOUNT.exists() and not given:
+                config.load_incluster_config(settings)
+            else:
+                raise ConfigError(
+                    f"no credentials for a Kubernetes cluster: there is no kubeconfig at {file}, "
+                    f"and this is no pod with a service account; set KUBECONFIG or the option "
+                    f"kubeconfig"
+                )
+        except (config.ConfigException, OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"kubeconfig {file} cannot be used: {error}") from error
+        self._api = client.ApiClient(settings)
         return self
 
     async def close(self) -> None:
-        """Close all connections; what is still read from them ends."""
-        await self._api.close()
+        """Close all connections, open streams included."""
+        if self._api is not None:
+            await self._api.close()
 
-    # --- questions and orders -----------------------------------------------------------------
+    # --- objects ------------------------------------------------------------------------------
 
     async def get(self, kind: str, name: str) -> Document | None:
-        """An object; None where there is none."""
-        try:
-            return await self._api.ask("GET", self._path(kind, name))
-        except RefusedError as error:
-            if error.status == 404:
-                return None
-            raise self.told(error, "get", kind) from error
+        """An object; None if there is none."""
+        return await self._ask("get", kind, name, allowed=(404,))
 
     async def find(self, kind: str, key: str) -> tuple[list[Document], str]:
-        """The objects that bear the key of a submission, and the version to watch from."""
-        return await self._listed(kind, {"labelSelector": f"{KEY_LABEL}={key}"})
-
-    async def events_about(self, name: str) -> list[Document]:
-        """What was reported of an object."""
-        chosen = f"involvedObject.name={name}"
-        return (await self._listed("Event", {"fieldSelector": chosen}))[0]
-
-    async def _listed(self, kind: str, query: Mapping[str, str]) -> tuple[list[Document], str]:
-        try:
-            found = await self._api.ask("GET", self._path(kind), query)
-        except RefusedError as error:
-            raise self.told(error, "list", kind) from error
+        """The objects with the key of a submission, and the version to watch from."""
+        found = await self._ask("list", kind, query={"labelSelector": f"{KEY_LABEL}={key}"}) or {}
         return found.get("items") or [], (found.get("metadata") or {}).get("resourceVersion", "")
 
+    async def events_about(self, name: str) -> list[Document]:
+        """The events of an object."""
+        query = {"fieldSelector": f"involvedObject.name={name}"}
+        return (await self._ask("list", "Event", query=query) or {}).get("items") or []
+
     async def create(self, document: Document, is_trial: bool = False) -> Document:
-        """Make an object, or give back the one of its name, which then is ours. is_trial: the
-        cluster judges it as if it were made, and keeps nothing."""
+        """Create an object, or return the one of its name, if that is ours.
+
+        is_trial: the cluster checks it as usual and keeps nothing."""
         kind, name = document["kind"], document["metadata"]["name"]
         query = {"fieldManager": "trainyard", "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if is_trial else {}
-        try:
-            return await self._api.ask("POST", self._path(kind), query, document)
-        except RefusedError as error:
-            if error.status != 409:
-                raise self.told(error, "create", kind) from error
-            refused = error
-        there = await self.get(kind, name)
+        made = await self._ask("create", kind, query=query, body=document, allowed=(409,))
+        made = made or await self.get(kind, name)
+        if made is None:
+            raise InfrastructureError(f"{kind} {name} was deleted while it was being created")
         key = document["metadata"]["labels"][KEY_LABEL]
-        if there is not None and (there["metadata"].get("labels") or {}).get(KEY_LABEL) != key:
+        if (made["metadata"].get("labels") or {}).get(KEY_LABEL) != key:
             raise ConfigError(
-                f"{kind} {name} in namespace {self.namespace} is there and is not ours: it does "
-                f"not bear the label {KEY_LABEL}={key}"
+                f"{kind} {name} in namespace {self.namespace} exists and is not ours: it does not "
+                f"have the label {KEY_LABEL}={key}"
             )
-        if there is None:  # it went while we looked
-            raise InfrastructureError(f"{kind} {name}: {refused}") from refused
-        return there
+        return made
 
     async def own(self, kind: str, name: str, owner: Document) -> None:
-        """Let an object go when its owner goes."""
-        told = {
-            "apiVersion": owner["apiVersion"],
-            "kind": owner["kind"],
-            "name": owner["metadata"]["name"],
-            "uid": owner["metadata"]["uid"],
-        }
-        try:
-            patch = {"metadata": {"ownerReferences": [told]}}
-            await self._api.ask("PATCH", self._path(kind, name), None, patch)
-        except RefusedError as error:
-            raise self.told(error, "patch", kind) from error
+        """Let the cluster delete an object together with its owner."""
+        fields = {key: owner["metadata"][key] for key in ("name", "uid")}
+        reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **fields}
+        await self._ask("patch", kind, name, body={"metadata": {"ownerReferences": [reference]}})
 
     async def delete(self, kind: str, name: str) -> None:
-        """Tell the cluster to end and remove an object, its pods first; whether that is done,
-        a watch tells."""
-        try:
-            await self._api.ask(
-                "DELETE", self._path(kind, name), {"propagationPolicy": "Foreground"}
-            )
-        except RefusedError as error:
-            if error.status != 404:
-                raise self.told(error, "delete", kind) from error
+        """Tell the cluster to delete an object, its pods first; watch it to see when it is gone."""
+        query = {"propagationPolicy": "Foreground"}
+        await self._ask("delete", kind, name, query, allowed=(404,))
 
     async def serves_jobsets(self) -> bool:
-        """True where the custom resource is installed."""
-        try:
-            await self._api.ask("GET", f"/apis/{JOBSET}")
-        except RefusedError as error:
-            if error.status in (403, 404):
-                return False
-            raise self.told(error, "get", "JobSet") from error
-        return True
+        """True if the custom resource is installed."""
+        return await self._ask("get", "JobSet API", allowed=(403, 404)) is not None
 
     # --- streams ------------------------------------------------------------------------------
 
     async def watch(self, kind: str, key: str, version: str) -> AsyncGenerator[Change]:
-        """Changes since a version, until the server ends the watch; GoneError when it keeps none
-        from then, AwayError when the connection is lost."""
+        """Changes since a version, until the server ends the watch. GoneError if it no longer has
+        that version, UnavailableError if the connection is lost."""
         query = {
             "labelSelector": f"{KEY_LABEL}={key}",
             "watch": "true",
@@ -168,33 +185,106 @@ class KubernetesClient:
             "resourceVersion": version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        async with self._api.stream(
-            self._path(kind), query, WATCH_SECONDS + LATE_SECONDS
-        ) as batches:
+        async with self._stream(self._path(kind), query, WATCH_SECONDS + LATE_SECONDS) as batches:
             async for line in (line async for batch in batches for line in batch):
                 event = json.loads(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
-                    raise error_of(int(document.get("code") or 0), document)
+                    raise _error_of(int(document.get("code") or 0), document)
                 yield Change(event["type"], document)
 
     async def log(self, pod: str, container: str, since: str) -> AsyncGenerator[list[bytes]]:
-        """The lines of a pod's log, each behind its time, a few at once as they come, until its
-        container has ended. since: whole seconds, or empty for all; AwayError when the connection
-        is lost."""
+        """Lines of a pod's log, each after its time, in batches as they come, until its container
+        has ended. since: whole seconds, or empty for all. UnavailableError if the connection is
+        lost."""
         query = {"container": container, "follow": "true", "timestamps": "true"}
         query |= {"sinceTime": since} if since else {}
         path = f"{self._path('Pod', pod)}/log"
-        async with self._api.stream(path, query, SILENT_SECONDS) as batches:
+        async with self._stream(path, query, SILENT_SECONDS) as batches:
             async for lines in batches:
                 yield lines
 
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, query: Mapping[str, str], silent_seconds: float
+    ) -> AsyncIterator[AsyncIterator[list[bytes]]]:
+        with _connection_errors():
+            response = await self._call("GET", path, query, None, (ANSWER_SECONDS, silent_seconds))
+            async with response:
+                if response.status != 200:
+                    raise _error_of(response.status, _document(await response.read()))
+                yield _lines(response)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        verb: str,
+        kind: str,
+        name: str = "",
+        query: Mapping[str, str] | None = None,
+        body: Document | None = None,
+        allowed: tuple[int, ...] = (),
+    ) -> Document | None:
+        """Repeat a request until the server answers; None for an allowed status. Raises what
+        `error_for` makes of any other refusal."""
+        path, failure, is_renewed = self._path(kind, name), None, False
+        for pause in pauses(self.patience_seconds):
+            await asyncio.sleep(pause)
+            try:
+                return await self._request(METHODS[verb], path, query or {}, body)
+            except UnavailableError as error:
+                failure = error
+            except RefusedError as error:
+                if error.status in allowed:
+                    return None
+                if error.status != 401 or is_renewed:
+                    raise self.error_for(error, verb, kind) from error
+                is_renewed = True  # tokens of a plugin last minutes
+                old = self._api
+                await self.open()
+                await old.close()  # streams of it break, and are opened again
+        raise BackendUnavailableError(
+            f"the API server of Kubernetes has been unavailable for {self.patience_seconds:.0f} s "
+            f"({verb} {path}): {failure}"
+        ) from failure
+
+    async def _request(
+        self, method: str, path: str, query: Mapping[str, str], body: Document | None
+    ) -> Document:
+        with _connection_errors():
+            async with await self._call(method, path, query, body, ANSWER_SECONDS) as response:
+                answer = _document(await response.read())
+        if response.status >= 300:
+            raise _error_of(response.status, answer)
+        return answer
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Document | None,
+        timeout: float | tuple[float, float],
+    ) -> Any:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        return await self._api.call_api(
+            path,
+            method,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json, */*", "Content-Type": kind},
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _request_timeout=timeout,
+        )
+
     def _path(self, kind: str, name: str = "") -> str:
-        path = KINDS[kind].format(namespace=self.namespace)
+        path = PATHS[kind].format(namespace=self.namespace)
         return f"{path}/{name}" if name else path
 
-    def told(self, error: RefusedError, verb: str, kind: str) -> Exception:
-        """The refusal as an error for people."""
+    def error_for(self, error: RefusedError, verb: str, kind: str) -> Exception:
+        """The error for people that a refusal means."""
         what = f"{verb} {kind} in namespace {self.namespace}"
         if "exceeded quota" in str(error):
             return NoRoomError(f"{what}: {error}")
@@ -210,7 +300,49 @@ class KubernetesClient:
             )
         if error.status == 404:
             return ConfigError(
-                f"{what}: {error}; the namespace or the kind is not there (kubectl get namespace "
+                f"{what}: {error}; the namespace or the kind does not exist (kubectl get namespace "
                 f"{self.namespace})"
             )
         return ConfigError(f"{what} was refused: {error}. Correct the options of the yard")
+
+
+@contextmanager
+def _connection_errors() -> Iterator[None]:
+    """UnavailableError for a lost connection, ConfigError for one that TLS does not trust."""
+    try:
+        yield
+    except aiohttp.ClientSSLError as error:
+        raise ConfigError(
+            f"the certificate of the Kubernetes API server does not match the kubeconfig: {error}; "
+            f"correct its server or its certificate-authority-data"
+        ) from error
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise UnavailableError(str(error) or type(error).__name__) from error
+
+
+def _error_of(status: int, answer: Document) -> Exception:
+    message = str(answer.get("message") or answer.get("reason") or "")
+    if status == 410:
+        return GoneError(message)
+    if status in UNAVAILABLE:
+        return UnavailableError(f"{status} {message}".strip())
+    return RefusedError(status, message)
+
+
+def _document(data: bytes) -> Document:
+    try:
+        found = json.loads(data)
+    except ValueError:  # a proxy may answer in HTML
+        return {"message": data[:200].decode(errors="replace")}
+    return found if isinstance(found, dict) else {}
+
+
+async def _lines(response: Any) -> AsyncGenerator[list[bytes]]:
+    """Lines of any length without their ends, the last one too if it has none."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        if whole := [line for line in lines if line]:
+            yield whole
+    if rest:
+        yield [rest]

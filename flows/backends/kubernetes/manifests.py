@@ -1,36 +1,83 @@
 """A job as manifests for Kubernetes: an Indexed Job with a headless Service, or a JobSet.
 
-Pure: a LaunchSpec and a cluster's options in, documents out. Every pod of a job is a node: its rank
-is the pod's completion index, and the pods meet at pod 0, which the Service gives a name. A share
-is a pod too. Nothing is tried again by the cluster: what an end means is for whoever submitted."""
+Pure: a LaunchSpec and options in, documents out. Each pod of a job is a node; its rank is the pod's
+completion index, and ranks meet at pod 0, which the Service names. A share is a pod too. The
+cluster retries nothing: the flow decides what an end means."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
-from flows.backends.kubernetes.options import KubernetesOptions
-from flows.backends.kubernetes.pod import CONTAINER, PORT, Document, render_pod
+from flows.backends.kubernetes.options import KubernetesOptions, Toleration
 from flows.backends.spec import LaunchSpec
 from trainyard.errors import ConfigError
 
+Document = dict[str, Any]
+
+CONTAINER = "stage"
+PORT = 29500
+INDEX = "YARD_INDEX"
+"""Variable with the completion index of the pod."""
+SHARES = "YARD_SHARES"
+"""Variable with the shares to make, if these are not all: the N-th is that of index N."""
+INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+MIB = 2**20
+
+SAVE_FIRST = """
+for one in /proc/[0-9]*; do
+  grep -qzxF "TRAINYARD_RUN_DIR=$TRAINYARD_RUN_DIR" "$one/environ" 2>/dev/null &&
+    grep -qz "^LOCAL_RANK=" "$one/environ" 2>/dev/null && ranks="$ranks ${one#/proc/}"
+done
+kill -USR1 $ranks 2>/dev/null
+for one in $ranks; do
+  while kill -0 "$one" 2>/dev/null; do sleep 0.5; done
+done
+"""
+"""preStop hook: ranks save before SIGTERM. torchrun would kill them after 30 s; this gives them the
+whole grace, whether the pod is preempted, drained or deleted."""
+
+CHOOSE_SHARE = """
+position=0
+for share in $YARD_SHARES; do
+  [ "$position" -eq "$YARD_INDEX" ] && break
+  position=$((position + 1))
+done
+export TRAINYARD_RUN_DIR="$TRAINYARD_RUN_DIR/share-$share"
+set -- "$@" --rank "$share"
+"""
+"""Maps a completion index, which counts from 0 without gaps, to one of the shares to make."""
+
+START_OVER = """
+rm -f "$TRAINYARD_RUN_DIR/failure.json" "$TRAINYARD_RUN_DIR/outcome.json"
+if ! command -v "$1" >/dev/null; then
+  echo "$1: the image has no such program; correct the image or the python of the yard" >&2
+  exit 2
+fi
+exec "$@"
+"""
+"""Start of a pod that works alone: it may replace one that was preempted and left a report. Pods of
+several nodes are not replaced, and another one may have written its report already."""
+
 KEY_LABEL = "trainyard/key"
-"""What a submission is found again by."""
-PERSONS_FAULT = (1, 2, 70)
-"""Exit statuses that nobody mends by trying again: data, options, defects."""
+"""Label by which a submission is found again."""
+NOT_RETRIED = (1, 2, 70)
+"""Exit statuses that a retry cannot help: data, options, defects."""
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 REPLICATED = "nodes"
 MAX_NAME = 63 - len(f"-{REPLICATED}-0-99999-abcde")
-"""Of a job: a pod's host name is that and its index, and is a DNS label. A JobSet is refused whose
-pods' names, which have more in them, would be longer than one."""
+"""Length of a job's name. Pods append their index, and JobSet more, to get a host name, which must
+be a DNS label."""
 MANIFESTS = "job.yaml"
-"""File of a run folder with what was submitted: `kubectl create -f` runs it by hand."""
+"""File of a run folder with what was submitted; `kubectl create -f` runs it by hand."""
 
 
 def render_kubernetes(spec: LaunchSpec, options: KubernetesOptions) -> list[Document]:
-    """The manifests, in the order in which they are created; ConfigError for what cannot be."""
+    """The manifests in order of creation; ConfigError for a job that cannot run on Kubernetes."""
     _check(spec, options)
     if options.variant == "jobset" and spec.shares is None:
         return [_jobset(spec, options)]
@@ -39,14 +86,14 @@ def render_kubernetes(spec: LaunchSpec, options: KubernetesOptions) -> list[Docu
 
 
 def resource_name(spec: LaunchSpec) -> str:
-    """The name in the cluster: DNS-1035, of this submission alone, with room for what pods add."""
+    """The name in the cluster: DNS-1035, unique to this submission, short enough for pods."""
     start = re.sub(r"[^a-z0-9]+", "-", spec.name).strip("-")
     if not start[0].isalpha():  # a Service must not begin with a digit
         start = f"j{start}"
     room = MAX_NAME - len(f"-{spec.key}")
     if len(start) > room:
-        told = hashlib.sha256(start.encode()).hexdigest()[:6]
-        start = f"{start[: max(0, room - 7)].rstrip('-') or 'j'}-{told}"[:room].rstrip("-")
+        digest = hashlib.sha256(start.encode()).hexdigest()[:6]
+        start = f"{start[: max(0, room - 7)].rstrip('-') or 'j'}-{digest}"[:room].rstrip("-")
     return f"{start}-{spec.key}"
 
 
@@ -59,8 +106,8 @@ def _check(spec: LaunchSpec, options: KubernetesOptions) -> None:
     run = PurePosixPath(spec.run_directory)
     if not any(run.is_relative_to(target) for target in targets):
         raise ConfigError(
-            f"run folder {spec.run_directory} lies on no volume of the pods "
-            f"({', '.join(targets) or 'there are none'}); name the yard's claim in the Kubernetes "
+            f"run folder {spec.run_directory} is on no volume of the pods "
+            f"({', '.join(targets) or 'they have none'}); name the yard's claim in the Kubernetes "
             f"option claims"
         )
 
@@ -77,23 +124,22 @@ def _labels(spec: LaunchSpec) -> dict[str, str]:
     }
 
 
-def _of_queue(spec: LaunchSpec, options: KubernetesOptions) -> Document:
-    """The metadata of what is queued as a whole: pods of it that bore the label, too, would be
-    queued each for itself."""
-    queue = {} if options.queue is None else {"kueue.x-k8s.io/queue-name": options.queue}
-    labels = {**_labels(spec), **queue}
+def _metadata(spec: LaunchSpec, options: KubernetesOptions, queue: str | None = None) -> Document:
+    """queue: only of the whole job; pods with that label would be queued one by one."""
+    labels = _labels(spec)
+    if queue is not None:
+        labels["kueue.x-k8s.io/queue-name"] = queue
     return {"name": resource_name(spec), "namespace": options.namespace, "labels": labels}
 
 
 def _service(spec: LaunchSpec, options: KubernetesOptions) -> Document:
-    name, labels = resource_name(spec), _labels(spec)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "namespace": options.namespace, "labels": labels},
+        "metadata": _metadata(spec, options),
         "spec": {
             "clusterIP": "None",
-            # Pods look for each other before any of them is ready.
+            # Pods resolve each other before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": {KEY_LABEL: spec.key},
             "ports": [{"name": "rendezvous", "port": PORT}],
@@ -107,7 +153,7 @@ def _job(spec: LaunchSpec, options: KubernetesOptions) -> Document:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _of_queue(spec, options),
+        "metadata": _metadata(spec, options, options.queue),
         "spec": {
             **_job_spec(spec, options, head, subdomain=name),
             "ttlSecondsAfterFinished": options.keep_seconds,
@@ -117,7 +163,7 @@ def _job(spec: LaunchSpec, options: KubernetesOptions) -> Document:
 
 
 def _jobset(spec: LaunchSpec, options: KubernetesOptions) -> Document:
-    """JobSet's controller makes the Service, and names pods SET-JOB-0-INDEX."""
+    """JobSet's controller creates the Service, and names pods SET-JOB-0-INDEX."""
     name = resource_name(spec)
     head = f"{name}-{REPLICATED}-0-0.{name}"
     job = _job_spec(spec, options, head, subdomain=None)
@@ -125,7 +171,7 @@ def _jobset(spec: LaunchSpec, options: KubernetesOptions) -> Document:
     return {
         "apiVersion": JOBSET,
         "kind": "JobSet",
-        "metadata": _of_queue(spec, options),
+        "metadata": _metadata(spec, options, options.queue),
         "spec": {
             "replicatedJobs": [{"name": REPLICATED, "replicas": 1, "template": template}],
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -139,41 +185,202 @@ def _jobset(spec: LaunchSpec, options: KubernetesOptions) -> Document:
 def _job_spec(
     spec: LaunchSpec, options: KubernetesOptions, head: str, subdomain: str | None
 ) -> Document:
-    # That of a share is its pod's: the whole Job takes as long as all shares do, one after another.
+    # Shares have the limit in their pod: the Job takes as long as all of them in turn.
     limit = spec.resources.time_limit_seconds if spec.shares is None else None
+    nodes = spec.resources.nodes
+    counts = {"completions": nodes, "parallelism": nodes, "backoffLimit": 0}
+    if spec.shares is not None:
+        count = len(spec.shares.indices)
+        at_once = min(count, spec.shares.at_once or count)
+        # A failed share leaves the others running; the job fails when all have ended.
+        counts = {"completions": count, "parallelism": at_once, "backoffLimitPerIndex": 0}
     return {
         "completionMode": "Indexed",
-        **_counts(spec),
+        **counts,
         **({} if limit is None else {"activeDeadlineSeconds": limit}),
-        # A pod that is being deleted may still write: its successor waits for its end.
+        # A pod that is being deleted may still write: its replacement waits for its end.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": list(_failure_rules(spec))},
         "template": {
             "metadata": {"labels": _labels(spec)},
-            "spec": render_pod(spec, options, head, subdomain),
+            "spec": _pod(spec, options, head, subdomain),
         },
     }
 
 
-def _counts(spec: LaunchSpec) -> Document:
-    if spec.shares is None:
-        nodes = spec.resources.nodes
-        return {"completions": nodes, "parallelism": nodes, "backoffLimit": 0}
-    count = len(spec.shares.indices)
-    at_once = min(count, spec.shares.at_once or count)
-    # The other shares go on when one fails; the job fails when all of them have ended.
-    return {"completions": count, "parallelism": at_once, "backoffLimitPerIndex": 0}
-
-
 def _failure_rules(spec: LaunchSpec) -> Iterator[Document]:
-    """The first rule that fits a pod's end decides, and the Job's condition tells which it was.
+    """The first rule that matches a pod's end decides; the Job's condition names it.
 
-    A share that was preempted is made again by itself. Of a job of several nodes the others have
-    lost their partner: it fails as a whole, with `DisruptionTarget` in its message, and is
-    submitted again."""
+    A preempted pod that works alone is replaced. A job of several nodes fails as a whole, with
+    `DisruptionTarget` in its message, and is submitted again."""
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
     is_alone = spec.resources.nodes == 1
     yield {"action": "Ignore" if is_alone else "FailJob", "onPodConditions": disrupted}
     action = "FailIndex" if spec.shares is not None else "FailJob"
-    codes = {"containerName": CONTAINER, "operator": "In", "values": list(PERSONS_FAULT)}
+    codes = {"containerName": CONTAINER, "operator": "In", "values": list(NOT_RETRIED)}
     yield {"action": action, "onExitCodes": codes}
+
+
+# --- pods ---------------------------------------------------------------------------------------
+
+
+def _pod(
+    spec: LaunchSpec, options: KubernetesOptions, head: str, subdomain: str | None
+) -> Document:
+    """The specification of a job's pods.
+
+    head: DNS name of pod 0; subdomain: the Service that names pods."""
+    volumes = list(_volumes(spec, options))
+    pod: Document = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_seconds),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": options.user,
+            "runAsGroup": options.user,
+            "fsGroup": options.user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(spec, options, head, volumes)],
+        "volumes": [{"name": name, **source} for name, source, _ in volumes],
+    }
+    if subdomain is not None and spec.resources.nodes > 1:
+        pod["subdomain"] = subdomain
+    if spec.shares is not None and spec.resources.time_limit_seconds is not None:
+        pod["activeDeadlineSeconds"] = spec.resources.time_limit_seconds
+    if options.service_account is not None:
+        pod["serviceAccountName"] = options.service_account
+    if options.priority_class is not None:
+        pod["priorityClassName"] = options.priority_class
+    if options.node_selector:
+        pod["nodeSelector"] = dict(options.node_selector)
+    if options.tolerations:
+        pod["tolerations"] = [_toleration(one) for one in options.tolerations]
+    if options.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
+    return pod
+
+
+def _toleration(one: Toleration) -> Document:
+    value = {"operator": "Exists"} if one.value is None else {"operator": "Equal"}
+    if one.value is not None:
+        value["value"] = one.value
+    return {"key": one.key, **value, **({"effect": one.effect} if one.effect else {})}
+
+
+def _container(
+    spec: LaunchSpec,
+    options: KubernetesOptions,
+    head: str,
+    volumes: list[tuple[str, Document, Document]],
+) -> Document:
+    container: Document = {
+        "name": CONTAINER,
+        "image": spec.image,
+        "command": _command(spec, head),
+        "env": _environment(spec),
+        "resources": _resources(spec, options),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {
+                "drop": ["ALL"],
+                **({"add": list(options.capabilities)} if options.capabilities else {}),
+            },
+        },
+        # Keeps the end of a failed log in the pod's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": name, **mount} for name, _, mount in volumes],
+    }
+    if options.secret_environment:
+        container["envFrom"] = [{"secretRef": {"name": n}} for n in options.secret_environment]
+    if spec.working_directory is not None:
+        container["workingDir"] = spec.working_directory
+    if spec.resources.nodes > 1:
+        container["ports"] = [{"name": "rendezvous", "containerPort": PORT}]
+    if spec.has_ranks:
+        save = {"command": ["/bin/sh", "-c", SAVE_FIRST.strip()]}
+        container["lifecycle"] = {"preStop": {"exec": save}}
+    return container
+
+
+def _command(spec: LaunchSpec, head: str) -> list[str]:
+    words = [_literal(word) for word in spec.command]
+    if spec.shares is not None:
+        words += ["--world-size", str(spec.shares.count)]
+        if spec.shares.only:
+            return _in_shell(words, CHOOSE_SHARE)
+        return _in_shell([*words, "--rank", f"$({INDEX})"])
+    nodes = spec.resources.nodes
+    if spec.has_ranks:
+        per_node = f"--nproc-per-node={spec.resources.processes_per_node}"
+        meeting = ["--standalone"]
+        if nodes > 1:
+            address = [f"--master-addr={head}", f"--master-port={PORT}"]
+            meeting = [f"--nnodes={nodes}", f"--node-rank=$({INDEX})", *address]
+        launcher = [*map(_literal, spec.rank_launcher), *meeting]
+        words = [*launcher, per_node, "--max-restarts=0", "--no-python", *words]
+    return _in_shell(words) if nodes == 1 else words
+
+
+def _in_shell(words: list[str], first: str = "") -> list[str]:
+    script = _literal((first.rstrip() + START_OVER).strip())
+    return ["/bin/sh", "-c", script, "stage", *words]
+
+
+def _literal(word: str) -> str:
+    """Escaped: Kubernetes expands $(NAME) in commands and variables, and $$ means $."""
+    return word.replace("$", "$$")
+
+
+def _environment(spec: LaunchSpec) -> list[Document]:
+    index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX_ANNOTATION}']"}}
+    run, shares = _literal(spec.run_directory), {}
+    if spec.shares is not None and spec.shares.only:
+        shares = {SHARES: " ".join(map(str, spec.shares.indices))}
+    elif spec.shares is not None:
+        run = f"{run}/share-$({INDEX})"
+    given: Mapping[str, str] = {
+        "HOME": "/tmp",
+        "PYTHONUNBUFFERED": "1",
+        **{name: _literal(value) for name, value in spec.environment.items()},
+        **shares,
+        "TRAINYARD_RUN_DIR": run,
+    }
+    return [
+        {"name": INDEX, "valueFrom": index},
+        *({"name": name, "value": value} for name, value in given.items()),
+    ]
+
+
+def _resources(spec: LaunchSpec, options: KubernetesOptions) -> Document:
+    wanted, limits, requests = spec.resources, {}, {}
+    if wanted.cpus_per_node is not None:
+        requests["cpu"] = str(wanted.cpus_per_node)  # no limit: a throttled rank stalls all others
+    if wanted.memory_bytes_per_node is not None:
+        limits["memory"] = f"{math.ceil(wanted.memory_bytes_per_node / MIB)}Mi"
+    if wanted.gpus_per_node:
+        limits[options.gpu_resource] = str(wanted.gpus_per_node)
+    limits |= dict(options.extra_resources)
+    return {"requests": {**requests, **limits}, "limits": limits}
+
+
+def _volumes(
+    spec: LaunchSpec, options: KubernetesOptions
+) -> Iterator[tuple[str, Document, Document]]:
+    """Name, source and mount."""
+    memory = {"medium": "Memory", "sizeLimit": options.shared_memory}
+    yield "shared-memory", {"emptyDir": memory}, {"mountPath": "/dev/shm"}
+    temporary = {"sizeLimit": options.temporary_size}
+    yield "temporary", {"emptyDir": temporary}, {"mountPath": "/tmp"}
+    for number, claim in enumerate(options.claims):
+        source = {"claimName": claim.name}
+        mount = {"mountPath": claim.target, "readOnly": claim.read_only}
+        yield f"claim-{number}", {"persistentVolumeClaim": source}, mount
+    for number, one in enumerate(spec.mounts):
+        host = {"path": one.source, "type": "Directory"}
+        mount = {"mountPath": one.target, "readOnly": one.read_only}
+        yield f"host-{number}", {"hostPath": host}, mount

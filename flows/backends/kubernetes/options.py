@@ -1,4 +1,4 @@
-"""What a Kubernetes cluster wants to know besides the job: namespace, volumes, which nodes."""
+"""Options of the Kubernetes backend: namespace, volumes, nodes, waiting times."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from flows.backends.option_checks import check_choice, check_not_negative, check_pattern
 from trainyard.errors import ConfigError
 
 Variant = Literal["auto", "job", "jobset"]
@@ -26,10 +27,10 @@ PATH = re.compile(r"/[^:\0\n]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A persistent volume that pods see, such as the yard itself."""
+    """A persistent volume that pods mount, such as the yard itself."""
 
     name: str
-    """Of the PersistentVolumeClaim."""
+    """Name of the PersistentVolumeClaim."""
     target: str
     """Where it is mounted."""
     read_only: bool = False
@@ -41,73 +42,65 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
-    """A taint of nodes that does not keep pods away."""
+    """A taint of nodes that pods tolerate."""
 
     key: str
     value: str | None = None
-    """None: whatever its value."""
+    """None: any value."""
     effect: Effect = ""
-    """Empty: every effect."""
+    """Empty: any effect."""
 
     def __post_init__(self) -> None:
         _check("toleration key", self.key, QUALIFIED)
         _check("toleration value", self.value, VALUE)
-        if self.effect not in get_args(Effect):
-            raise ConfigError(
-                f"Kubernetes option toleration effect: {self.effect!r} is none of NoSchedule, "
-                f"PreferNoSchedule, NoExecute"
-            )
+        check_choice("Kubernetes option toleration effect", self.effect, get_args(Effect))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
-    """How jobs are described to a cluster; the same for all of them, or for those of a stage."""
+    """How jobs are submitted to a cluster: for all of them, or for those of one stage."""
 
     namespace: str = "default"
     kubeconfig: str | None = None
-    """None: KUBECONFIG, ~/.kube/config, or within a pod its service account."""
+    """None: KUBECONFIG, ~/.kube/config, or in a pod its service account."""
     context: str | None = None
-    """Of the kubeconfig; None: its current one."""
+    """Of the kubeconfig; None: the current one."""
     variant: Variant = "auto"
-    """An Indexed Job with a Service of our own, or a JobSet; `auto`: a JobSet for several nodes
-    where its resource is installed."""
+    """An Indexed Job with a Service of our own, or a JobSet. `auto`: a JobSet for several nodes if
+    its resource is installed."""
     service_account: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
     secret_environment: tuple[str, ...] = ()
-    """Secrets whose entries become variables: the credentials of the store."""
+    """Secrets whose entries become environment variables: the credentials of the store."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     gpu_resource: str = "nvidia.com/gpu"
     extra_resources: Mapping[str, str] = field(default_factory=dict)
-    """What else a pod asks for, such as `rdma/ib: "8"`."""
+    """Other resources of a pod, such as `rdma/ib: "8"`."""
     claims: tuple[Claim, ...] = ()
     shared_memory: str = "16Gi"
     """Size of /dev/shm, which NCCL and data loaders use; it counts as memory of the pod."""
     temporary_size: str = "50Gi"
-    """Size of /tmp, the one place besides volumes that can be written."""
+    """Size of /tmp, the only writable folder besides volumes."""
     user: int = 1000
     """User and group that stages run as; root is refused."""
     capabilities: tuple[str, ...] = ()
-    """Capabilities besides none, such as IPC_LOCK for InfiniBand."""
+    """Added capabilities, such as IPC_LOCK for InfiniBand; pods have no others."""
     priority_class: str | None = None
     queue: str | None = None
-    """Kueue's local queue: the job is made suspended, and let go when there is room."""
+    """Kueue's local queue: the job is created suspended, and Kueue starts it when there is room."""
     keep_seconds: int = 86400
-    """So long an ended job and its pods stay, for people to look at."""
+    """How long an ended job and its pods are kept, for inspection."""
     delete_after_success: bool = True
-    """A job that went well goes at once; its logs are in the run folder."""
+    """Delete a successful job at once; its logs are in the run folder."""
     broken_seconds: int = 300
-    """So long pods may lack their image, a secret or a volume before the job is ended."""
+    """How long pods may lack their image, a secret or a volume before the job is ended."""
     room_seconds: int | None = 3600
-    """So long pods may find no room, or no quota, before the job is ended; None: for ever."""
+    """How long pods may find no room or quota before the job is ended; None: no limit."""
 
     def __post_init__(self) -> None:
         _check("namespace", self.namespace, LABEL)
-        if self.variant not in get_args(Variant):
-            raise ConfigError(
-                f"Kubernetes option variant: {self.variant!r} is none of "
-                f"{', '.join(get_args(Variant))}"
-            )
+        check_choice("Kubernetes option variant", self.variant, get_args(Variant))
         for name in ("service_account", "priority_class", "queue"):
             _check(name, getattr(self, name), SUBDOMAIN)
         for name in ("image_pull_secrets", "secret_environment"):
@@ -117,28 +110,16 @@ class KubernetesOptions:
             _check(name, getattr(self, name), QUANTITY)
         for capability in self.capabilities:
             _check("capabilities", capability, CAPABILITY)
-        self._check_pairs()
+        _check("gpu_resource", self.gpu_resource, QUALIFIED)
+        pairs = (("node_selector", VALUE), ("extra_resources", QUANTITY))
+        for name, pattern in pairs:
+            for key, value in getattr(self, name).items():
+                _check(name, key, QUALIFIED)
+                _check(f"{name} {key}", value, pattern)
         if self.user < 1:
             raise ConfigError("Kubernetes option user: 0 is root, which stages do not need")
-        for name in ("keep_seconds", "broken_seconds", "room_seconds"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(
-                    f"Kubernetes option {name} must not be negative, got {getattr(self, name)}"
-                )
-
-    def _check_pairs(self) -> None:
-        _check("gpu_resource", self.gpu_resource, QUALIFIED)
-        for key, value in self.node_selector.items():
-            _check("node_selector", key, QUALIFIED)
-            _check(f"node_selector {key}", value, VALUE)
-        for key, value in self.extra_resources.items():
-            _check("extra_resources", key, QUALIFIED)
-            _check(f"extra_resources {key}", value, QUANTITY)
+        check_not_negative("Kubernetes", self, ("keep_seconds", "broken_seconds", "room_seconds"))
 
 
 def _check(name: str, value: str | None, pattern: re.Pattern[str]) -> None:
-    if value is not None and not pattern.fullmatch(value):
-        raise ConfigError(
-            f"Kubernetes option {name}: {value!r} is nothing that a cluster takes there "
-            f"(it must match {pattern.pattern})"
-        )
+    check_pattern(f"Kubernetes option {name}", value, pattern)

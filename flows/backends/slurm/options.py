@@ -1,7 +1,7 @@
-"""What a site's Slurm wants to know besides the job: partition, account, how containers start.
+"""Options of the Slurm backend: partition, account, how containers start.
 
-Everything here ends up in a script that a shell reads, so each value is checked against what Slurm
-itself accepts there; none needs quoting."""
+They end up in a script that a shell reads, so each value must match what Slurm accepts; none needs
+quoting."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from flows.backends.option_checks import check_choice, check_not_negative, check_pattern
 from trainyard.errors import ConfigError
 
 Containers = Literal["none", "pyxis", "apptainer"]
@@ -26,20 +27,20 @@ DECIDED = (
     *("job-name", "comment", "output", "error", "open-mode", "requeue", "no-requeue", "signal"),
     *("nodes", "ntasks-per-node", "array", "wrap", "parsable", "time", "chdir", "export"),
 )
-"""Options of sbatch that are written from the job, and not to be given once more."""
+"""Options of sbatch that follow from the job."""
 
 REFUSED = {
-    "wait": "sbatch would come back when the job has ended, and be killed before that",
+    "wait": "sbatch would return when the job has ended, and be killed before that",
     "test-only": "nothing would be submitted",
     **dict.fromkeys(("help", "usage", "version"), "nothing would be submitted"),
     **dict.fromkeys(
         ("clusters", "cluster-constraint"),
-        "a job of another cluster is not followed; let SLURM_CONF name the one cluster",
+        "jobs of other clusters are not followed; let SLURM_CONF name the one cluster",
     ),
 }
-"""Options of sbatch with which a job could not be submitted and followed, and why."""
+"""Options of sbatch with which no job could be submitted and followed, and why."""
 WHOLE = ("ntasks",)
-"""Options of sbatch that only look like one above that is cut short."""
+"""Options of sbatch that look like an abbreviation of one above."""
 
 WORDS = {
     "partition": WORD,
@@ -50,14 +51,14 @@ WORDS = {
     "nodelist": NODES,
     "exclude": NODES,
 }
-"""Options of sbatch that are copied as they are."""
+"""Options of sbatch that are passed through."""
 
 OWN = (*WORDS, "exclusive", "gres")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """How jobs are submitted at a site; the same for all of them, or for those of a stage."""
+    """How jobs are submitted at a site: for all of them, or for those of one stage."""
 
     partition: str | None = None
     account: str | None = None
@@ -67,28 +68,28 @@ class SlurmOptions:
     """Features that nodes must have: `h100&nvlink`."""
     nodelist: str | None = None
     exclude: str | None = None
-    """Nodes not to be used: `node[3-5]`."""
+    """Nodes not to use: `node[3-5]`."""
     exclusive: bool = False
-    """Whole nodes, with all of their memory unless the job states how much."""
+    """Whole nodes, with all their memory unless the job asks for less."""
     gpu_type: str | None = None
     """Of --gres=gpu:TYPE:COUNT; None: any."""
     warning_seconds: int = 300
-    """SIGUSR1 comes so long before the time limit (at most a quarter of the limit before), and
-    training saves and stops. Slurm may be a minute early."""
+    """SIGUSR1 comes this long before the time limit, at most a quarter of it, and training saves
+    and stops. Slurm may be a minute early."""
     requeue: Requeue = "requeue"
-    """Whether Slurm runs a job again that lost a node or was preempted, under the same id."""
+    """Whether Slurm reruns a job that lost a node or was preempted, under the same id."""
     containers: Containers = "none"
-    """What starts an image: enroot through Pyxis, Apptainer, or nothing."""
+    """What runs an image: Pyxis with enroot, Apptainer, or nothing."""
     setup_file: str | None = None
-    """A file of the site that every script sources first: `module load`, NCCL's variables."""
+    """A file that every script sources first: `module load`, NCCL's variables."""
     inherit_environment: bool = True
-    """Jobs see the environment of whoever submits, credentials of the store included."""
+    """Jobs inherit the environment of the flow, credentials of the store included."""
     broken_seconds: int = 300
-    """So long a job may wait for what never comes, such as more nodes than its partition has,
-    before it is cancelled."""
+    """How long a job that can never start, such as one for more nodes than its partition has, stays
+    in the queue before it is cancelled."""
     room_seconds: int | None = 86400
-    """So long a submission may wait while its account or quality of service has no room for more
-    jobs in the queue; None: for ever."""
+    """How long to retry a submission while its account or quality of service allows no more jobs in
+    the queue; None: no limit."""
     extra: tuple[str, ...] = ()
     """Other options of sbatch: `--switches=1`, `--mail-type=FAIL`."""
 
@@ -101,20 +102,9 @@ class SlurmOptions:
             raise ConfigError(
                 f"Slurm option warning_seconds must be from 1 to 65535, got {self.warning_seconds}"
             )
-        for name in ("broken_seconds", "room_seconds"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(
-                    f"Slurm option {name} must not be negative, got {getattr(self, name)}"
-                )
-        if self.containers not in get_args(Containers):
-            raise ConfigError(
-                f"Slurm option containers: {self.containers!r} is none of "
-                f"{', '.join(get_args(Containers))}"
-            )
-        if self.requeue not in get_args(Requeue):
-            raise ConfigError(
-                f"Slurm option requeue: {self.requeue!r} is none of {', '.join(get_args(Requeue))}"
-            )
+        check_not_negative("Slurm", self, ("broken_seconds", "room_seconds"))
+        check_choice("Slurm option containers", self.containers, get_args(Containers))
+        check_choice("Slurm option requeue", self.requeue, get_args(Requeue))
         for option in self.extra:
             self._check_extra(option)
 
@@ -126,11 +116,11 @@ class SlurmOptions:
         if name in REFUSED:
             raise ConfigError(f"Slurm option extra: --{name}: {REFUSED[name]}; leave it out")
         if name in OWN:
-            raise ConfigError(f"Slurm option extra: --{name} has a key of its own here; use that")
+            raise ConfigError(f"Slurm option extra: --{name} has a key of its own; use that")
 
 
 def _in_full(name: str) -> str:
-    """The option of ours that sbatch may take this for: it lets people leave out the end."""
+    """The option above that sbatch may take this for: it accepts abbreviations."""
     known = (*DECIDED, *REFUSED, *OWN)
     if name in known or name in WHOLE:
         return name
@@ -138,8 +128,4 @@ def _in_full(name: str) -> str:
 
 
 def _check(name: str, value: str | None, pattern: re.Pattern[str]) -> None:
-    if value is not None and not pattern.fullmatch(value):
-        raise ConfigError(
-            f"Slurm option {name}: {value!r} is nothing that sbatch takes there "
-            f"(it must match {pattern.pattern})"
-        )
+    check_pattern(f"Slurm option {name}", value, pattern)

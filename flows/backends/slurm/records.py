@@ -1,7 +1,7 @@
-"""What Slurm's programs print about jobs, as records. Pure.
+"""Parses what Slurm's programs print about jobs. Pure.
 
-`scontrol show job -o` knows jobs until MinJobAge after their end. `sacct` knows them for months,
-where there is accounting, but its rows lag by seconds: no row means `not yet`, never `gone`."""
+`scontrol show job -o` knows jobs until MinJobAge after their end. With accounting, `sacct` knows
+them for months, but its rows lag by seconds: no row means `not yet`, never `gone`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDED = {
     "LAUNCH_FAILED": Kind.NODE_FAILURE,
     "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
 }
-"""States that a job does not leave, and what each means; None: the exit status has to tell."""
+"""Final states, and what each means; None: the exit status decides."""
 
 FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=")
 SHOWN = frozenset(
@@ -44,64 +44,64 @@ NEVER = {
     "PartitionNodeLimit": "the partition does not allow so many nodes",
     "PartitionTimeLimit": "the partition does not allow so long a time limit",
     "BadConstraints": "no node has all that is asked for",
-    "InvalidAccount": "its account is none, or has no right to the partition",
-    "InvalidQOS": "its quality of service is none, or not for its account",
-    "ReservationDeleted": "its reservation is gone",
+    "InvalidAccount": "its account does not exist, or may not use the partition",
+    "InvalidQOS": "its quality of service does not exist, or is not for its account",
+    "ReservationDeleted": "its reservation was deleted",
 }
-"""Reasons of waiting that do not go away by waiting, in words."""
+"""Reasons of waiting that never go away."""
 
 TOO_MUCH = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?")
-"""Reasons of a job that alone asks for more than its account, or its quality of service, allows."""
+"""Reasons of a job that asks for more than its account or quality of service allows one job."""
 
 HELD = {
-    "JobHeldUser": "it is held: scontrol release lets it go",
+    "JobHeldUser": "it is held; `scontrol release` releases it",
     "JobHeldAdmin": "it is held by an administrator",
 }
-"""Reasons of waiting until a person wants otherwise, in words."""
+"""Reasons of waiting until a person releases the job."""
 
 NO_LOG = -53
-"""Exit code, `0:53`, of a job whose log its node could not open; the script never began. Slurm's
+"""Exit code, `0:53`, of a job whose node could not open its log; the script never began. Slurm's
 reason is JobLaunchFailure, or RaisedSignal:53(Real-time_signal_19)."""
 
 NOT_STARTED = "launch_failed_requeued_held"
-"""A node could not start the job; Slurm put it back into the queue and holds it there for ever."""
+"""A node could not start the job; Slurm requeued it and holds it for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One job, one task of an array, or the tasks of an array that still wait together."""
+    """One job, one task of an array, or the waiting tasks of an array together."""
 
     job_id: str
-    """Of the array, for its tasks: what sbatch printed."""
+    """What sbatch printed; for a task, the id of its array."""
     state: str
     name: str = ""
     reason: str = ""
     exit_code: int = 0
-    """Of the script; negative when a signal ended it."""
+    """Of the script; negative if a signal ended it."""
     restarts: int = 0
     shares: tuple[int, ...] = ()
     """Indices in an array."""
     nodes: str = ""
     started: float | None = None
-    """When it last began, in seconds since 1970; of a job that waits, when it may."""
+    """When it last began, in seconds since 1970; of a waiting job, when it may begin."""
     ended: float | None = None
-    """When it ended; of one that runs, when it has to."""
+    """When it ended; of a running job, its deadline."""
     preempted: float | None = None
-    """When Slurm chose it to make room for others, and its grace began."""
+    """When Slurm chose it for preemption, and its grace began."""
 
     @property
     def has_ended(self) -> bool:
-        """True in a state that it does not leave."""
+        """True in a final state."""
         return self.state in ENDED
 
     @property
     def was_not_started(self) -> bool:
-        """True when a node failed to start it and Slurm will not try again."""
+        """True if a node failed to start it and Slurm will not try again."""
         return self.state == "PENDING" and self.reason.replace(" ", "_") == NOT_STARTED
 
     @property
     def never_starts(self) -> str | None:
-        """Why it will not start however long it waits, in words; None when it may."""
+        """Why it can never start; None if it may."""
         if self.state != "PENDING":
             return None
         if TOO_MUCH.fullmatch(self.reason):
@@ -110,25 +110,25 @@ class JobRecord:
 
     @property
     def was_preempted(self) -> bool:
-        """True when it had to make room, in this run of it."""
+        """True if it was preempted in this run of it."""
         return self.preempted is not None and self.preempted >= (self.started or 0)
 
     @property
     def verdict(self) -> Kind | None:
-        """What the end means; None where the exit status has to tell."""
+        """What the end means; None if the exit status decides."""
         if self.state in ("FAILED", "TIMEOUT") and self.was_preempted:
-            return Kind.PREEMPTED  # it left within its grace, as it should, and is not requeued
+            return Kind.PREEMPTED  # it exited within its grace, as it should, and is not requeued
         if self.state == "FAILED" and self.reason == "JobLaunchFailure":
             return Kind.NODE_FAILURE
         return ENDED.get(self.state)
 
     @property
     def had_no_log(self) -> bool:
-        """True when its log could not be opened, unless something shows that its script began."""
+        """True if its log could not be opened, unless something shows that its script began."""
         return self.state == "FAILED" and self.exit_code == NO_LOG
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """State, reason and nodes, for people."""
         nodes = f"on {self.nodes}" if self.nodes else ""
         return " ".join(filter(None, ("Slurm says", self.state, self.reason, nodes)))
@@ -140,9 +140,9 @@ def parse_scontrol(text: str) -> list[JobRecord]:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Values by name. A name of a job or a comment may hold spaces, not ` Word=`.
+    """Values by name. A job name or a comment may hold spaces, but not ` Word=`.
 
-    Of two of a name the first counts: it stands before anything that people wrote."""
+    The first of two equal names counts: it stands before anything that people wrote."""
     found: dict[str, str] = {}
     matches = list(FIELD.finditer(line))
     ends = [match.start() for match in matches] + [len(line)]
@@ -191,13 +191,13 @@ def parse_sacct(text: str) -> list[JobRecord]:
 
 
 def job_ids(text: str) -> list[str]:
-    """The ids that `squeue -h -o %F` or `sacct -o JobID` print, once each, in order."""
+    """The ids that `squeue -h -o %F` or `sacct -o JobID` prints, once each, in order."""
     bare = (line.strip().partition("_")[0] for line in text.splitlines())
     return list(dict.fromkeys(filter(None, bare)))
 
 
 def parse_submitted(text: str) -> str:
-    """The id that `sbatch --parsable` prints: `17` or `17;cluster`, behind what plugins say."""
+    """The id that `sbatch --parsable` prints, after lines of plugins: `17` or `17;cluster`."""
     lines = [line for line in text.splitlines() if re.match(r"\d+(;|$)", line)]
     if not lines:
         raise ValueError(f"sbatch printed no job id, but {text!r}")
@@ -205,9 +205,9 @@ def parse_submitted(text: str) -> str:
 
 
 def _moment(text: str) -> float | None:
-    """Of a time as Slurm prints it, by the clock on the wall; it says Unknown where there is none.
+    """Seconds since 1970 of a time as Slurm prints it; None for Unknown.
 
-    A cluster and those who submit to it share a time zone, or no time that is printed is right."""
+    Slurm prints local time, so the cluster and this machine must share a time zone."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
@@ -221,8 +221,7 @@ def _exit_code(text: str) -> int:
 
 
 def _indices(text: str) -> Iterator[int]:
-    """`2`, or of tasks that wait together `0-2,5%4`. Of a list that is cut, `0-2,5,1...`, those
-    that are whole: the rest is not known."""
+    """`2`, or of waiting tasks `0-2,5%4`. Of a truncated list, `0-2,5,1...`, the whole ones."""
     for part in text.partition("%")[0].split(","):
         if (tasks := TASKS.fullmatch(part)) is not None:
             first, last, step = tasks.groups()

@@ -13,24 +13,24 @@ from pathlib import PurePosixPath
 
 from flows.backends.run_folder import LOG
 from flows.backends.slurm.options import WORDS, SlurmOptions
-from flows.backends.spec import LaunchSpec, Mount
+from flows.backends.spec import LaunchSpec
 from trainyard.errors import ConfigError
 
 SCRIPT = "job.sbatch"
 EXIT = "exit.json"
 
 FOLDER = re.compile(r"/[A-Za-z0-9_./@+=:,-]*")
-"""Slurm expands % and \\ in the names of output files, and splits #SBATCH lines at spaces."""
+"""Slurm expands % and \\ in names of output files, and splits #SBATCH lines at spaces."""
 
 MIB = 2**20
 WIDTH = 100
 OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
-"""Variables of the submitter that would mean something else in the job."""
+"""Variables of the flow that have another meaning in the job."""
 
 INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
 
 HEED = 'trap "" USR1; exec "$@"'
-"""Python dies of SIGUSR1; ignored, it is so until a stage installs its own handler."""
+"""Python dies of SIGUSR1 until a stage installs its handler, so it is ignored at first."""
 
 LEAVE_SECONDS = 10
 HEED_RANKS = """
@@ -57,19 +57,18 @@ trap "" TERM
 [ "$status" = 0 ] || sleep "$leave"
 exit "$status"
 """
-"""Slurm sends a signal to every process of a step. torchrun is to stay out of it: it dies of
-SIGUSR1, though the ranks have saved and left, and of SIGTERM it makes a second one for its ranks,
-and SIGKILL 30 s later, however long Slurm would let them save. But as long as it has started no
-rank nobody else heeds SIGTERM, and ranks that come up after it know nothing of it: then the shell
-ends it, by builtins alone, as a program would be sent the next SIGTERM. (127: it was waited for
-already.)
+"""Slurm sends a signal to every process of a step. torchrun must not get it: it dies of SIGUSR1
+after the ranks have saved and exited, and on SIGTERM it sends a second one to its ranks, and
+SIGKILL 30 s later, whatever Slurm allows. But before it has started a rank, nothing handles
+SIGTERM, and later ranks would not know of it: then the shell kills it. It uses builtins only, since
+each program would get the next SIGTERM. (127: it was waited for already.)
 
-srun ends the tasks of all nodes as soon as one has failed, and a training that was told to save
-and stop fails: of several nodes one that is ready leaves the others their time."""
+srun ends the tasks of all nodes as soon as one has failed, and a training that saved and stopped
+fails: on several nodes, one that is done waits for the others."""
 
 LAUNCHER_HEEDS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
-"""What torchrun installs handlers for: not for SIGTERM, which stays ignored. Versions of torch that
-do not know the variable pass SIGTERM on."""
+"""Signals that torchrun handles: not SIGTERM, which stays ignored. Versions of torch without this
+variable pass SIGTERM on."""
 
 ENDING = f"""[ "$status" != 0 ] || status=$stopped
 
@@ -82,7 +81,7 @@ exit "$status"
 
 
 def render_slurm(spec: LaunchSpec, options: SlurmOptions) -> str:
-    """The text of the script; ConfigError for what cannot be said to Slurm."""
+    """The text of the script; ConfigError for a job that cannot run on Slurm."""
     _check(spec, options)
     parts = [
         "#!/bin/bash",
@@ -97,7 +96,7 @@ def render_slurm(spec: LaunchSpec, options: SlurmOptions) -> str:
 
 
 def job_name(spec: LaunchSpec) -> str:
-    """The name by which the submission is found again."""
+    """The job name by which the submission is found again."""
     return f"{spec.name}-{spec.key}"
 
 
@@ -122,12 +121,13 @@ def _check(spec: LaunchSpec, options: SlurmOptions) -> None:
 
 
 def sbatch_options(spec: LaunchSpec, options: SlurmOptions) -> list[str]:
-    """Everything behind `#SBATCH`."""
+    """The options after `#SBATCH`."""
     wanted = spec.resources
+    log = LOG if spec.shares is None else "log-%5a.txt"
     lines = [
         f"--job-name={job_name(spec)}",
         f"--comment=trainyard:{spec.key}",
-        f"--output={PurePosixPath(spec.run_directory, _log_pattern(spec))}",
+        f"--output={PurePosixPath(spec.run_directory, log)}",
         "--open-mode=append",
         f"--{options.requeue}",
         f"--signal=USR1@{_warning(spec, options)}",
@@ -143,7 +143,8 @@ def sbatch_options(spec: LaunchSpec, options: SlurmOptions) -> list[str]:
     if not options.inherit_environment:
         lines.append("--export=NONE")
     if spec.shares is not None:
-        lines.append(f"--array={_array(spec)}")
+        at_once = "" if spec.shares.at_once is None else f"%{spec.shares.at_once}"
+        lines.append(f"--array={','.join(_ranges(spec.shares.indices))}{at_once}")
     return [*lines, *options.extra]
 
 
@@ -163,7 +164,7 @@ def _sizes(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
 
 
 def time_text(seconds: int) -> str:
-    """D-HH:MM:SS, in whole minutes: Slurm counts no others."""
+    """D-HH:MM:SS in whole minutes, as Slurm counts them."""
     minutes = math.ceil(seconds / 60)
     days, rest = divmod(minutes, 24 * 60)
     return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
@@ -176,18 +177,8 @@ def _warning(spec: LaunchSpec, options: SlurmOptions) -> int:
     return max(1, min(options.warning_seconds, math.ceil(limit / 60) * 60 // 4))
 
 
-def _log_pattern(spec: LaunchSpec) -> str:
-    return LOG if spec.shares is None else "log-%5a.txt"
-
-
-def _array(spec: LaunchSpec) -> str:
-    assert spec.shares is not None
-    bound = "" if spec.shares.at_once is None else f"%{spec.shares.at_once}"
-    return ",".join(_ranges(spec.shares.indices)) + bound
-
-
 def _ranges(indices: tuple[int, ...]) -> Iterator[str]:
-    """Runs of neighbours, as Slurm writes them: 0-3, 7."""
+    """Runs of consecutive indices as Slurm writes them: 0-3, 7."""
     start = previous = indices[0]
     for index in (*indices[1:], -1):
         if index != previous + 1:
@@ -262,7 +253,7 @@ def _array_of(name: str, words: tuple[str, ...]) -> Iterator[str]:
 
 
 def _grouped(words: tuple[str, ...]) -> Iterator[str]:
-    """Quoted words; an option begins a line, and what is no option stays beside it."""
+    """Lines of quoted words; each option begins a line, with its values beside it."""
     line = ""
     for word in words:
         if line and word.startswith("--"):
@@ -274,11 +265,11 @@ def _grouped(words: tuple[str, ...]) -> Iterator[str]:
 
 def _quoted(word: str) -> str:
     text = shlex.quote(word)
-    return f"'{text}'" if text == word and "," in word else text  # as linters of scripts want it
+    return f"'{text}'" if text == word and "," in word else text  # as shellcheck wants it
 
 
 def _step(spec: LaunchSpec, options: SlurmOptions) -> tuple[str, ...]:
-    """srun with its options, and whatever starts a container behind it."""
+    """srun with its options, and what starts a container."""
     wanted = spec.resources
     words = ["srun", f"--nodes={wanted.nodes}", f"--ntasks={wanted.nodes}", "--ntasks-per-node=1"]
     if wanted.cpus_per_node is not None:  # srun has not taken it from sbatch since Slurm 22.05
@@ -316,7 +307,6 @@ def _apptainer(spec: LaunchSpec) -> Iterator[str]:
 
 
 def _mounts(spec: LaunchSpec) -> Iterator[str]:
-    """source:target:mode; the run folder is always among them, under its own name."""
-    run = Mount(source=spec.run_directory, target=spec.run_directory, read_only=False)
-    for mount in (*spec.mounts, run):
+    """source:target:mode"""
+    for mount in spec.mounts_with_run_folder:
         yield f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}"

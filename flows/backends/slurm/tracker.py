@@ -1,7 +1,7 @@
-"""All that Slurm has told of one job, look by look. Pure: times are handed in.
+"""What is known of one job from poll to poll, and when to poll. Pure: times are passed in.
 
-Slurm forgets what has ended MinJobAge after its end, task of an array by task: what was told of an
-end is kept, or a share that failed early would have no witness when the last one ends."""
+Slurm forgets an ended job, or each task of an array, MinJobAge after its end. The tracker keeps the
+ends, so that a share that failed early is still known when the last one ends."""
 
 from __future__ import annotations
 
@@ -9,48 +9,51 @@ from collections.abc import Collection, Sequence
 
 from flows.backends.slurm.records import JobRecord
 
+ENDING_SECONDS = 1.0
+"""Between two polls of a job that has left its exit file."""
+
 
 class JobTracker:
-    """The last words on a job, or on each of its shares."""
+    """The newest records of a job, or of each of its shares."""
 
     def __init__(self, name: str, indices: Sequence[int | None], now: float) -> None:
-        """name: of the job; indices: of its shares, None of a job that is not made in any."""
+        """name: of the job; indices: of its shares, or None for a whole job."""
         self.records: list[JobRecord] = []
-        """One at least for each share that was ever told of; what is newer stands first."""
+        """At least one for each share that was ever listed; newer ones first."""
         self._name = name
         self._listed: list[JobRecord] = []
         self._known_at = dict.fromkeys(indices, now)
 
-    def take_in(self, found: Sequence[JobRecord], now: float) -> bool:
-        """Take in what one look has found; False when that was nothing of this job."""
-        # A cluster that was set up anew counts from 1 again.
+    def add(self, found: Sequence[JobRecord], now: float) -> bool:
+        """Add the records of one poll; False if none is of this job."""
+        # A cluster that was reinstalled counts ids from 1 again.
         self._listed = [record for record in found if record.name in ("", self._name)]
         if not self._listed:
             return False
         listed = {index for record in self._listed for index in record.shares}
         kept = [r for r in self.records if r.has_ended and not listed.issuperset(r.shares)]
         self.records = [*self._listed, *kept]
-        # One that ended and is listed as waiting was requeued: that is newer, and counts.
+        # An ended one that is listed as waiting was requeued: the newer record counts.
         known = (i for i in self._known_at if i is None or i in listed or self._is_settled(i))
         self._known_at.update(dict.fromkeys(known, now))
         return True
 
     def record(self, index: int | None) -> JobRecord | None:
-        """The last word on a share, or on the job; None when there was none."""
+        """The newest record of a share, or of the job; None if there is none."""
         if index is None:
             return self.records[0] if self.records else None
         return next((record for record in self.records if index in record.shares), None)
 
     @property
     def unsettled(self) -> set[int]:
-        """Shares of which no end was told yet."""
+        """Shares whose end is not known yet."""
         return {i for i in self._known_at if i is not None and not self._is_settled(i)}
 
     def is_over(self, exits: Collection[int | None], forgotten_seconds: float, now: float) -> bool:
-        """True when nothing of the job runs any more.
+        """True once nothing of the job runs any more.
 
-        exits: whose exit file is there. That tells the end of what Slurm knows no more; so does
-        its silence for so many seconds."""
+        exits: shares that left an exit file, which shows the end of what Slurm has forgotten; so
+        does not being listed for this many seconds."""
         if not all(record.has_ended for record in self._listed):
             return False
         return all(
@@ -61,3 +64,32 @@ class JobTracker:
     def _is_settled(self, index: int | None) -> bool:
         record = self.record(index)
         return record is not None and record.has_ended
+
+
+class PollSchedule:
+    """When to ask the controller about one job.
+
+    One controller answers for all jobs of a cluster, so it is asked now and then, and at once when
+    a job leaves an exit file. Slurm knows of the end a moment later, so it is asked more often for
+    one poll interval; not longer, since a requeued job keeps the exit file of its last run."""
+
+    def __init__(self, poll_seconds: float, num_files: int) -> None:
+        """num_files: exit files that there will be."""
+        self._poll_seconds = poll_seconds
+        self._num_files = num_files
+        self._exits = -1
+        self._changed_at = self._asked_at = 0.0
+
+    def is_due(self, exits: int, now: float) -> bool:
+        """Whether to ask now, which then counts as done.
+
+        exits: number of exit files; now: of a monotonic clock."""
+        has_changed = exits != self._exits
+        if has_changed:
+            self._exits, self._changed_at = exits, now
+        is_ending = exits == self._num_files and now - self._changed_at < self._poll_seconds
+        pause = min(ENDING_SECONDS, self._poll_seconds) if is_ending else self._poll_seconds
+        if not has_changed and now - self._asked_at < pause:
+            return False
+        self._asked_at = now
+        return True

@@ -11,8 +11,16 @@ from typing import Any
 
 import pytest
 
-from flows.backends.ending import Evidence, classify_exit, join_shares
-from flows.backends.outcome import EXIT_STATUS, RETRIED, Kind, Outcome, read_failure
+from flows.backends.outcome import (
+    EXIT_STATUS,
+    RETRIED,
+    JobEnd,
+    Kind,
+    Outcome,
+    classify_exit,
+    join_shares,
+    read_failure,
+)
 from stages.runtime.failure import RUN_DIR, report_failure
 from trainyard.errors import (
     CommunicationError,
@@ -156,7 +164,7 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
     ],
 )
 def test_who_is_believed(evidence: dict[str, Any], kind: Kind) -> None:
-    outcome = classify_exit("pretrain", Evidence(**evidence))
+    outcome = classify_exit("pretrain", JobEnd(**evidence))
     assert outcome.kind is kind
     assert outcome.name == "pretrain"
     assert bool(outcome.message) == (kind is not Kind.DONE)
@@ -196,20 +204,20 @@ def test_who_is_believed(evidence: dict[str, Any], kind: Kind) -> None:
 def test_errors_of_the_system_and_of_torch_say_in_any_stage_what_happened(
     error: Exception, kind: Kind
 ) -> None:
-    assert classify_exit("reshard", Evidence(failure=told(error))).kind is kind
+    assert classify_exit("reshard", JobEnd(failure=told(error))).kind is kind
 
 
 def test_what_a_stage_reported_is_kept() -> None:
-    outcome = classify_exit("tokenize", Evidence(failure=DATA, exit_code=1, is_of_launcher=True))
+    outcome = classify_exit("tokenize", JobEnd(failure=DATA, exit_code=1, is_of_launcher=True))
     assert (outcome.message, outcome.error, outcome.step) == (DATA["message"], "DataError", 40)
 
 
 def test_a_scheduler_adds_the_step_that_the_stage_reported_and_its_own_words() -> None:
     failure = {**SAVED, "step": 1200}
-    seen = Evidence(failure=failure, verdict=Kind.PREEMPTED, words="Slurm says PREEMPTED")
+    seen = JobEnd(failure=failure, verdict=Kind.PREEMPTED, message="Slurm says PREEMPTED")
     outcome = classify_exit("pretrain", seen)
     assert outcome.step == 1200
-    assert outcome.message == "preempted: others took its nodes (Slurm says PREEMPTED)"
+    assert outcome.message == "preempted: other jobs took its nodes (Slurm says PREEMPTED)"
 
 
 def test_every_kind_has_an_exit_status_and_only_infrastructure_is_retried() -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.events import FILE, note, read_events
+from flows.backends.events import FILE, read_events, record_event
 
 
 def test_what_was_noted_is_read_back_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "attempt-7"
     before = time.time()
-    assert note(folder, "submitted", job="17")
-    assert note(folder, "started", at=5.25)
-    assert note(folder, "ended", kind="done")
+    assert record_event(folder, "submitted", job="17")
+    assert record_event(folder, "started", at=5.25)
+    assert record_event(folder, "ended", kind="done")
     submitted, started, ended = read_events(folder)
     assert before - 0.001 <= submitted.time <= time.time() + 0.001
     assert (submitted.facts, submitted.attempt) == ({"job": "17"}, "attempt-7")
@@ -25,14 +25,14 @@ def test_what_was_noted_is_read_back_in_order(tmp_path: Path) -> None:
 
 def test_what_is_no_news_is_not_noted(tmp_path: Path) -> None:
     names = ("queued", "queued", "started", "reattached", "started", "queued", "started", "ended")
-    noted = [note(tmp_path, name) for name in names]  # type: ignore[arg-type]
+    noted = [record_event(tmp_path, name) for name in names]  # type: ignore[arg-type]
     assert noted == [True, False, True, True, False, True, True, True]
-    assert not note(tmp_path, "started")  # a job that ended does not begin again
+    assert not record_event(tmp_path, "started")  # a job that ended does not begin again
     assert [event.event for event in read_events(tmp_path)].count("started") == 2
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
-    note(tmp_path, "submitted")
+    record_event(tmp_path, "submitted")
     with (tmp_path / FILE).open("a") as file:
         file.write('{"event": "star')
     assert [event.event for event in read_events(tmp_path)] == ["submitted"]
@@ -41,4 +41,4 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
 
 def test_an_event_of_another_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="none of submitted, queued"):
-        note(tmp_path, "begun")  # type: ignore[arg-type]
+        record_event(tmp_path, "begun")  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.backends.key import job_key, submission_of
+from flows.backends.run_folder import job_key, submission_of
 from flows.backends.spec import KEY
 
 RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"

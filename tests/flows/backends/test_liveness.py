@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_looked_at_is_no_silence_but_infrastructure(
     signs = Liveness((path,))
     clock[0] = 110.0
     monkeypatch.setattr(Stale, "is_back", False)
-    with pytest.raises(InfrastructureError, match=r"Stale file handle.*job is left as it is"):
+    with pytest.raises(InfrastructureError, match=r"Stale file handle.*job keeps running"):
         signs.silent_seconds()
     monkeypatch.setattr(Stale, "is_back", True)
     assert signs.silent_seconds() == 10

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from flows.backends import process
-from flows.backends.live_jobs import stop_untold
+from flows.backends.live_jobs import stop_all
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.process import ProcessJob, ProcessJobRun
 from flows.backends.spec import LaunchSpec
@@ -92,7 +92,7 @@ def test_on_a_full_disk_no_job_is_begun(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", num_files=3) as disk:
         fill_with_files(disk)
         begun = disk / "filling"
-        with pytest.raises(InfrastructureError, match=r"No space left.*no job was begun"):
+        with pytest.raises(InfrastructureError, match=r"No space left.*no job was started"):
             run(disk / "run", f"open({str(begun)!r}, 'a').write('begun')")
         assert "begun" not in begun.read_text()
 
@@ -297,7 +297,7 @@ def test_jobs_that_nobody_told_are_stopped_although_the_cancellation_was_lost(
 ) -> None:
     async def whole() -> Outcome:
         started = await job(tmp_path, SLEEP).trigger()
-        asyncio.get_running_loop().call_later(0.3, stop_untold)
+        asyncio.get_running_loop().call_later(0.3, stop_all)
         await started.wait_for_completion()
         assert started.is_being_stopped
         return await started.fetch_result()

@@ -66,10 +66,10 @@ def test_impossible_resources_are_refused(values: dict[str, int], rule: str) -> 
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        ({"environment": {"A B": "x"}}, "'A B' is no name of an environment variable"),
-        ({"environment": {"A": "x\0y"}}, "can hold a NUL"),
-        ({"command": ("echo", "\0")}, "can hold a NUL"),
-        ({"image": "yard:1 --privileged"}, "is no reference to an image"),
+        ({"environment": {"A B": "x"}}, "'A B' is not a name of an environment variable"),
+        ({"environment": {"A": "x\0y"}}, "may hold a NUL"),
+        ({"command": ("echo", "\0")}, "may hold a NUL"),
+        ({"image": "yard:1 --privileged"}, "is not a reference to an image"),
         ({"key": "Key"}, "key 'Key'"),
         ({"key": "k" * 41}, "at most 40"),
         (
@@ -108,7 +108,7 @@ def test_shares_are_in_order_and_once_each() -> None:
     [
         ({"count": 0}, "count must be at least 1"),
         ({"count": 2, "at_once": 0}, "at_once must be at least 1"),
-        ({"count": 2, "only": (1, 2, 5)}, r"\[2, 5\] are none of 2 shares"),
+        ({"count": 2, "only": (1, 2, 5)}, r"\[2, 5\] are not among 2 shares"),
     ],
 )
 def test_impossible_shares_are_refused(values: dict[str, Any], rule: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.program import (
+from flows.backends.slurm.client import (
     FORBIDDEN,
     MISSING,
     OVERDUE,
@@ -22,7 +22,7 @@ def test_a_program_is_run_to_its_end() -> None:
     program = "import sys; print('x'); print('bad', file=sys.stderr); raise SystemExit(4)"
     said = run_program((sys.executable, "-c", program), 30)
     assert said == CommandResult(4, "x\n", "bad\n")
-    assert said.words == "bad"
+    assert said.last_line == "bad"
     assert run((sys.executable, "-c", program), 30) == (4, "bad")
     assert run((sys.executable, "-c", "print(' 7 ')"), 30) == (0, "7")
     assert run((sys.executable, "-c", "raise SystemExit(3)"), 30)[1].endswith(": status 3")
@@ -32,14 +32,14 @@ def test_one_that_cannot_be_run_is_told_so(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("no program")
     missing = run_program(("no-such-sinfo",), 30)
-    assert (missing.status, missing.words) == (MISSING, "no-such-sinfo is not installed here")
+    assert (missing.status, missing.last_line) == (MISSING, "no-such-sinfo is not installed here")
     assert run_program((str(plain),), 30) == CommandResult(FORBIDDEN, "", f"{plain} may not be run")
 
 
 def test_one_that_does_not_end_is_not_waited_for() -> None:
     said = run_program((sys.executable, "-c", "import time; time.sleep(60)"), 0.2)
     assert said.status == OVERDUE
-    assert said.words.endswith("did not answer within 0.2 s")
+    assert said.last_line.endswith("did not answer within 0.2 s")
 
 
 def test_variables_that_change_what_is_submitted_stay_behind(

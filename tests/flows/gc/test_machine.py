@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.events import Name, note
-from flows.backends.key import job_key
+from flows.backends.events import Name, record_event
+from flows.backends.run_folder import job_key
 from flows.gc.command import homes_of, main
 from flows.gc.machine import has_ended, old_runs, run_homes, runs
 from flows.gc.policy import DAY, Policy
@@ -88,7 +88,7 @@ def test_what_tells_that_a_job_has_ended(
     for name in files:
         end(folder, name)
     for event in events:
-        note(folder, event)
+        record_event(folder, event)
     assert has_ended(folder) is over
     assert remove(tmp_path, NOTHING_KEPT) == int(over)
 

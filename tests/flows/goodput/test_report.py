@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.events import Event, note
+from flows.backends.events import Event, record_event
 from flows.backends.process import ProcessJob
 from flows.backends.spec import LaunchSpec
 from flows.goodput.account import KINDS, Submission
@@ -42,10 +42,10 @@ ATTEMPT = {
 
 
 def submit(folder: Path, begin: float, end: float | None, kind: str = "done") -> Path:
-    note(folder, "submitted", at=begin - 20.0)
-    note(folder, "started", at=begin)
+    record_event(folder, "submitted", at=begin - 20.0)
+    record_event(folder, "started", at=begin)
     if end is not None:
-        note(folder, "ended", at=end, kind=kind)
+        record_event(folder, "ended", at=end, kind=kind)
     return folder
 
 

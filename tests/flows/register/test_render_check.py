@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "Kubernetes without claims": (
         f'block = "kubernetes"\n{IMAGE}{RUNS}',
-        "run folder /yard/.runs/.* lies on no volume .*option claims",
+        "run folder /yard/.runs/.* is on no volume .*option claims",
     ),
     "Kubernetes with a claim elsewhere for one stage": (
         f'block = "kubernetes"\n{IMAGE}{RUNS}{CLAIM}'
@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "an image that is no reference": (
         'block = "container"\nimage = "a b"',
-        "'a b' is no reference to an image",
+        "'a b' is not a reference to an image",
     ),
     "grace until Prefect kills": (
         "[watch]\ngrace_seconds = 60",

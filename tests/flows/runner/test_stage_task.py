@@ -118,7 +118,7 @@ def test_a_full_run_folder_is_infrastructure_and_tried_again(
             run(plan(tmp_path / "plan"), full)
         outcome = caught.value.outcome
         assert (outcome.kind, caught.value.exit_status) == (Kind.INFRASTRUCTURE, 3)
-        assert "no job was begun" in outcome.message
+        assert "no job was started" in outcome.message
         assert caught.value.log == ""
         assert asyncio.run(worth_retrying(None, None, Failed(data=caught.value)))  # type: ignore[arg-type]
         give_room(disk)

@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Failed
 
-from flows.backends.notes import read_ending
 from flows.backends.outcome import Kind, StageError
+from flows.backends.run_folder import read_ending
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.client import CommandResult, SlurmClient
 from flows.backends.slurm.job import SlurmJob

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.ending import Evidence, classify_exit
-from flows.backends.outcome import Kind, read_failure
+from flows.backends.outcome import JobEnd, Kind, classify_exit, read_failure
 from stages.runtime.failure import RUN_DIR
 from tests.memory_group import little_memory
 from trainyard.artifacts.manifest import read_manifest
@@ -73,7 +72,7 @@ def test_a_rank_that_the_kernel_ended_for_its_memory_is_told_as_that(tmp_path: P
             timeout=60,
         )
     assert done.returncode == 3, done.stderr
-    outcome = classify_exit("toy", Evidence(failure=read_failure(str(run)), exit_code=3))
+    outcome = classify_exit("toy", JobEnd(failure=read_failure(str(run)), exit_code=3))
     assert (outcome.kind, outcome.error) == (Kind.OUT_OF_MEMORY, "HostMemoryError"), outcome
     assert outcome.message.startswith("rank 1 was killed by SIGKILL, by the kernel: ")
 

@@ -100,7 +100,7 @@ BEGUN = {"status": "Pulling fs layer", "id": "ab"}
     ("words", "kind", "told"),
     [
         ("write /layer: no space left on device", InfrastructureError, "disk .* is full"),
-        ("read tcp: connection reset by peer", InfrastructureError, "registry was lost"),
+        ("read tcp: connection reset by peer", InfrastructureError, "registry became unavailable"),
         ("no matching manifest for linux/arm64", ConfigError, "docker pull"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_pull_that_fails_after_it_began_is_told_with_its_reason(
     failed = {"errorDetail": {"message": words}, "error": words}
     engine.plan = {"/containers/create": [NO_IMAGE], "/images/create": [(200, [BEGUN, failed])]}
     with pytest.raises(kind, match=told) as caught:
-        client.make(request_to_make, {}, may_pull=True)
+        client.create(request_to_make, {}, may_pull=True)
     assert words in str(caught.value)
 
 
@@ -123,7 +123,7 @@ def test_an_image_that_was_pulled_is_used(
     engine: Engine, client: ContainerClient, request_to_make: ContainerRequest
 ) -> None:
     engine.plan = {"/containers/create": [NO_IMAGE, MADE], "/images/create": [(200, [BEGUN])]}
-    client.make(request_to_make, {}, may_pull=True)
+    client.create(request_to_make, {}, may_pull=True)
 
 
 def test_another_flow_that_was_quicker_after_the_pull_is_no_error(
@@ -131,7 +131,7 @@ def test_another_flow_that_was_quicker_after_the_pull_is_no_error(
 ) -> None:
     taken = (409, {"message": "the name is already in use"})
     engine.plan = {"/containers/create": [NO_IMAGE, taken], "/images/create": [(200, [BEGUN])]}
-    client.make(request_to_make, {}, may_pull=True)
+    client.create(request_to_make, {}, may_pull=True)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_what_is_refused_after_the_pull_is_told_as_before_it(
 ) -> None:
     engine.plan = {"/containers/create": [NO_IMAGE, answer], "/images/create": [(200, [BEGUN])]}
     with pytest.raises(kind, match=told):
-        client.make(request_to_make, {}, may_pull=True)
+        client.create(request_to_make, {}, may_pull=True)
 
 
 # --- all else -------------------------------------------------------------------------------------
 
 ASKED: dict[str, Callable[[ContainerClient], object]] = {
     "look": lambda client: client.look("c1"),
-    "ours": lambda client: list(client.ours()),
+    "own": lambda client: list(client.own()),
     "start": lambda client: client.start("c1"),
     "signal": lambda client: client.signal("c1", "SIGTERM"),
     "remove": lambda client: client.remove("c1"),

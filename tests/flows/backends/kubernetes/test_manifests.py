@@ -14,15 +14,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.backends.key import job_key
 from flows.backends.kubernetes.manifests import (
+    INDEX,
+    INDEX_ANNOTATION,
     KEY_LABEL,
     REPLICATED,
+    SHARES,
     render_kubernetes,
     resource_name,
 )
 from flows.backends.kubernetes.options import Claim, KubernetesOptions, Toleration
-from flows.backends.kubernetes.pod import INDEX, INDEX_ANNOTATION, SHARES
+from flows.backends.run_folder import job_key
 from flows.backends.spec import KEY, NAME, LaunchSpec, Mount, Resources, Shares
 from tests.flows.backends.goldens import check_golden
 from tests.flows.backends.kubernetes_schemas import VERSIONS, check
@@ -276,7 +278,7 @@ def test_all_that_belongs_to_a_submission_is_found_by_its_key() -> None:
     [
         ({"key": ""}, "needs a key"),
         ({"image": None}, "Kubernetes runs images"),
-        ({"run_directory": "/elsewhere/run"}, r"lies on no volume of the pods \(/yard\)"),
+        ({"run_directory": "/elsewhere/run"}, r"is on no volume of the pods \(/yard\)"),
     ],
 )
 def test_what_a_cluster_cannot_be_told_is_refused(values: dict[str, Any], message: str) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from flows.backends.outcome import Outcome
-from flows.backends.program import CommandResult
 from flows.backends.slurm import job as slurm
-from flows.backends.slurm.client import SlurmClient
+from flows.backends.slurm.client import CommandResult, SlurmClient
 from flows.backends.slurm.job import SlurmJob
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec

@@ -11,8 +11,8 @@ from threading import Event
 import pytest
 
 from flows.backends.outcome import Kind
-from flows.backends.program import CommandResult
 from flows.backends.slurm import job as slurm
+from flows.backends.slurm.client import CommandResult
 from flows.backends.slurm.options import SlurmOptions
 from tests.flows.backends.slurm.slurm_played import UNKNOWN, Played, block, follow, hurry, state
 from trainyard.errors import ConfigError, InfrastructureError
@@ -54,7 +54,7 @@ def test_a_submission_waits_until_there_is_room_and_says_so_once(
 def test_a_submission_that_finds_no_room_for_too_long_is_infrastructure(tmp_path: Path) -> None:
     full = block(tmp_path, played := Full([UNKNOWN]))
     full.options = SlurmOptions(room_seconds=0)
-    with pytest.raises(InfrastructureError, match=r"QOSMaxSubmitJob.*no room came in 0 s"):
+    with pytest.raises(InfrastructureError, match=r"QOSMaxSubmitJob.*there was no room for 0 s"):
         follow(full)
     assert played.asked.count("sbatch") == 1
 

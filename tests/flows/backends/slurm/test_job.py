@@ -16,11 +16,18 @@ from threading import Event
 
 import pytest
 
-from flows.backends.notes import ENDING, SUBMITTED, Ending, read_ending, write_ending
 from flows.backends.outcome import Kind
-from flows.backends.program import CommandResult
-from flows.backends.run_folder import HEARTBEAT, LOG
+from flows.backends.run_folder import (
+    ENDING,
+    HEARTBEAT,
+    LOG,
+    SUBMITTED,
+    Ending,
+    read_ending,
+    write_ending,
+)
 from flows.backends.slurm import job as slurm
+from flows.backends.slurm.client import CommandResult
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import SCRIPT
 from tests.flows.backends.slurm.slurm_played import (
@@ -79,7 +86,7 @@ def test_a_job_that_cannot_be_ended_is_not_waited_for(
     monkeypatch.setattr(slurm, "KILL_SECONDS", 0.01)
     silent = block(tmp_path, Played([state("RUNNING")]))
     silent.hang_seconds = 0.01
-    with pytest.raises(InfrastructureError, match="still there 0 s after scancel"):
+    with pytest.raises(InfrastructureError, match="still exists 0 s after scancel"):
         follow(silent)
 
 
@@ -140,7 +147,7 @@ def test_the_script_is_kept_and_the_job_is_noted(tmp_path: Path) -> None:
 
 def test_a_run_folder_is_for_one_submission(tmp_path: Path) -> None:
     follow(block(tmp_path, Played([state("COMPLETED")])))
-    with pytest.raises(ConfigError, match="is of job merge-k-1, not of merge-k-2"):
+    with pytest.raises(ConfigError, match="belongs to job merge-k-1, not to merge-k-2"):
         follow(block(tmp_path, Played([state("COMPLETED")]), key="k-2"))
 
 
@@ -244,7 +251,7 @@ def test_whoever_waits_and_whoever_stops_pass_each_line_on_once(
     written = [f"line {number}" for number in range(200)]
     (tmp_path / LOG).write_text("".join(line + "\n" for line in written))
     with caplog.at_level(logging.INFO), ThreadPoolExecutor(4) as pool:
-        looks = [pool.submit(run._relay) for _ in range(8)]
+        looks = [pool.submit(run._read_logs) for _ in range(8)]
         assert sum(look.result() for look in looks) == 1
     assert [text for text in caplog.messages if text.startswith("line ")] == written
 
@@ -308,16 +315,16 @@ def test_an_end_that_another_program_began_is_seen_through(
     played = Heeds([state("RUNNING")])
     killed = block(tmp_path, played, grace_seconds=0.01)
     asyncio.run(killed.trigger())
-    write_ending(tmp_path, Ending(kind=kind, is_told=is_told))
+    write_ending(tmp_path, Ending(kind=kind, was_signalled=is_told))
     assert follow(killed).kind is kind
     assert played.asked.count("sbatch") == 1
     assert len(played.signalled) == signals
     assert "CANCELLED" in played.scontrol[0].out
-    assert read_ending(tmp_path) == Ending(kind=kind, is_told=kind is Kind.STOPPED)
+    assert read_ending(tmp_path) == Ending(kind=kind, was_signalled=kind is Kind.STOPPED)
 
 
 def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Path) -> None:
-    write_ending(tmp_path, Ending(kind=Kind.STOPPED, is_told=True))
+    write_ending(tmp_path, Ending(kind=Kind.STOPPED, was_signalled=True))
     played = Played([state("COMPLETED", ExitCode="0:0")])
     assert follow(block(tmp_path, played)).kind is Kind.DONE
     assert "scancel" not in played.asked

@@ -64,7 +64,7 @@ def test_a_requeued_job_keeps_its_name_and_counts_its_restarts() -> None:
 
 
 def test_a_node_that_is_gone_is_named_to_people() -> None:
-    assert only("node-fail").words == "Slurm says NODE_FAIL NodeDown on node2"
+    assert only("node-fail").summary == "Slurm says NODE_FAIL NodeDown on node2"
 
 
 def test_tasks_of_an_array_are_records_of_one_job() -> None:

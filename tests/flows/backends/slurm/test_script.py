@@ -224,7 +224,7 @@ def test_what_slurm_cannot_be_told_is_refused(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("partition", "a b", "option partition: 'a b' is nothing that sbatch takes"),
+        ("partition", "a b", "option partition: 'a b' is not valid"),
         ("account", "x\n#SBATCH --uid=0", "option account"),
         ("qos", "$(id)", "option qos"),
         ("constraint", "a;b", "option constraint"),
@@ -236,10 +236,10 @@ def test_what_slurm_cannot_be_told_is_refused(
         ("extra", ("--nodes=4",), "--nodes is decided by the job"),
         ("extra", ("--partition=x",), "--partition has a key of its own"),
         ("extra", ("-p",), "option extra"),
-        ("extra", ("--wait",), "--wait: sbatch would come back when the job has ended"),
+        ("extra", ("--wait",), "--wait: sbatch would return when the job has ended"),
         ("extra", ("--test-only",), "--test-only: nothing would be submitted"),
-        ("extra", ("--clusters=other",), "--clusters: a job of another cluster is not followed"),
-        ("extra", ("--cluster-constraint=x",), "--cluster-constraint: a job of another cluster"),
+        ("extra", ("--clusters=other",), "--clusters: jobs of other clusters are not followed"),
+        ("extra", ("--cluster-constraint=x",), "--cluster-constraint: jobs of other clusters"),
         ("extra", ("--parsable",), "--parsable is decided by the job"),
         ("extra", ("--out=x",), "--output is decided by the job"),
         ("extra", ("--wai",), "--wait: sbatch"),

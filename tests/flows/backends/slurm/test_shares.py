@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flows.backends.outcome import Kind
-from flows.backends.program import CommandResult
 from flows.backends.slurm import job as slurm
+from flows.backends.slurm.client import CommandResult
 from flows.backends.spec import Shares
 from tests.flows.backends.slurm.slurm_played import (
     UNKNOWN,

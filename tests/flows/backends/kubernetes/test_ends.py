@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.kubernetes.evidence import End, decide, end_of, read_ends, write_ends
+from flows.backends.kubernetes.ends import End, classify_end, end_of, read_ends, write_ends
 from flows.backends.kubernetes.records import PodRecord, WorkloadRecord
 from flows.backends.outcome import Kind
 from flows.backends.spec import LaunchSpec, Resources
@@ -32,7 +32,7 @@ def test_the_first_that_failed_is_the_cause_and_not_who_was_ended_after_it() -> 
 
 @pytest.mark.parametrize("verdict", [Kind.OUT_OF_MEMORY, Kind.NODE_FAILURE, Kind.PREEMPTED])
 def test_what_the_cluster_knows_goes_before_exit_codes(verdict: Kind) -> None:
-    pods = [pod(0, exit_code=1, finished="2026"), pod(1, verdict=verdict, words="told")]
+    pods = [pod(0, exit_code=1, finished="2026"), pod(1, verdict=verdict, message="told")]
     end = end_of(None, [FAILED], pods, 2)
     assert (end.verdict, "told" in end.words) == (verdict, True)
 
@@ -48,15 +48,14 @@ def test_who_the_failure_policy_names_is_the_cause_also_when_the_pod_is_gone() -
 
 @pytest.mark.parametrize(
     "end",
-    [{"exit_code": 70}, {"exit_code": 137, "verdict": Kind.OUT_OF_MEMORY, "words": "OOMKilled"}],
+    [{"exit_code": 70}, {"exit_code": 137, "verdict": Kind.OUT_OF_MEMORY, "message": "OOMKilled"}],
 )
 @pytest.mark.parametrize("is_last_named", [True, False])
 def test_a_pod_that_was_taken_away_and_replaced_is_not_the_cause(
     end: dict[str, object], is_last_named: bool
 ) -> None:
-    evicted = pod(
-        1, name="j-1-aaaaa", verdict=Kind.PREEMPTED, words="Evicted", created="2026-11-21T10:00:00Z"
-    )
+    created = "2026-11-21T10:00:00Z"
+    evicted = pod(1, name="j-1-aaaaa", verdict=Kind.PREEMPTED, message="gone", created=created)
     last = pod(1, name="j-1-bbbbb", created="2026-11-21T10:05:00Z", **end)
     text = f"Container stage for pod y/{last.name} failed with exit code 70 matching FailJob rule"
     message = text if is_last_named else "limit"
@@ -80,11 +79,11 @@ def test_a_job_that_is_gone_was_done_when_all_of_its_pods_were() -> None:
     there = WorkloadRecord(name="j")
     assert end_of(None, [there], done, 2).verdict is Kind.DONE
     assert end_of(None, [there], done[:1], 2).verdict is Kind.STOPPED
-    assert end_of(None, [], [], 2) == End(words="Kubernetes has forgotten it")
+    assert end_of(None, [], [], 2) == End(words="the cluster no longer knows it")
 
 
 def test_a_share_that_is_done_is_so_though_others_failed() -> None:
-    job = WorkloadRecord(name="j", has_ended=True, completed=frozenset({0}), failed=frozenset({1}))
+    job = WorkloadRecord(name="j", has_ended=True, completed=frozenset({0}))
     pods = [pod(0, phase="Succeeded", exit_code=0), pod(1, exit_code=3)]
     assert end_of(0, [job], pods).verdict is Kind.DONE
     assert end_of(1, [job], pods).exit_code == 3
@@ -113,20 +112,20 @@ def fail(folder: Path, status: int, name: str = "SomeError") -> None:
 def test_the_stages_own_word_goes_first_where_it_is_the_cause(tmp_path: Path) -> None:
     fail(tmp_path, 2)
     end = End(exit_code=1, words="Job failed")
-    outcome = decide(spec(tmp_path, 2), None, end, None)
+    outcome = classify_end(spec(tmp_path, 2), None, end, None)
     assert (outcome.kind, outcome.message, outcome.step) == (Kind.CONFIG, "it said so", 7)
 
 
 def test_a_lost_node_goes_before_what_others_made_of_it(tmp_path: Path) -> None:
     fail(tmp_path, 3, "CommunicationError")
     end = End(verdict=Kind.NODE_FAILURE, words="DeletionByTaintManager")
-    outcome = decide(spec(tmp_path, 2), None, end, None)
+    outcome = classify_end(spec(tmp_path, 2), None, end, None)
     assert (outcome.kind, outcome.step) == (Kind.NODE_FAILURE, 7)
 
 
 @pytest.mark.parametrize("kind", [Kind.CONFIG, Kind.INFRASTRUCTURE])
 def test_what_kept_it_from_starting_is_its_end(tmp_path: Path, kind: Kind) -> None:
-    outcome = decide(spec(tmp_path), None, End(verdict=kind, words="no image"), kind)
+    outcome = classify_end(spec(tmp_path), None, End(verdict=kind, words="no image"), kind)
     assert (outcome.kind, outcome.message) == (kind, "no image")
 
 
@@ -142,24 +141,24 @@ def test_the_last_word_of_a_pod_that_was_taken_away_is_not_the_end_of_who_follow
     tmp_path: Path, end: End, ended_by_us: Kind | None
 ) -> None:
     fail(tmp_path, 143, "Stopped")
-    outcome = decide(spec(tmp_path), None, end, ended_by_us)
+    outcome = classify_end(spec(tmp_path), None, end, ended_by_us)
     assert (outcome.kind, outcome.message) == (end.verdict, end.words)
 
 
 def test_the_stages_own_word_of_a_full_disk_is_its_message(tmp_path: Path) -> None:
     fail(tmp_path, 3, "OSError")
     end = End(verdict=Kind.INFRASTRUCTURE, words="Evicted")
-    outcome = decide(spec(tmp_path), None, end, None)
+    outcome = classify_end(spec(tmp_path), None, end, None)
     assert (outcome.kind, outcome.message) == (Kind.INFRASTRUCTURE, "it said so")
 
 
 def test_a_forgotten_job_is_told_by_what_the_stage_wrote_last(tmp_path: Path) -> None:
-    assert decide(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.UNKNOWN
+    assert classify_end(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.UNKNOWN
     (tmp_path / "outcome.json").write_text('{"outcome": "ran"}')
-    assert decide(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.DONE
+    assert classify_end(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.DONE
 
 
 def test_ended_by_us_is_told_so(tmp_path: Path) -> None:
     end = End(verdict=Kind.STOPPED, exit_code=143)
-    assert decide(spec(tmp_path), None, end, Kind.HANG).kind is Kind.HANG
-    assert decide(spec(tmp_path), None, end, Kind.STOPPED).kind is Kind.STOPPED
+    assert classify_end(spec(tmp_path), None, end, Kind.HANG).kind is Kind.HANG
+    assert classify_end(spec(tmp_path), None, end, Kind.STOPPED).kind is Kind.STOPPED

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.container.ending import judge_container
+from flows.backends.container.client import ContainerState
+from flows.backends.container.job import classify_container
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec, Resources
 
@@ -25,17 +26,20 @@ def judge(
         run_directory=str(folder),
         resources=Resources(processes_per_node=ranks),
     )
-    return judge_container(spec, "yard-1", code, oom, "", by_us)
+    if code is None:
+        return classify_container(spec, "yard-1", None, by_us)
+    state = ContainerState("id", "key", "exited", code, oom, "", 0.0, 1.0)
+    return classify_container(spec, "yard-1", state, by_us)
 
 
 def write(folder: Path, name: str, **document: object) -> None:
     (folder / name).write_text(json.dumps(document))
 
 
-def test_a_machine_that_was_started_anew_is_a_node_failure(tmp_path: Path) -> None:
+def test_a_machine_that_was_restarted_is_a_node_failure(tmp_path: Path) -> None:
     outcome = judge(tmp_path, 255)
     assert outcome.kind is Kind.NODE_FAILURE
-    assert "started anew" in outcome.message
+    assert "restarted" in outcome.message
 
 
 def test_what_the_stage_reports_goes_before_the_engine(tmp_path: Path) -> None:

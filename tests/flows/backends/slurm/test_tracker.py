@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.backends.slurm.poll_schedule import PollSchedule
+from flows.backends.slurm.tracker import PollSchedule
 
 
 def asked(
