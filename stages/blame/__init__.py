@@ -1,3 +1,3 @@
-"""Which documents, of which sources, a step of a run was made of; and where a source was served.
+"""Finds the documents and sources of a step of a run, and the steps that served a source.
 
 Reads: token files, their sidecars (.docs), optionally a run. Writes: nothing. Image: cpu."""

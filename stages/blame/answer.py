@@ -1,4 +1,4 @@
-"""What is printed: a table for people, a document for programs."""
+"""The answer as a table for a terminal, or as a JSON document."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.charts.text_table import text_table
 from trainyard.corpus.provenance import Origin
 from trainyard.datasets.serving_order import Place
 from trainyard.datasets.trace import DocumentPiece
@@ -15,21 +16,21 @@ HEADINGS = (
     *("step", "micro-batch", "rank", "row", "sample", "at"),
     *("dataset", "document", "tokens", "source", "line", "bytes", "id"),
 )
-LEFT = {"dataset", "source", "id"}
+LEFT = [HEADINGS.index(name) for name in ("dataset", "source", "id")]
 NOT_SERVED = ("-",) * len(Place._fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A piece of a document, where it was served, and where it came from."""
+    """A piece of a document, the place that served it, and its origin."""
 
     place: Place | None
-    """None for a sample that the run does not serve."""
+    """None for a sample that the run never serves."""
     piece: DocumentPiece
     origin: Origin | None
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The row of the JSON document."""
         place, piece, origin = self.place, self.piece, self.origin
         return {
             **(place._asdict() if place is not None else dict.fromkeys(Place._fields)),
@@ -42,7 +43,7 @@ class Row:
         }
 
     def cells(self) -> list[str]:
-        """For people."""
+        """The row of the table."""
         place, piece, origin = self.place, self.piece, self.origin
         served = ("?" if n is None else str(n) for n in place) if place is not None else NOT_SERVED
         return [
@@ -55,15 +56,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Rows, and what is known of them."""
+    """Rows, and how far they were checked."""
 
     rows: tuple[Row, ...]
     total: int
-    """Rows there are, those that are not shown included."""
+    """Number of rows, including those that are not shown."""
     checked_steps: int
-    """Steps whose samples the ledger of the run confirmed."""
+    """Number of steps whose samples are those of the ledger."""
     unchecked: tuple[str, ...] = ()
-    """Prefixes of rows whose sources are told by a sidecar that no manifest lists."""
+    """Prefixes whose sidecar no manifest lists."""
 
 
 def _origin_cells(origin: Origin | None) -> list[str]:
@@ -79,7 +80,7 @@ def show(answer: Answer, as_json: bool) -> None:
 
 
 def document(answer: Answer) -> dict[str, Any]:
-    """The answer for programs; ranges end behind their last token or byte."""
+    """The JSON document; ranges end after their last token or byte."""
     return {
         "format_version": FORMAT_VERSION,
         "total": answer.total,
@@ -90,28 +91,19 @@ def document(answer: Answer) -> dict[str, Any]:
 
 
 def table(answer: Answer) -> str:
-    """The answer for people."""
+    """Text for a terminal."""
     if not answer.total:
-        return "no training sample of the run holds any of it"
-    cells = [list(HEADINGS), *(row.cells() for row in answer.rows)]
-    widths = [max(len(row[k]) for row in cells) for k in range(len(HEADINGS))]
-    lines = [
-        "  ".join(
-            text.ljust(width) if heading in LEFT else text.rjust(width)
-            for text, width, heading in zip(row, widths, HEADINGS, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
-    lines.append("")
+        return "no training sample of the run contains any of it"
+    lines = [*text_table([HEADINGS, *(row.cells() for row in answer.rows)], LEFT), ""]
     more = answer.total - len(answer.rows)
     if more:
         lines.append(f"and {more} more; --max-rows 0 shows all")
     if answer.checked_steps:
         steps = f"{answer.checked_steps} step{'s' if answer.checked_steps > 1 else ''} checked"
-        lines.append(f"{steps}: the samples of these steps are as the ledger has them")
+        lines.append(f"{steps}: their samples are those of the ledger")
     lines += [
-        f"{prefix}.docs could not be checked: no manifest lists it; its sources are right if it "
-        "was made with this pair"
+        f"{prefix}.docs could not be checked: no manifest lists it; its sources are correct if it "
+        "was written with these token files"
         for prefix in answer.unchecked
     ]
     return "\n".join(lines).rstrip()

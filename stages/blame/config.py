@@ -1,4 +1,4 @@
-"""Options of `python -m stages.blame`: which run, and what is asked about it."""
+"""Options of `python -m stages.blame`: the run, and the question."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OF_A_SOURCE = ("line", "id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDataConfig(DataConfig):
-    """The data of a run, which may be told by the run itself."""
+    """The data of a run; --load knows it otherwise."""
 
     def __post_init__(self) -> None:
-        """Nothing need be given; what is must be right."""
+        """Check the options only when token files are named."""
         if self.names_data():
             DataConfig.__post_init__(self)
 
@@ -31,29 +31,29 @@ class RunDataConfig(DataConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlameConfig:
-    """Say which documents a step or a sample of a run was made of, and where they came from:
-    --load RUN --step 120 --rank 3 --row 1. Or where a source was served: --load RUN --source
-    corpus.jsonl --line 17. The run is told by --load, or by the options it was started with."""
+    """Show the documents of a step or a sample of a run, and their sources: --load RUN --step 120
+    --rank 3 --row 1. Or show the steps that served a source: --load RUN --source corpus.jsonl
+    --line 17. Name the run by --load, or by the options that started it."""
 
     load: str | None = location(None)
-    """The run, or one of its steps; its options and batch sizes are taken from there, and the
-    places of its data too once it is finished."""
+    """The run, or one of its steps: gives its options and batch sizes and, of a finished run, the
+    paths of its data."""
     step: int | None = None
-    """Step to look into, counted from 1."""
+    """Step to show, counted from 1."""
     micro_batch: int | None = None
-    """Of the step, this micro-batch of each rank alone, counted from 0."""
+    """Show only this micro-batch of each rank, counted from 0."""
     rank: int | None = None
-    """Of the step, this data-parallel rank alone."""
+    """Show only this data-parallel rank."""
     row: int | None = None
-    """Of the step, this row of the micro-batches alone."""
+    """Show only this row of the micro-batches."""
     sample: int | None = None
-    """Sample to look into, by its number in the training data."""
+    """Sample to show, by its number in the training data."""
     source: str | None = None
-    """Source to look for: a file that was tokenized, or the end of its path."""
+    """Source to find: a file that was tokenized, or the end of its path."""
     line: int | None = None
-    """Of the source, this line alone, counted from 1."""
+    """Find only this line of the source, counted from 1."""
     id: str | None = None
-    """Of the source, the documents with this id alone."""
+    """Find only the documents of the source with this id."""
     data: RunDataConfig = field(default_factory=RunDataConfig)
     seq_length: int | None = None
     """Tokens of a sample; with --load, the run's."""
@@ -62,29 +62,30 @@ class BlameConfig:
     train_iters: int | None = None
     """Steps of the whole run; with --load, the run's."""
     train_samples: int | None = None
-    """Samples of the whole run, in place of --train-iters; with --load, the run's."""
+    """Samples of the whole run, instead of --train-iters; with --load, the run's."""
     global_batch_size: int | None = None
     """Samples of a step; with --load, the run's."""
     rampup_batch_size: tuple[int, ...] = ()
-    """How that grew at first, START INCREMENT SAMPLES; with --load, the run's."""
+    """Growth of the global batch size, START INCREMENT SAMPLES; with --load, the run's."""
     step_batch_size_schedule: str | None = None
-    """... or changed, TOKENS:SIZE ...; with --load, the run's."""
+    """Changes of the global batch size, TOKENS:SIZE ...; with --load, the run's."""
     decrease_batch_size_if_needed: bool = False
-    """Whether a batch was lowered to what ranks fill; with --load, as in the run."""
+    """Whether the run lowered batch sizes to a multiple that its ranks fill; with --load, the
+    run's."""
     micro_batch_size: int | None = None
-    """Samples that a rank works on at once; with --load, the run's."""
+    """Samples of a micro-batch; with --load, the run's."""
     data_parallel_size: int | None = None
-    """Data-parallel ranks; with --load, of the steps for which the run does not tell, otherwise
+    """Data-parallel ranks. With --load: of the steps for which the run recorded none; otherwise
     1."""
     check_data: bool = execution(True)
-    """With --load, compare the digests of the token files with those that the run was made of."""
+    """With --load, compare the digests of the token files with those of the run's inputs."""
     max_rows: int = execution(100)
     """Pieces of documents to print at most; 0 prints all."""
     json: bool = execution(False)
-    """Print one JSON document in place of the table."""
+    """Print one JSON document instead of the table."""
 
     def __post_init__(self) -> None:
-        """Refuse questions that are none, or two."""
+        """Refuse anything but one question."""
         asked = [name for name in ("step", "sample", "source") if getattr(self, name) is not None]
         if len(asked) != 1:
             raise ConfigError(
@@ -94,7 +95,7 @@ class BlameConfig:
         for names, owner in ((OF_A_STEP, "step"), (OF_A_SOURCE, "source")):
             for name in names:
                 if getattr(self, name) is not None and asked != [owner]:
-                    raise ConfigError(f"--{name.replace('_', '-')} goes with --{owner} alone")
+                    raise ConfigError(f"--{name.replace('_', '-')} requires --{owner}")
         for name, least in {"step": 1, "line": 1, "max_rows": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -103,9 +104,9 @@ class BlameConfig:
                 )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """None that count: nothing is made of what is read."""
+        """None: blame writes no artifact."""
         return {}
 
     def output(self) -> Output | None:
-        """Nothing is written."""
+        """None."""
         return None

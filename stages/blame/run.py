@@ -1,8 +1,7 @@
-"""Answer what was asked: samples to documents and their sources, or sources to samples."""
+"""Answers a question: from samples to documents and their sources, or from sources to samples."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from stages.blame.answer import Answer, Row, show
 from stages.blame.config import BlameConfig
-from stages.blame.described import RunDescription, describe
-from stages.blame.placement import Placement
+from stages.blame.run_description import RunDescription, describe
+from stages.blame.sample_location import SampleLocations
 from stages.blame.sources import Sidecars
 from stages.runtime.context import StageRun
 from trainyard.datasets.build import build_datasets
@@ -23,16 +22,15 @@ from trainyard.datasets.trace import DocumentPiece, Occurrences, files_of, piece
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.loop.ledger import digest_samples
 
-log = logging.getLogger(__name__)
-
 ANY = 0
-"""Stands for the end of document and the vocabulary: they shape samples, not what is in them."""
+"""Value for the end-of-document token and vocabulary size, which do not decide what a sample
+contains."""
 
 
 def run(config: BlameConfig, stage: StageRun) -> dict[str, Any]:
     """Print the answer."""
-    asked = _Question(config, describe(config))
-    answer = asked.of_source() if config.source is not None else asked.of_samples()
+    question = _Question(config, describe(config))
+    answer = question.of_samples() if config.source is None else question.of_source()
     show(answer, config.json)
     return {}
 
@@ -41,7 +39,7 @@ class _Question:
     def __init__(self, config: BlameConfig, run: RunDescription) -> None:
         self.config, self.run = config, run
         self.dataset = _training_data(run)
-        self.placement = Placement(run, len(self.dataset))
+        self.locations = SampleLocations(run, len(self.dataset))
         files = files_of(self.dataset)
         self.sidecars = Sidecars({file.prefix: file.num_documents for file in files})
 
@@ -66,7 +64,7 @@ class _Question:
         if step > self.run.steps:
             raise ConfigError(f"--step {step}: the run has {self.run.steps}")
         wanted = [self.config.micro_batch, self.config.rank, self.config.row]
-        segment = self.placement.segment(step)
+        segment = self.locations.segment(step)
         shape, size = segment.serving.shape, segment.serving.global_batch_size
         sizes = [size // shape.per_step, shape.dp, shape.micro_batch_size]
         for name, value, size in zip(("micro-batch", "rank", "row"), wanted, sizes, strict=True):
@@ -74,22 +72,22 @@ class _Question:
                 continue
             if not segment.is_known:
                 raise ConfigError(
-                    f"--{name} {value}: on how many data-parallel ranks step {step} was taken is "
-                    "not recorded; give --data-parallel-size"
+                    f"--{name} {value}: the number of data-parallel ranks of step {step} is not "
+                    "recorded; give --data-parallel-size"
                 )
             if not 0 <= value < size:
                 raise ConfigError(
-                    f"--{name} {value}: step {step} of this run has {size}, from 0 on"
+                    f"--{name} {value}: step {step} of this run has {size}, counted from 0"
                 )
         return [
             (place, sample)
-            for place, sample in self.placement.step(step)
+            for place, sample in self.locations.step(step)
             if all(w in (None, p) for w, p in zip(wanted, place[1:], strict=True))
         ]
 
     def _served(self, samples: list[int]) -> list[tuple[Place | None, int]]:
-        """Every place at which the samples are served; one that is not has none."""
-        places = self.placement.places(samples)
+        """Every place that serves the samples; None for a sample that is never served."""
+        places = self.locations.places(samples)
         found: list[tuple[Place | None, int]] = []
         for sample in samples:
             found += [(place, sample) for place in places[sample]] or [(None, sample)]
@@ -110,14 +108,14 @@ class _Question:
         rows = [self._row(place, piece) for piece in shown for place, _ in places[piece.sample]]
         rows = rows[: config.max_rows or len(rows)]
         checked = self._check({row.place.step for row in rows if row.place is not None})
-        # A piece is a row for each place where its sample is served, and one if it never is.
-        counts = self.placement.counts(found.samples)
+        # A piece has a row for each place that serves its sample, and one row if none does.
+        counts = self.locations.counts(found.samples)
         return self._answer(rows, int(np.maximum(counts, 1).sum()), checked)
 
-    # --- what both need ---------------------------------------------------------------------
+    # --- for both ----------------------------------------------------------------------------
 
     def _answer(self, rows: list[Row], total: int, checked: int) -> Answer:
-        self.placement.warn()
+        self.locations.warn()
         shown = tuple(rows[: self.config.max_rows or len(rows)])
         prefixes = {row.piece.prefix for row in shown}
         return Answer(shown, total, checked, tuple(sorted(prefixes & self.sidecars.unchecked)))
@@ -126,21 +124,19 @@ class _Question:
         return Row(place, piece, self.sidecars.origin(piece.prefix, piece.document))
 
     def _check(self, steps: Iterable[int]) -> int:
-        """Compare what the steps are thought to be made of with the ledger; how many it knew."""
+        """Compare the samples of the steps with the ledger; returns how many steps it has."""
         known = sorted(step for step in steps if step in self.run.ledger)
         for step in known:
-            digest = digest_samples(self.dataset.ids(self.placement.samples(step)))
+            digest = digest_samples(self.dataset.ids(self.locations.samples(step)))
             if digest != self.run.ledger[step]:
+                is_recorded = self.locations.segment(step).is_recorded
+                hint = "" if is_recorded else "; check --data-parallel-size"
                 raise DataError(
                     f"step {step}: the ledger of the run has samples {self.run.ledger[step]}, and "
-                    f"these options and data give {digest}: something differs from the run"
-                    f"{self._maybe_ranks(step)}"
+                    f"these options and data give {digest}: an option or the data differs from the "
+                    f"run{hint}"
                 )
         return len(known)
-
-    def _maybe_ranks(self, step: int) -> str:
-        recorded = self.placement.segment(step).is_recorded
-        return "" if recorded else "; maybe its number of ranks: see --data-parallel-size"
 
 
 def _training_data(run: RunDescription) -> GPTDataset | BlendedDataset:

@@ -1,4 +1,4 @@
-"""The sidecars of the token files of a run, by prefix."""
+"""Finds the sources of documents in the sidecars (.docs) of token files."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from trainyard.errors import ArtifactError, ConfigError
 log = logging.getLogger(__name__)
 
 SHOWN = 5
-"""Sources named in a refusal."""
+"""Number of sources that an error message names."""
 
 
 class Sidecars:
-    """Where the documents of some token files came from, as far as it was recorded."""
+    """The sidecars of token files, by prefix."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        """sizes: documents of the pair of each prefix."""
+        """sizes: number of documents of the token files of each prefix."""
         self._by_prefix: dict[str, Provenance] = {}
         self._manifests = Manifests()
         self.unchecked: set[str] = set()
-        """Prefixes whose sidecar no manifest lists: nothing tells that it is theirs."""
+        """Prefixes whose sidecar no manifest lists, so that it may belong to other token files."""
         for prefix, num_documents in sizes.items():
             url = f"{prefix}.docs"
             if not store.exists(url):
-                log.warning("%s: no sidecar, so where its documents came from is unknown", url)
+                log.warning("%s: no sidecar, so the sources of its documents are unknown", url)
                 continue
             sidecar = Provenance(url)
             if len(sidecar) != num_documents:
                 raise ArtifactError(
-                    f"{url} tells of {len(sidecar)} documents, {prefix}.idx of {num_documents}: "
-                    "one of the two is of another run; make the pair again"
+                    f"{url} has {len(sidecar)} documents, {prefix}.idx has {num_documents}: they "
+                    "are from different runs; rerun the stage that wrote them"
                 )
             self._check(url, prefix)
             self._by_prefix[prefix] = sidecar
 
     def _check(self, url: str, prefix: str) -> None:
-        """Another pair may have as many documents: the manifest knows which sidecar is ours."""
+        """Compare the sidecar with the manifest: other token files may have as many documents."""
         record = self._manifests.record(url)
         if record is None:
             self.unchecked.add(prefix)
         elif store.info(url).size_bytes != record.size_bytes or raw_digest(url) != record.digest:
             raise ArtifactError(
-                f"{url} is not the one that the manifest of {prefix} lists: it is of another run, "
-                "or was changed; put the right one back, or make the pair again"
+                f"{url} is not the one that the manifest of {prefix} lists: it is from another "
+                "run, or was changed; restore it, or rerun the stage that wrote it"
             )
 
     def origin(self, prefix: str, document: int) -> Origin | None:
-        """Where a document came from; None where there is no sidecar."""
+        """The origin of a document; None without a sidecar."""
         sidecar = self._by_prefix.get(prefix)
         return None if sidecar is None else sidecar[document]
 
     def documents(
         self, source: str, line: int | None, name: str | None
     ) -> dict[str, NDArray[np.int64]]:
-        """The documents of a source, by prefix; with `line` or `name` (an id), those alone.
+        """The documents of a source, by prefix; `line` or `name` (an id) selects among them.
 
         Raises ConfigError when there is none."""
         found: dict[str, NDArray[np.int64]] = {}
@@ -90,6 +90,6 @@ class Sidecars:
             return ": no sidecar (.docs) beside the token files; tokenize writes one"
         if any(self._matching(sidecar, source) for sidecar in self._by_prefix.values()):
             where = f"--line {line}" if line is not None else f"--id {name}"
-            return f" {where}: no document of it has that"
+            return f" {where}: no document of the source matches"
         more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
         return f": not a source of these token files, which are {', '.join(known[:SHOWN])}{more}"

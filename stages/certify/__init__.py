@@ -1,4 +1,4 @@
-"""Prove that a training run lost and repeated nothing, or name the first broken link.
+"""Proves that a training run lost and repeated no sample, or names the first broken link.
 
-Reads: a run folder, its token files where they are at hand. Writes: nothing, or with --output the
+Reads: a run folder, and its token files if available. Writes: nothing, or with --output the
 certificate. Image: cpu."""

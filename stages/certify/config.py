@@ -11,47 +11,47 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyConfig:
-    """Prove that a training run lost and repeated no sample, over all its attempts and layouts, or
+    """Prove that a training run lost and repeated no sample over all its attempts and layouts, or
     name the first broken link: python -m stages.certify RUN. Exit status 0: proven; 1: a link is
     broken."""
 
     run: str = location()
     """Run folder, finished or not."""
     data_path: tuple[str, ...] = location(())
-    """Where the token files of the run lie now, as --data-path of the run: of an unfinished run,
-    which does not tell, or when they were moved. Without them the samples are not checked."""
+    """Token files of the run, as --data-path of the run. Needed for an unfinished run, and if the
+    files were moved; without them the samples are not checked."""
     train_data_path: tuple[str, ...] = location(())
-    """The same for a run that was given its training data apart."""
+    """The same for a run with --train-data-path."""
     data_cache_path: str | None = location(None)
-    """Folder or URL where sample indices are found, as the run's; it is only read."""
+    """Folder or URL of cached sample indices, as for the run; it is only read."""
     load: str | None = location(None)
-    """Where the checkpoint lies now that the run went on from, if it went on from one: of an
-    unfinished run, or when it was moved."""
+    """Checkpoint of another run that this run resumed from, if any. Needed for an unfinished run,
+    and if the checkpoint was moved."""
     check_data: bool = execution(True)
-    """Compare the digests of the token files with those that the run was made of."""
+    """Compare the digests of the token files with those of the run's inputs."""
     check_digests: bool = execution(False)
-    """Read every file and compare its digest, not its size alone."""
+    """Read every file and compare its digest, not only its size."""
     check_every: int = execution(1)
-    """Work out samples and random draws of every so many-th step alone; all else is checked at
+    """Check the samples and random draws of every N-th step only; everything else is checked at
     every step."""
     complete: bool = execution(False)
-    """What could not be checked, such as samples without their data, is a failure too."""
+    """Fail if anything could not be checked, such as samples without their data."""
     output_file: str | None = field(default=None, metadata={ROLE: "location", ALSO: ("output",)})
-    """Write the certificate there, a JSON document; --output is the same."""
+    """File for the certificate, a JSON document; --output is the same option."""
     json: bool = execution(False)
-    """Print the JSON document in place of the table."""
+    """Print the JSON document instead of the table."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse options that contradict each other."""
         if self.check_every < 1:
             raise ConfigError(f"--check-every must be at least 1, got {self.check_every}")
         if self.data_path and self.train_data_path:
-            raise ConfigError("--data-path and --train-data-path: give the one that the run was")
+            raise ConfigError("--data-path and --train-data-path: give the one that the run used")
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """None that count: what is certified is read here and now."""
+        """None: certify writes no artifact."""
         return {}
 
     def output(self) -> Output | None:
-        """No artifact: a certificate is a document by the side."""
+        """None: a certificate is a plain file."""
         return None

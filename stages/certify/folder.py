@@ -1,4 +1,4 @@
-"""A run folder as it stands: the run that is certified, its checkpoints, and what else is there."""
+"""Reads a run folder: the run to certify, its checkpoints, and what belongs to other runs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""
 
 STAYS = "stays"
-"""Key of state.json: false for a step that only serves to continue from."""
+"""Key of state.json: false for a step that is saved only to resume from."""
 
 SUPERSEDED = "superseded/"
-"""Where steps of other runs lie that were set aside."""
+"""Folder of the steps of other runs that were set aside."""
 
 OPTION = "the run"
 
@@ -42,9 +42,9 @@ class FoundStep:
 
     number: int
     manifest: Manifest | None
-    """None: it cannot be read, so whose step it is cannot be told."""
+    """None when it cannot be read, so that the run of the step is unknown."""
     fault: str = ""
-    """Why its manifest cannot be read."""
+    """The reason why its manifest cannot be read."""
 
     @property
     def folder(self) -> str:
@@ -53,21 +53,22 @@ class FoundStep:
 
 
 class RunFolder:
-    """One run in a folder: the finished one, else that of the highest step. What cannot be read of
-    it is a broken link of its files, and passed over."""
+    """One run in a folder: the finished one, else the run of the highest step.
+
+    A file of it that cannot be read is a broken link of the check "files"."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError where there is no checkpoint, ArtifactError where none can be read."""
+        """Raises ConfigError without a checkpoint, ArtifactError if none can be read."""
         self.url = url.rstrip("/") or url
         if step_of(basename(self.url)) is not None:
             raise ConfigError(f"{url}: this is one step; give the folder of the run, above it")
         self._sizes = store.list_files(self.url)
         self._faults: list[tuple[int, str, str]] = []
-        """(step, path, why) of documents that cannot be read."""
+        """(step, path, reason) of documents that cannot be read."""
         every = list(self._found_steps())
         whole = [step for step in every if step.manifest is not None]
         if not every:
-            locate_step(url, OPTION)  # says what lies there instead
+            locate_step(url, OPTION)  # its error names what the folder holds instead
         if not whole:
             raise ArtifactError(f"{url}: none of its manifests can be read: {every[-1].fault}")
         self.manifest, fault = self._manifest_at(MANIFEST)
@@ -82,15 +83,15 @@ class RunFolder:
         self.steps = [step for step in every if step not in others]
         if len(others) == len(whole):
             raise ArtifactError(
-                f"{url}: none of the steps there is of the finished run that its {MANIFEST} tells "
-                f"of ({listed([step.folder for step in whole])} are of another)"
+                f"{url}: none of its steps belongs to the finished run of its {MANIFEST} "
+                f"({listed([step.folder for step in whole])} belong to another run)"
             )
         for step in self.steps:
             if step.fault:
                 self._faults.append((step.number, f"{step.folder}/{MANIFEST}", step.fault))
 
     def _found_steps(self) -> Iterator[FoundStep]:
-        """Those that have a manifest, ascending."""
+        """The steps that have a manifest, ascending."""
         for folder in self._folders():
             number = step_of(folder)
             assert number is not None
@@ -99,12 +100,12 @@ class RunFolder:
                 yield FoundStep(number, manifest, fault)
 
     def _manifest_at(self, path: str) -> tuple[Manifest | None, str]:
-        """A manifest, and why what is there is none; neither where there is nothing, or it is being
-        replaced."""
+        """A manifest, and the reason why it cannot be read; neither if there is no such file, or if
+        it is being replaced."""
         try:
             found = read_manifest(join(self.url, path))
         except ArtifactError as error:
-            return None, self._words(error)
+            return None, self._reason(error)
         return (None if found is None else found[0]), ""
 
     def _folders(self) -> list[str]:
@@ -114,26 +115,26 @@ class RunFolder:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is there and is not of this run."""
-        said = []
+        """What belongs to other runs, or to no run."""
+        remarks = []
         if self._others:
             names = listed([step.folder for step in self._others])
-            said.append(f"{names}: of other options or data, not of this run")
+            remarks.append(f"{names}: of another run, with other options or data")
         known = {step.folder for step in (*self.steps, *self._others)}
         torn = [name for name in self._folders() if name not in known]
         if torn:
-            said.append(f"{listed(torn)}: without a {MANIFEST}, so that save did not finish")
+            remarks.append(f"{listed(torn)}: no {MANIFEST}, so the save did not finish")
         aside = {n.rpartition("/")[0] for n in self._sizes if n.startswith(SUPERSEDED)}
         count = sum(step_of(basename(folder)) is not None for folder in aside)
         if count:
             steps = "1 step" if count == 1 else f"{count} steps"
-            said.append(f"{SUPERSEDED} holds {steps} of other runs, set aside")
-        return tuple(said)
+            remarks.append(f"{SUPERSEDED} holds {steps} of other runs, set aside")
+        return tuple(remarks)
 
     # --- documents ------------------------------------------------------------------------------
 
     def document(self, step: FoundStep, name: str) -> dict[str, Any]:
-        """A document of a step; ArtifactError for a format that this version does not read."""
+        """A document of a step. Raises ArtifactError for another format version."""
         url = join(self.url, step.folder, name)
         record = None if step.manifest is None else step.manifest.record(name)
         document: dict[str, Any] = read_listed_json(url, record)
@@ -142,47 +143,48 @@ class RunFolder:
         return document
 
     @cached_property
-    def _told(self) -> tuple[FoundStep, Manifest, dict[str, Any], dict[str, Any]]:
+    def _last_readable(self) -> tuple[FoundStep, Manifest, dict[str, Any], dict[str, Any]]:
         """The last step that can be read, its manifest, config.json and state.json."""
-        why = ""
+        reason = ""
         for step in reversed(self.steps):
             if step.manifest is None:
                 continue
             try:
                 state = self.document(step, STATE)
-            except ArtifactError as error:  # a broken link when it comes to the states
-                why = why or str(error)
+            except ArtifactError as error:  # a broken link of the check "state"
+                reason = reason or str(error)
                 continue
             try:
                 return step, step.manifest, self.document(step, CONFIG), state
             except ArtifactError as error:
-                why = why or str(error)
-                self._faults.append((step.number, f"{step.folder}/{CONFIG}", self._words(error)))
-        raise ArtifactError(f"{self.url}: none of its steps can be read: {why}")
+                reason = reason or str(error)
+                self._faults.append((step.number, f"{step.folder}/{CONFIG}", self._reason(error)))
+        raise ArtifactError(f"{self.url}: none of its steps can be read: {reason}")
 
-    def _words(self, error: ArtifactError) -> str:
-        """Why a file of the run cannot be read, wherever the run lies."""
+    def _reason(self, error: ArtifactError) -> str:
+        """The message without the URL of the run: equal runs have equal certificates."""
         return str(error).replace(join(self.url, ""), "")
 
     @property
     def made_of(self) -> dict[str, Any]:
         """config.json of the last step."""
-        return self._told[2]
+        return self._last_readable[2]
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Those that tell the run from others."""
+        """The options that identify the run."""
         options: dict[str, Any] = self.made_of["run"]
         return options
 
     def options_of(self, config_class: type) -> dict[str, Any]:
-        """Those of one configuration class."""
+        """The options of one configuration class."""
         names = {name for name, _, _ in leaves(config_class)}
         return {name: value for name, value in self.options.items() if name in names}
 
     def facts(self) -> RunRecord:
-        """What the links of the run follow from; ArtifactError where its documents do not tell."""
-        last, manifest, _, state = self._told
+        """The facts that decide the links of the run. Raises ArtifactError if its documents lack
+        them."""
+        last, manifest, _, state = self._last_readable
         try:
             training = {**self.options_of(TrainingConfig)}
             training["global_batch_size"] = state["global_batch_size"]
@@ -199,24 +201,24 @@ class RunFolder:
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise ArtifactError(
-                f"{join(self.url, last.folder)}: {STATE} and {CONFIG} do not tell of a pretraining "
+                f"{join(self.url, last.folder)}: {STATE} and {CONFIG} are not of a training run "
                 f"({error}); a checkpoint alone, such as a converted one, has nothing to certify"
             ) from error
 
     def published(self, step: FoundStep) -> PublishedStep:
-        """A checkpoint with its lines of the ledger, as far as they can be read."""
+        """A checkpoint with the readable lines of its ledger."""
         if step.fault:
             return PublishedStep(step.number, step.folder, (), {}, False, lines_fault=step.fault)
         lines, lines_fault = self._lines(step)
         try:
             state, fault = self.document(step, STATE), ""
         except ArtifactError as error:
-            state, fault = {}, self._words(error)
+            state, fault = {}, self._reason(error)
         stays = bool(state.get(STAYS, not fault))
         return PublishedStep(step.number, step.folder, lines, state, stays, lines_fault, fault)
 
     def _lines(self, step: FoundStep) -> tuple[list[str], str]:
-        """Lines of a ledger up to the first that is none, and why that is none."""
+        """The lines of a ledger before the first invalid one, and why that one is invalid."""
         where = join(self.url, step.folder, LEDGER)
         lines: list[str] = []
         try:
@@ -226,18 +228,18 @@ class RunFolder:
         except UnicodeDecodeError as error:
             return [], f"{step.folder}/{LEDGER}: not the text of a ledger: {error}"
         except ArtifactError as error:
-            return lines, self._words(error)
+            return lines, self._reason(error)
         return lines, ""
 
     @cached_property
-    def first_told(self) -> PublishedStep:
-        """The first checkpoint that can be read whole, else the first of all."""
+    def first_readable(self) -> PublishedStep:
+        """The first checkpoint that can be read completely, else the first one."""
         every = (self.published(step) for step in self.steps)
         whole = (step for step in every if not step.lines_fault and not step.state_fault)
         return next(whole, None) or self.published(self.steps[0])
 
     def whole_ledger(self) -> bytes | None:
-        """Of a finished run, where it is there."""
+        """The ledger of a finished run."""
         if self.manifest is None or LEDGER not in self._sizes:
             return None
         return store.read_bytes(join(self.url, LEDGER))
@@ -245,14 +247,14 @@ class RunFolder:
     # --- files ----------------------------------------------------------------------------------
 
     def total_bytes(self) -> int:
-        """Of all files that manifests list."""
+        """Size of all files that the manifests list."""
         return sum(record.size_bytes for _, _, record in self._listed())
 
     def check_files(self, digests: bool, progress: Progress) -> Check:
-        """Compare sizes with the manifests, and digests where asked for."""
+        """Compare sizes, and digests if requested, with the manifests."""
         check = Check("files")
         for number, path, fault in self._faults:
-            check.compare(number, "what was published", fault, path)
+            check.compare(number, "the published file", fault, path)
         seen: dict[str, str] = {}
         for step, path, record in self._listed():
             size = self._sizes.get(path)
@@ -269,7 +271,7 @@ class RunFolder:
         return check
 
     def _listed(self) -> Iterator[tuple[int, str, store.FileRecord]]:
-        """(step, path in the run folder, record); those of the run itself under its last step."""
+        """(step, path in the run folder, record); files of the run itself have its last step."""
         for step in self.steps:
             for record in step.manifest.files if step.manifest is not None else ():
                 yield step.number, f"{step.folder}/{record.path}", record

@@ -1,27 +1,28 @@
-"""Read what a run published, prove it link by link, and say what came of it."""
+"""Reads what a run published, proves it link by link, and prints the certificate."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
-from stages.certify.beginning import beginning_of
 from stages.certify.config import CertifyConfig
 from stages.certify.folder import RunFolder
-from stages.certify.order import NotAtHand, SampleOrder, sample_order
-from stages.certify.show import table
+from stages.certify.sample_order import DataUnavailable, SampleOrder, sample_order
+from stages.certify.start_point import start_point
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
+from trainyard.charts.text_table import text_table
 from trainyard.errors import ArtifactError
-from trainyard.training.certify.certificate import Certificate, listed
+from trainyard.logging import one_line
+from trainyard.training.certify.certificate import CHECKS, Certificate, listed
 from trainyard.training.certify.proof import Prover
 from trainyard.training.loop.ledger import FILE as LEDGER
-from trainyard.training.run.run_record import RunRecord
 
 
 def run(config: CertifyConfig, stage: StageRun) -> dict[str, Any]:
-    """Print and write the certificate; ArtifactError with the first broken link, if there is
-    one."""
+    """Print and write the certificate. Raises ArtifactError with the first broken link."""
     certificate = certify(config, stage)
     document = json.dumps(certificate.document(), indent=1, allow_nan=False)
     if config.output_file is not None:
@@ -37,12 +38,17 @@ def run(config: CertifyConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def certify(config: CertifyConfig, stage: StageRun) -> Certificate:
-    """What is known of the run in a folder."""
+    """The certificate of the run in a folder."""
     folder = RunFolder(config.run)
     facts = folder.facts()
-    beginning = beginning_of(folder, folder.first_told, config.load)
-    samples, why_not = _samples(config, folder, facts)
-    prover = Prover(facts, beginning, samples, why_not, config.check_every)
+    start = start_point(folder, folder.first_readable, config.load)
+    samples: SampleOrder | None = None
+    reason = ""
+    try:
+        samples = sample_order(config, folder, facts)
+    except DataUnavailable as error:
+        reason = str(error)
+    prover = Prover(facts, start, samples, reason, config.check_every)
     with stage.progress(len(folder.steps), "checkpoints", "ledgers") as progress:
         for step in folder.steps:
             prover.add(folder.published(step))
@@ -55,10 +61,36 @@ def certify(config: CertifyConfig, stage: StageRun) -> Certificate:
     return prover.certificate(files, folder.remarks)
 
 
-def _samples(
-    config: CertifyConfig, folder: RunFolder, facts: RunRecord
-) -> tuple[SampleOrder | None, str]:
-    try:
-        return sample_order(config, folder, facts), ""
-    except NotAtHand as reason:
-        return None, str(reason)
+# --- as text ------------------------------------------------------------------------------------
+
+
+def table(certificate: Certificate, url: str) -> str:
+    """Facts, checks and the verdict as text for a terminal."""
+    lines = [one_line(f"{name:<10} {value}") for name, value in _facts(certificate, url)]
+    rows = [("result", "checked", "what", "")]
+    for check in certificate.checks:
+        notes = [f"first at step {check.broken.step}"] if check.broken else []
+        notes += [check.reason] if check.reason else []
+        note = f"({'; '.join(notes)})" if notes else ""
+        what = f"{check.name}: {CHECKS[check.name]}"
+        rows.append((check.result, f"{check.checked:,}", what, note))
+    return "\n".join([*lines, "", *text_table(rows, (0, 2, 3)), "", one_line(certificate.sentence)])
+
+
+def _facts(certificate: Certificate, url: str) -> Iterator[tuple[str, str]]:
+    state = "finished" if certificate.finished else "not finished"
+    yield "run", f"{url} (lineage {certificate.lineage[:12]}, {state})"
+    saved = ", ".join(map(str, certificate.published_steps[-5:]))
+    more = "..., " if len(certificate.published_steps) > 5 else ""
+    steps = f"{certificate.first_step} to {certificate.last_step} of {certificate.of_steps}"
+    yield "steps", f"{steps}; checkpoints: {more}{saved}"
+    yield "begins at", certificate.begins_at
+    yield "samples", f"{certificate.train_samples:,} ({certificate.tokens:,} tokens)"
+    for name, span in zip(chain(["layouts"], repeat("")), certificate.spans, strict=False):
+        ranks = "rank" if span.data_parallel_size == 1 else "ranks"
+        yield (
+            name,
+            f"{span.data_parallel_size} data-parallel {ranks}, micro-batches of "
+            f"{span.micro_batch_size}: steps {span.first_step} to {span.last_step}",
+        )
+    yield from zip(chain(["remarks"], repeat("")), certificate.remarks, strict=False)

@@ -1,3 +1,3 @@
-"""What is in a checkpoint, or what differs between two.
+"""Shows the content of a checkpoint, or the differences between two.
 
 Reads: checkpoints. Writes: nothing. Image: torch."""

@@ -1,4 +1,4 @@
-"""Describe one checkpoint, or compare two."""
+"""Describes a checkpoint, or compares two."""
 
 from __future__ import annotations
 
@@ -16,41 +16,39 @@ from trainyard.checkpoint.stored_step import StoredStep, open_step
 from trainyard.errors import ConfigError, DataError
 
 
-class CheckpointsDiffer(DataError):  # noqa: N818  # says what was found
-    """--diff found a difference. Exit status 4: not that of a fault in what was read."""
+class CheckpointsDiffer(DataError):  # noqa: N818  # a result, not a fault
+    """--diff found a difference. Its exit status is 4, so that it is no fault of the files."""
 
     exit_status = 4
 
 
 def run(config: InspectConfig, stage: StageRun) -> dict[str, Any]:
-    """Print the answer. Raises CheckpointsDiffer after printing what differs."""
+    """Print the description or the differences; differences then raise CheckpointsDiffer."""
     if config.diff is None:
         with open_step(config.checkpoint, "--checkpoint", config.verify_checkpoint) as step:
             step.check()
             _check_filter(config, step)
-            _show_description(config, step)
+            description = describe(step, matches(config.filter))
+            table = description_table(description, config.max_rows)
+            print(_as_json(description.document()) if config.json else table)
         return {}
     _check_both(config, config.diff)
-    from stages.inspect.compare import differences  # torch, as the table of them needs it
-    from stages.inspect.differences import differences_table
+    from stages.inspect.differences import differences  # torch, after all that can be refused
 
     found = differences(config, config.diff, matches(config.filter), stage)
-    if config.json:
-        print(_as_json(found.document()))
-    else:
-        print(differences_table(found, config.max_rows))
+    print(_as_json(found.document()) if config.json else found.table(config.max_rows))
     if found.count:
         raise CheckpointsDiffer(f"{config.checkpoint} and {config.diff} differ: {found.summary}")
     return {}
 
 
 def matches(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a name is asked for by --filter."""
+    """A test whether a tensor's name matches --filter."""
     return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))
 
 
 def _check_both(config: InspectConfig, diff: str) -> None:
-    """Before torch is loaded to compare them; digests are compared then."""
+    """Check both checkpoints before torch is imported. Digests are compared later."""
     verify: Verify = "none" if config.verify_checkpoint == "none" else "sizes"
     with (
         open_step(config.checkpoint, "--checkpoint", verify) as ours,
@@ -67,17 +65,9 @@ def _check_filter(config: InspectConfig, *steps: StoredStep[Any]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             first = ", ".join(sorted(names)[:3])
             raise ConfigError(
-                f"--filter {pattern}: none of the {len(names)} tensors matches; names are as "
-                f"{first}"
+                f"--filter {pattern}: none of the {len(names)} tensors matches; their names are "
+                f"like {first}"
             )
-
-
-def _show_description(config: InspectConfig, step: StoredStep[Any]) -> None:
-    description = describe(step, matches(config.filter))
-    if config.json:
-        print(_as_json(description.document()))
-    else:
-        print(description_table(description, config.max_rows))
 
 
 def _as_json(document: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A checkpoint for people to read."""
+"""The content of a checkpoint as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stages.inspect.grid import cut_off, grid
 from trainyard.artifacts.digest import SHORT
+from trainyard.charts.text_table import first_rows, text_table
 from trainyard.checkpoint.describe import Description
 from trainyard.config import differing
 from trainyard.errors import ConfigError
 from trainyard.models.families import read_model_config
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
-"""Options of every model; of the others those that are not their defaults are shown."""
+"""Options that are always shown; the others are shown when they differ from their defaults."""
 
-OF_TRAINING = ("consumed_train_samples", "tokens", "num_updates", "global_batch_size")
+COUNTS = ("consumed_train_samples", "tokens", "num_updates", "global_batch_size")
+
+
+FILE_HEAD = ("file", "bytes", "digest", "pieces", "of ranks")
 
 
 def description_table(description: Description, max_rows: int) -> str:
-    """Head, tensors, totals, files."""
+    """Facts, tensors, totals, files."""
     tensors = [
         (t.name, t.dtype, _shape(t.shape), f"{t.size_bytes:,}", str(t.pieces), _files(t.files))
         for t in description.tensors
     ]
-    shown, more = cut_off(tensors, max_rows)
+    shown, more = first_rows(tensors, max_rows)
     head = ("tensor", "type", "shape", "bytes", "pieces", "in")
     sections = [
-        grid([(label, value) for label, value in _facts(description)], left=(0, 1)),
-        [*grid([head, *shown], left=(0, 1, 2, 5)), *more],
-        grid([("kind", "type", "tensors", "elements", "bytes"), *_totals(description)], (0, 1)),
-        grid(
-            [("file", "bytes", "digest", "pieces", "of ranks"), *_file_rows(description)], (0, 2, 4)
+        text_table([(label, value) for label, value in _facts(description)], left=(0, 1)),
+        [*text_table([head, *shown], left=(0, 1, 2, 5)), *more],
+        text_table(
+            [("kind", "type", "tensors", "elements", "bytes"), *_totals(description)], (0, 1)
         ),
+        text_table([FILE_HEAD, *_file_rows(description)], left=(0, 2, 4)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
@@ -50,13 +53,13 @@ def _facts(description: Description) -> Iterator[tuple[str, str]]:
 
 def _training(description: Description) -> str:
     values = description.training
-    known = (key for key in OF_TRAINING if type(values.get(key)) is int)
+    known = (key for key in COUNTS if type(values.get(key)) is int)
     counts = [f"{key.replace('_', ' ')} {values[key]:,}" for key in known]
     return ", ".join([f"step {description.step:,}", *counts])
 
 
 def _ranks(run: dict[str, Any]) -> Iterator[str]:
-    """How the steps so far were taken. The document may be anybody's."""
+    """The layouts of the steps so far. The document may come from any program."""
     spans = run.get("spans")
     for span in spans if isinstance(spans, list) else ():
         if isinstance(span, dict):
@@ -68,7 +71,7 @@ def _model(model: dict[str, Any]) -> str:
     options = {key: value for key, value in model.items() if not key.endswith("vocab_size")}
     try:
         changed = differing(read_model_config(options, "model"))
-    except ConfigError:  # of another family or version: all that is known
+    except ConfigError:  # another family or version
         changed = options
     names = [*(name for name in SIZES if name in changed), *changed]
     parts = [f"{name.replace('_', ' ')} {shown(changed[name])}" for name in dict.fromkeys(names)]
@@ -102,6 +105,6 @@ def _files(files: tuple[str, ...]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of a document, whatever it is, in a line that a terminal can be given."""
+    """Any value of a document as one printable line of at most 80 characters."""
     text = value if isinstance(value, str) and value.isprintable() else json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -14,8 +14,8 @@ import pytest
 
 from stages.blame.answer import Answer, table
 from stages.blame.config import BlameConfig
-from stages.blame.described import describe
 from stages.blame.run import run
+from stages.blame.run_description import describe
 from stages.index.config import IndexConfig
 from stages.index.run import run as build_indices
 from stages.runtime.context import StageRun
@@ -167,7 +167,7 @@ def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[st
     assert "s3://raw/a/part-1.jsonl" in lines[1]
     assert "id-" in lines[1]
     assert " more; --max-rows 0 shows all" in lines[4]
-    assert table(Answer((), 0, 0)) == "no training sample of the run holds any of it"
+    assert table(Answer((), 0, 0)) == "no training sample of the run contains any of it"
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[st
     [
         ({}, "one of --step"),
         ({"step": 1, "sample": 2}, "one of --step"),
-        ({"sample": 2, "rank": 0}, "--rank goes with --step"),
-        ({"step": 1, "line": 3}, "--line goes with --source"),
+        ({"sample": 2, "rank": 0}, "--rank requires --step"),
+        ({"step": 1, "line": 3}, "--line requires --source"),
         ({"step": 0}, "--step must be at least 1"),
         ({"step": 9}, "--step 9: the run has 8"),
         ({"step": 1, "rank": 1}, "--rank 1: step 1 of this run has 1"),
@@ -230,7 +230,7 @@ def test_other_token_files_than_those_of_the_run_are_refused(
 def test_a_sidecar_of_another_pair_is_refused(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "t", [30] * 40)
     write_sidecar(prefix, 39)
-    with pytest.raises(ArtifactError, match="tells of 39 documents"):
+    with pytest.raises(ArtifactError, match="has 39 documents"):
         blame_of(**RUN, data_path=[prefix], step=1)
 
 
@@ -264,7 +264,7 @@ def test_an_unfinished_run_tells_its_options_but_not_its_places(
     for name in ("iter_0000003", "iter_0000006"):
         shutil.copytree(trained / name, tmp_path / "run" / name)
     load = str(tmp_path / "run")
-    with pytest.raises(ConfigError, match="not finished does not tell where"):
+    with pytest.raises(ConfigError, match="not finished has no manifest"):
         ask(capsys, load=load, step=2)
     found = ask(capsys, load=load, step=2, data_path=blend(tokens))
     assert found["checked_steps"] == 1
@@ -324,7 +324,7 @@ def test_each_step_is_placed_by_its_own_ranks(
         back = ask(capsys, load=load, source=row["source"], id=row["id"])["rows"]
         assert row in back
         assert row in ask(capsys, load=load, sample=row["sample"])["rows"]
-    with pytest.raises(ConfigError, match=r"steps 1 to 3 .* were taken on 2 data-parallel ranks"):
+    with pytest.raises(ConfigError, match=r"steps 1 to 3 .* ran on 2 data-parallel ranks"):
         blame_of(load=load, step=2, data_parallel_size=1)
     assert ask(capsys, load=load, step=5, data_parallel_size=1)["rows"]
     with pytest.raises(ConfigError, match="--rank 1: step 4 of this run has 1"):
@@ -339,12 +339,12 @@ def test_where_the_ranks_are_not_known_the_place_is_not(
     load = recorded(unknown=True)
     rows = ask(capsys, load=load, step=3)["rows"]
     assert {(row["micro_batch"], row["rank"], row["row"]) for row in rows} == {(None,) * 3}
-    assert "steps 3: on how many data-parallel ranks they were taken is not recor" in caplog.text
+    assert "steps 3: their number of data-parallel ranks is not recorded" in caplog.text
     blame_of(load=load, step=3)
     table = capsys.readouterr().out
     assert table.splitlines()[1].split()[:4] == ["3", "?", "?", "?"]
-    assert "1 step checked: the samples of these steps are as the ledger has them" in table
-    with pytest.raises(ConfigError, match="--rank 0: on how many"):
+    assert "1 step checked: their samples are those of the ledger" in table
+    with pytest.raises(ConfigError, match="--rank 0: the number of data-parallel ranks"):
         blame_of(load=load, step=3, rank=0)
     told = ask(capsys, load=load, step=3, rank=1, data_parallel_size=2)["rows"]
     assert {row["sample"] for row in told} == {10, 11}

@@ -88,12 +88,12 @@ def test_an_unfinished_run_is_told_where_its_data_lies(stopped: Path, tokens: st
     found = found_in(stopped)
     assert found.is_proven, found.sentence
     (reason,) = (check.reason for check in found.checks if check.reason)
-    assert reason == "data not at hand; --data-path tells where it lies"
+    assert reason == "data not available; give --data-path"
     assert (found.finished, found.last_step, found.of_steps) == (False, 5, 8)
     assert found_in(stopped, data_path=[tokens]).is_complete
     done = command(stopped, "--complete")
     assert done.status == 1
-    assert "--complete: not checked: samples (data not at hand" in done.err
+    assert "--complete: not checked: samples (data not available" in done.err
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_a_run_is_joined_to_the_one_it_went_on_from(
     found = found_in(folder)
     assert found.is_proven
     assert not found.is_complete
-    assert "--load tells where it lies" in command(folder).out
+    assert "give its path with --load" in command(folder).out
     assert found_in(folder, load=str(tmp_path / "moved")).is_complete
     state = tmp_path / "moved/iter_0000003/state.json"
     state.write_text(state.read_text().replace('"ledger_digest": "', '"ledger_digest": "0'))
@@ -183,8 +183,8 @@ def test_what_is_of_other_runs_is_left_alone_and_said(
     assert found.is_proven, found.sentence
     assert found.published_steps == (3, 5)
     assert found.remarks == (
-        "iter_0000002: of other options or data, not of this run",
-        "iter_0000006: without a manifest.json, so that save did not finish",
+        "iter_0000002: of another run, with other options or data",
+        "iter_0000006: no manifest.json, so the save did not finish",
         "superseded/ holds 1 step of other runs, set aside",
     )
 
@@ -298,10 +298,10 @@ def test_data_that_changed_since_is_not_at_hand(
     write_pair(tmp_path / "t", [60] * 41)
     os.utime(f"{tokens}.bin", (1e9, 1e9))
     reasons = {check.name: check.reason for check in found_in(folder).checks}
-    assert reasons["samples"].startswith("data not at hand any more")
+    assert reasons["samples"].startswith("data has changed: ")
     Path(f"{tokens}.idx").unlink()
     reasons = {check.name: check.reason for check in found_in(folder).checks}
-    assert "is not there; --data-path tells where it lies now" in reasons["samples"]
+    assert "does not exist; give its present path with --data-path" in reasons["samples"]
 
 
 def test_data_of_a_program_is_not_at_hand(copied: Path) -> None:
@@ -340,7 +340,7 @@ def test_what_is_no_run_is_refused(whole: Path, tmp_path: Path) -> None:
         found_in(tmp_path / "made")
     for options, words in (
         ({"check_every": 0}, "--check-every"),
-        ({"data_path": ["a"], "train_data_path": ["b"]}, "give the one that the run was"),
+        ({"data_path": ["a"], "train_data_path": ["b"]}, "give the one that the run used"),
     ):
         with pytest.raises(ConfigError, match=words):
             from_dict(CertifyConfig, {"run": str(whole), **options})

@@ -1,5 +1,5 @@
-"""Which samples each step of a run had, worked out from the token files' indices: where they are at
-hand, and are those that the run was made of."""
+"""Computes the samples of each step of a run from the indices of its token files, if these are
+available and unchanged."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from trainyard.training.loop.ledger import digest_samples
 from trainyard.training.run.run_record import RunRecord, check_token_files, named_token_files
 
 ANY = 0
-"""Stands for the end of document and the vocabulary: they shape samples, not which they are."""
+"""Value for the end-of-document token and vocabulary size, which do not decide the order."""
 
-AT_ONCE = 1 << 16
-"""Samples of a shuffled order that are drawn together: to begin in an epoch takes long."""
+CHUNK = 1 << 16
+"""Samples of a shuffled order that are drawn together: each start within an epoch is slow."""
 
 Ints = NDArray[np.int64]
 
 
-class NotAtHand(Exception):  # noqa: N818  # a reason, no fault
-    """Why the samples cannot be worked out."""
+class DataUnavailable(Exception):  # noqa: N818  # a reason, not a fault
+    """The reason why the samples cannot be computed."""
 
 
 @dataclass(slots=True)
 class SampleOrder:
-    """Digests of what steps are made of, asked for in the order of the steps."""
+    """Digests of the samples of steps, called in the order of the steps."""
 
     data: DataConfig
     dataset: GPTDataset | BlendedDataset
     facts: RunRecord
     _drawn: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     _first: int = 0
-    """Place of the first of `_drawn`."""
+    """Position of the first of `_drawn`."""
     _shape: SamplerShape | None = None
 
     def __call__(self, step: int, consumed: int, count: int) -> str | None:
-        """Of `count` samples after `consumed`; None where the number of ranks decides which these
-        are, and is not recorded."""
+        """Digest of `count` samples after `consumed`; None if they depend on the number of ranks,
+        and that is not recorded."""
         span = self.facts.span(step)
         if span is None and self.data.dataloader_type != "single":
             return None
@@ -65,18 +65,18 @@ class SampleOrder:
             serving = Serving(
                 shape, shape.per_step, self.data.dataloader_type, self.data.data_sharding
             )
-            self._drawn = serving.samples(consumed, max(count, AT_ONCE))
+            self._drawn = serving.samples(consumed, max(count, CHUNK))
             self._first, self._shape, begin = consumed, shape, 0
         return self._drawn[begin : begin + count]
 
 
 def sample_order(config: CertifyConfig, folder: RunFolder, facts: RunRecord) -> SampleOrder:
-    """The order of a run's samples. Raises NotAtHand where the data is not."""
+    """The order of a run's samples. Raises DataUnavailable without the data."""
     provided = folder.made_of.get("provided", {})
     if "dataset_provider" in provided:
-        raise NotAtHand(f"a program provided the data ({provided['dataset_provider']})")
+        raise DataUnavailable(f"a program provided the data ({provided['dataset_provider']})")
     if folder.options.get("dataloader_type") == "external":
-        raise NotAtHand("--dataloader-type external: only its loader knows the order")
+        raise DataUnavailable("--dataloader-type external: only its loader knows the order")
     data = _data(config, folder)
     cache = config.data_cache_path
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
@@ -88,30 +88,26 @@ def sample_order(config: CertifyConfig, folder: RunFolder, facts: RunRecord) -> 
 
 
 def _data(config: CertifyConfig, folder: RunFolder) -> DataConfig:
-    """The run's options with the places of its token files: as given, else as the run tells."""
+    """The run's options, with the paths of token files from the options, else the manifest."""
     document = folder.options_of(DataConfig)
     given = {name: list(getattr(config, name)) for name in ("data_path", "train_data_path")}
     given = {name: paths for name, paths in given.items() if paths}
-    told = {} if folder.manifest is None else named_token_files(folder.manifest)
-    if not given and not told and not document.get("mock_data"):
-        raise NotAtHand("data not at hand; --data-path tells where it lies")
-    data = from_dict(DataConfig, {**document, **(given or told)}, "the options of the run")
+    listed = {} if folder.manifest is None else named_token_files(folder.manifest)
+    if not given and not listed and not document.get("mock_data"):
+        raise DataUnavailable("data not available; give --data-path")
+    data = from_dict(DataConfig, {**document, **(given or listed)}, "the options of the run")
     if not given:
         for source in data.sources("train"):
             if not store.exists(f"{source.prefix}.idx"):
-                raise NotAtHand(
-                    f"data not at hand: {source.prefix}.idx is not there; --data-path tells where "
-                    "it lies now"
+                raise DataUnavailable(
+                    f"data not available: {source.prefix}.idx does not exist; give its present "
+                    "path with --data-path"
                 )
     if config.check_data:
-        _check(data, folder, bool(given))
+        try:
+            check_token_files(data, folder.made_of["inputs"], folder.url, "--no-check-data")
+        except (DataError, ConfigError) as error:
+            if given:
+                raise
+            raise DataUnavailable(f"data has changed: {error}") from error
     return data
-
-
-def _check(data: DataConfig, folder: RunFolder, is_given: bool) -> None:
-    try:
-        check_token_files(data, folder.made_of["inputs"], folder.url, "--no-check-data")
-    except (DataError, ConfigError) as error:
-        if is_given:
-            raise
-        raise NotAtHand(f"data not at hand any more: {error}") from error

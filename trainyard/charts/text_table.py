@@ -1,4 +1,4 @@
-"""Rows of text in columns."""
+"""Tables as text in a terminal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Collection, Sequence
 
 from trainyard.logging import one_line
 
+Cells = Sequence[str]
 
-def grid(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Lines; the columns numbered in `left` begin at one place, the others end at one. Cells may be
-    names and values of anybody's files."""
+
+def text_table(rows: Sequence[Cells], left: Collection[int] = (0,)) -> list[str]:
+    """Lines with aligned columns: those numbered in `left` to the left, the others to the right.
+
+    Cells may hold any text: control characters are escaped."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -21,8 +24,8 @@ def grid(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[st
     ]
 
 
-def cut_off(rows: Sequence[Sequence[str]], most: int) -> tuple[list[Sequence[str]], list[str]]:
-    """The first `most` rows (0: all), and a line about the rest."""
-    shown = list(rows[: most or len(rows)])
+def first_rows(rows: Sequence[Cells], max_rows: int) -> tuple[list[Cells], list[str]]:
+    """The first `max_rows` rows (0: all), and a line that counts the rest."""
+    shown = list(rows[: max_rows or len(rows)])
     more = len(rows) - len(shown)
     return shown, [f"and {more:,} more; --max-rows 0 shows all"] if more else []

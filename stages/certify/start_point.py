@@ -1,4 +1,4 @@
-"""Where a run began: with nothing, or at the checkpoint of another run, if that is still there."""
+"""Finds the start point of a run: initial weights, or the checkpoint of another run."""
 
 from __future__ import annotations
 
@@ -20,38 +20,35 @@ from trainyard.training.run.run_record import (
     start_before,
 )
 
-GAP = "the checkpoint that the run went on from is not at hand; --load tells where it lies"
+GAP = "the checkpoint that the run resumed from is not available; give its path with --load"
 
 
-def beginning_of(folder: RunFolder, first: PublishedStep, load: str | None) -> RunStart:
-    """Where a run began. first: its first checkpoint. load: where the other run's lies now, if not
-    where the run tells."""
+def start_point(folder: RunFolder, first: PublishedStep, load: str | None) -> RunStart:
+    """The start point of a run. first: its first checkpoint. load: URL of the other run's
+    checkpoint, unless it is the one in the manifest."""
     digest = folder.made_of["inputs"].get(LOAD)
     if digest is None:
         return RunStart()
     if folder.options.get("finetune"):
         return RunStart(words="weights of another run (--finetune)")
     guess = start_before(first, GAP)
-    url = load or _told(folder)
+    record = None if folder.manifest is None else folder.manifest.inputs.get(LOAD)
+    url = load or (record.urls[0] if record is not None and record.urls else None)
     if url is None:
         return guess
     for state in _states(url, guess.position.step):
         found = str(state.get("ledger_digest", ""))
-        # What is still what it was, by its digest, must be continued; else the lines tell.
-        if _is_same(url, digest) or _leads_to(found, first):
+        # The same checkpoint, by its digest, or one whose ledger the first lines continue.
+        is_continued = chain(first.lines, found) == first.state.get("ledger_digest")
+        if _is_same(url, digest) or is_continued:
             position = Position(**{name: int(state[name]) for name in asdict(Position())})
             words = f"step {position.step} of another run"
             return RunStart(position, found, state.get("loss_scaler", {}), words)
     return guess
 
 
-def _told(folder: RunFolder) -> str | None:
-    record = None if folder.manifest is None else folder.manifest.inputs.get(LOAD)
-    return record.urls[0] if record is not None and record.urls else None
-
-
 def _states(url: str, step: int) -> Iterator[dict[str, Any]]:
-    """state.json of that step, from where it can lie: a step itself, or a run that has it."""
+    """state.json of that step: the URL is the step, or a run that has it."""
     try:
         located, _ = locate_step(url, "--load")
     except TrainyardError:
@@ -71,8 +68,3 @@ def _is_same(url: str, digest: str) -> bool:
         return resolve(LOAD, (url,)).digest == digest
     except TrainyardError:
         return False
-
-
-def _leads_to(digest: str, first: PublishedStep) -> bool:
-    """Whether the first lines of a run are chained to this ledger."""
-    return chain(first.lines, digest) == first.state.get("ledger_digest")

@@ -1,6 +1,7 @@
-"""Where the samples of each step went: micro-batch, rank and row depend on the number of ranks,
-which may change while a run is unfinished, and is not always known; how many samples a step has may
-change as the run goes on."""
+"""Where a run serves each sample: step, micro-batch, rank and row.
+
+The last three depend on the number of ranks, which may change when a run resumes, and which is not
+always recorded. The number of samples of a step may change during a run."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.blame.described import RunDescription
+from stages.blame.run_description import RunDescription
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving_order import Place, Serving
 from trainyard.errors import ConfigError
@@ -26,26 +27,25 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps, both ends included, that were taken on one number of ranks, of equally many
-    samples."""
+    """Steps with one number of ranks and one batch size; both ends are included."""
 
     first_step: int
     last_step: int
     serving: Serving
     is_known: bool
-    """The number of ranks is known; where it is not, `serving` has 1."""
+    """False: the number of ranks is unknown, and `serving` assumes 1."""
     is_recorded: bool
-    """The run tells it."""
+    """The run recorded the number of ranks."""
 
     @property
-    def tells_samples(self) -> bool:
-        """True when it is known which samples a step had; in order, any number of ranks has the
-        same."""
+    def has_samples(self) -> bool:
+        """True when the samples of a step are known. In sequential order they do not depend on the
+        number of ranks."""
         return self.is_known or self.serving.dataloader_type == "single"
 
 
-class Placement:
-    """The places of the samples of a run, each by the ranks of its step."""
+class SampleLocations:
+    """The places at which a run serves its samples, by the layout of each step."""
 
     def __init__(self, run: RunDescription, num_samples: int) -> None:
         self._run = run
@@ -54,13 +54,14 @@ class Placement:
         self._unknown: set[int] = set()
 
     def segment(self, step: int) -> Segment:
-        """The segment of a step; refuses a --data-parallel-size that the run contradicts."""
+        """The segment of a step. Raises ConfigError for another --data-parallel-size than the
+        run's."""
         found = next(s for s in self._segments if s.first_step <= step <= s.last_step)
         given, recorded = self._run.data_parallel_size, found.serving.shape.dp
         if found.is_recorded and given not in (None, recorded):
             raise ConfigError(
                 f"{FLAG} {given}: steps {found.first_step} to {found.last_step} of the run of "
-                f"--load were taken on {recorded} data-parallel ranks; leave it out"
+                f"--load ran on {recorded} data-parallel ranks; leave it out"
             )
         return found
 
@@ -73,36 +74,36 @@ class Placement:
     def samples(self, number: int) -> Ints:
         """The samples of a step, in order."""
         segment = self.segment(number)
-        if not segment.tells_samples:
+        if not segment.has_samples:
             raise ConfigError(
-                f"{FLAG} is required: on how many ranks step {number} was taken is not recorded, "
-                "and with --dataloader-type cyclic the samples of a step depend on it"
+                f"{FLAG} is required: the number of ranks of step {number} is not recorded, and "
+                "with --dataloader-type cyclic the samples of a step depend on it"
             )
         return segment.serving.step(number)
 
     def places(self, samples: Sequence[int]) -> dict[int, list[Place]]:
-        """Every place at which each sample is served, in order."""
+        """Every place that serves each sample, in order."""
         found: dict[int, list[Place]] = {sample: [] for sample in samples}
         wanted = np.array(samples, np.int64)
-        for segment in self._telling():
+        for segment in self._with_samples():
             served = segment.serving.places(wanted, segment.last_step)
             for sample, places in served.items():
                 found[sample] += map(self._known, places)
         return found
 
     def counts(self, samples: Ints) -> Ints:
-        """(n,) the number of places at which each sample is served."""
+        """(n,) the number of places that serve each sample."""
         counts = np.zeros(len(samples), np.int64)
-        for segment in self._telling():
+        for segment in self._with_samples():
             counts += segment.serving.counts(samples, segment.last_step)
         return counts
 
     def warn(self) -> None:
-        """Say for which of the steps that were asked about the places are not known."""
+        """Warn about the steps of the answer whose number of ranks is unknown."""
         if self._unknown:
             log.warning(
-                "steps %s: on how many data-parallel ranks they were taken is not recorded, so "
-                "micro-batches, ranks and rows are not known; %s tells",
+                "steps %s: their number of data-parallel ranks is not recorded, so micro-batches, "
+                "ranks and rows are unknown; give %s",
                 *(", ".join(map(str, sorted(self._unknown))), FLAG),
             )
 
@@ -112,25 +113,26 @@ class Placement:
         self._unknown.add(place.step)
         return Place(place.step, None, None, None)
 
-    def _telling(self) -> Iterator[Segment]:
+    def _with_samples(self) -> Iterator[Segment]:
         for segment in self._segments:
-            if segment.tells_samples:
+            if segment.has_samples:
                 yield segment
                 continue
             log.warning(
-                "steps %d to %d: on how many data-parallel ranks they were taken is not recorded, "
-                "and with --dataloader-type cyclic their samples depend on it; they are left out, "
-                "unless %s tells",
+                "left out steps %d to %d: their number of data-parallel ranks is not recorded, and "
+                "with --dataloader-type cyclic their samples depend on it; give %s",
                 *(segment.first_step, segment.last_step, FLAG),
             )
 
     def _all_segments(self) -> Iterator[Segment]:
         run, consumed = self._run, 0
-        for first, last, span in _whole(run.spans, run.steps):
+        for first, last, span in _with_gaps(run.spans, run.steps):
             ranks = run.data_parallel_size if span is None else span.data_parallel_size
             micro = run.training.micro_batch_size if span is None else span.micro_batch_size
             shape = SamplerShape(self._num_samples, micro, ranks or 1)
-            for begin, end, size in _alike(run.schedule(shape.dp, micro), consumed, first, last):
+            for begin, end, size in _equal_batches(
+                run.schedule(shape.dp, micro), consumed, first, last
+            ):
                 serving = Serving(
                     shape, size, run.data.dataloader_type, run.data.data_sharding, begin, consumed
                 )
@@ -138,8 +140,8 @@ class Placement:
                 consumed = serving.begin(end + 1)
 
 
-def _whole(spans: Sequence[DpSpan], last_step: int) -> Iterator[tuple[int, int, DpSpan | None]]:
-    """The spans, and None for the steps of the run that are in none of them."""
+def _with_gaps(spans: Sequence[DpSpan], last_step: int) -> Iterator[tuple[int, int, DpSpan | None]]:
+    """The spans, and the steps between them with None."""
     step = 1
     for span in spans:
         if step < span.first_step:
@@ -150,11 +152,11 @@ def _whole(spans: Sequence[DpSpan], last_step: int) -> Iterator[tuple[int, int, 
         yield step, last_step, None
 
 
-def _alike(
+def _equal_batches(
     schedule: BatchSchedule, consumed: int, first: int, last: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(first step, last step, samples of each) of steps in a row that take equally many, where the
-    first begins after so many samples."""
+    """(first step, last step, samples of each) of consecutive steps with one batch size. The first
+    step starts at `consumed` samples."""
     while first <= last:
         size = schedule.at(consumed).global_batch_size
         change = next((s.begin for s in schedule.stages if s.begin > consumed), None)

@@ -1,4 +1,4 @@
-"""The run that is asked about: from its checkpoint, or from the options it was started with."""
+"""Describes the run in question by its checkpoint, or by the options that started it."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ SIZES = (
     "step_batch_size_schedule",
     "decrease_batch_size_if_needed",
 )
-"""What decides how many samples a step has."""
+"""Options that decide how many samples a step has."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What decides which samples a run served, and when."""
+    """Everything that decides which samples a run served in which step."""
 
     data: DataConfig
     seq_length: int
     training: TrainingConfig
     data_parallel_size: int | None
-    """Of the steps that are in none of `spans`; None when it is not known."""
+    """Of the steps that are in none of `spans`; None when unknown."""
     spans: tuple[DpSpan, ...]
-    """On how many ranks steps were taken, as the run tells it."""
+    """The layouts of steps that the run recorded."""
     ledger: Mapping[int, str]
-    """Digest of the samples of each step that is known to be done."""
+    """Digest of the samples of each finished step."""
 
     @property
     def length(self) -> RunLength:
-        """Of the run as it began."""
+        """The length of the run, by its first layout."""
         ranks = self.spans[0].data_parallel_size if self.spans else self.data_parallel_size or 1
         return length_of(self.training, ranks, self.seq_length)
 
@@ -71,13 +71,13 @@ class RunDescription:
         return self.length.steps
 
     def schedule(self, ranks: int, micro_batch_size: int) -> BatchSchedule:
-        """How many samples steps have on so many data-parallel ranks."""
+        """The batch sizes of steps on `ranks` data-parallel ranks."""
         training = replace(self.training, micro_batch_size=micro_batch_size)
         return length_of(training, ranks, self.seq_length).schedule
 
 
 def describe(config: BlameConfig) -> RunDescription:
-    """The run of --load, or of the options."""
+    """The run of --load, otherwise the run of the options."""
     if config.load is not None:
         return _of_checkpoint(config, config.load)
     if config.train_samples is None:
@@ -87,7 +87,7 @@ def describe(config: BlameConfig) -> RunDescription:
     for name in NEEDED:
         _number(config, name)
     if not config.data.names_data():
-        raise ConfigError("--data-path or --load is required: what the run was trained on")
+        raise ConfigError("--data-path or --load is required: the data of the run")
     given = {name: getattr(config, name) for name in (*NEEDED, *LENGTHS, *SIZES, "seed")}
     return RunDescription(
         data=config.data,
@@ -103,14 +103,15 @@ def _number(config: BlameConfig, name: str) -> None:
     value: int | None = getattr(config, name)
     if value is None or value < 1:
         flag = "--" + name.replace("_", "-")
-        given = "without --load the options of the run are needed" if value is None else "too small"
-        raise ConfigError(f"{flag} is {'missing' if value is None else value}: {given}")
+        if value is None:
+            raise ConfigError(f"{flag} is missing: without --load, give the options of the run")
+        raise ConfigError(f"{flag} must be at least 1, got {value}")
 
 
 def _ranks(config: BlameConfig) -> int | None:
     ranks = config.data_parallel_size
     if ranks is not None and ranks < 1:
-        raise ConfigError(f"--data-parallel-size {ranks}: too small")
+        raise ConfigError(f"--data-parallel-size must be at least 1, got {ranks}")
     return ranks
 
 
@@ -167,7 +168,7 @@ def _agreed(config: BlameConfig, name: str, run: Mapping[str, Any]) -> Any:
 
 
 def _data(config: BlameConfig, run: Mapping[str, Any], manifest: Manifest | None) -> DataConfig:
-    """The run's options; places from the command line, else from the manifest of the run."""
+    """The run's options, with paths from the command line or the manifest of the run."""
     options = digest_relevant(config.data)
     for name, value in differing(config.data).items():
         if name in options and value != run.get(name, value):
@@ -177,21 +178,17 @@ def _data(config: BlameConfig, run: Mapping[str, Any], manifest: Manifest | None
             )
     document = {**to_dict(config.data), **{k: run[k] for k in options if k in run}}
     if not config.data.names_data():
-        document.update(_paths(manifest))
+        if manifest is None:
+            raise ConfigError(
+                "--data-path is required: a run that is not finished has no manifest with the "
+                "paths of its token files"
+            )
+        document.update(named_token_files(manifest))
     return from_dict(DataConfig, document, "--load")
 
 
-def _paths(manifest: Manifest | None) -> dict[str, list[str]]:
-    if manifest is None:
-        raise ConfigError(
-            "--data-path is required: a run that is not finished does not tell where its token "
-            "files lie"
-        )
-    return named_token_files(manifest)
-
-
 def _spans(root: str, step_url: str) -> tuple[DpSpan, ...]:
-    """Of all steps of the run that are there, as its last one tells it."""
+    """The layouts of all steps of the run, by its last checkpoint."""
     step = step_of(store.basename(step_url))
     found = read_manifest(join(step_url, MANIFEST))
     if step is None or found is None:
@@ -200,7 +197,7 @@ def _spans(root: str, step_url: str) -> tuple[DpSpan, ...]:
 
 
 def _ledger(root: str, step_url: str) -> dict[int, str]:
-    """Digests of the samples of the steps that are known."""
+    """Digests of the samples of the steps in the ledgers of the run."""
     urls = [join(root, LEDGER)]
     if not store.exists(urls[0]):
         urls = [join(root, step_folder(step), LEDGER) for step in find_steps(root)]
