@@ -1,1 +1,1 @@
-"""What Prefect's pages show of a flow run."""
+"""Prefect artifacts of a flow run: tables, progress, charts, lineage."""

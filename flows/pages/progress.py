@@ -1,5 +1,4 @@
-"""How far a stage is, as a bar on Prefect's pages: read from the lines of its log, wherever it
-runs."""
+"""Progress bars of stages on Prefect's pages, read from the lines of their logs."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ from flows.logs.lines import Lines
 from flows.pages.stage_pages import has_pages, page_key, shown
 
 LOG = "log*.txt"
-"""Of a job, or of each of its shares."""
+"""The log of a job, or of each of its shares."""
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 CHUNK_BYTES = 2**20
 
-SAID = (
+PROGRESS_LINES = (
     re.compile(r"\biteration\s+(?P<done>\d+)/\s*(?P<all>\d+)\b"),
     re.compile(r": (?P<done>[\d,]+) of (?P<all>[\d,]+) \S.* \(\d+ %\), "),
 )
@@ -32,9 +31,9 @@ SAID = (
 
 
 def share_done(line: str) -> float | None:
-    """What part of its work a job has done by this line; None for a line about something else."""
-    for form in SAID:
-        found = form.search(line)
+    """The share of its work that a job has done by this line; None for any other line."""
+    for pattern in PROGRESS_LINES:
+        found = pattern.search(line)
         if found and (whole := _count(found["all"])):
             return min(_count(found["done"]) / whole, 1.0)
     return None
@@ -45,7 +44,7 @@ def _count(digits: str) -> int:
 
 
 class LogProgress:
-    """The logs in a run folder, read on from where they were read to; shares count alike."""
+    """The progress of a job by the logs in its run folder. Each share counts equally."""
 
     def __init__(self, folder: Path, num_shares: int = 1) -> None:
         self._folder, self._num_shares = folder, max(num_shares, 1)
@@ -53,68 +52,68 @@ class LogProgress:
         self._lines: dict[str, Lines] = {}
         self._done: dict[str, float] = {}
 
-    def look(self) -> float | None:
-        """The part of the work that is done, between 0 and 1; None before anything was said."""
+    def read(self) -> float | None:
+        """The share of the work that is done, between 0 and 1; None before the first line."""
         for path in sorted(self._folder.glob(LOG)):
-            if (done := self._said_last(path)) is not None:
+            if (done := self._read_log(path)) is not None:
                 self._done[path.name] = done
         return sum(self._done.values()) / self._num_shares if self._done else None
 
-    def _said_last(self, path: Path) -> float | None:
-        """The last that a log says since; None where that is nothing. Of a log of any size, as of
-        a job that is found again, a chunk is in memory."""
+    def _read_log(self, path: Path) -> float | None:
+        """The last share in the new lines of a log; None without one. Keeps one chunk in memory,
+        since the log of a job that was found again may be of any size."""
         lines, last = self._lines.setdefault(path.name, Lines()), None
         with path.open("rb") as file:
             file.seek(self._at.get(path.name, 0))
             while chunk := file.read(CHUNK_BYTES):
                 self._at[path.name] = file.tell()
-                said = map(share_done, reversed([*lines.feed(chunk)]))
-                last = next((done for done in said if done is not None), last)
+                shares = map(share_done, reversed([*lines.feed(chunk)]))
+                last = next((done for done in shares if done is not None), last)
         return last
 
 
 @asynccontextmanager
 async def progress_shown(spec: LaunchSpec) -> AsyncIterator[None]:
-    """A bar while the job inside says how far it is; one that says nothing has none."""
+    """Show a progress bar while the job inside runs, once its log has a line of progress."""
     if not has_pages():
         yield
         return
     num_shares = 1 if spec.shares is None else len(spec.shares.indices)
     bar = _Bar(spec.name, LogProgress(Path(spec.run_directory), num_shares))
-    following = asyncio.create_task(bar.follow())
+    task = asyncio.create_task(bar.follow())
     try:
         yield
     finally:
-        following.cancel()
+        task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await following
-    await shown(bar.look())
+            await task
+    await shown(bar.update())
 
 
 class _Bar:
-    def __init__(self, job: str, heard: LogProgress) -> None:
-        self._job, self._heard = job, heard
+    def __init__(self, job: str, log: LogProgress) -> None:
+        self._job, self._log = job, log
         self._artifact: UUID | None = None
         self._percent = -1
 
     async def follow(self) -> None:
         """Until it is cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await shown(self.look())
+            await asyncio.sleep(POLL_SECONDS)
+            await shown(self.update())
 
-    async def look(self) -> None:
-        """Bring the bar up to what was said since."""
-        done = await asyncio.to_thread(self._heard.look)
+    async def update(self) -> None:
+        """Set the bar to the progress in the log."""
+        done = await asyncio.to_thread(self._log.read)
         if done is None or (percent := int(100 * done)) == self._percent:
             return
         if self._artifact is None:
-            made: Any = await acreate_progress_artifact(
+            artifact: Any = await acreate_progress_artifact(
                 float(percent),
                 key=page_key(self._job, "progress"),
-                description=f"How far `{self._job}` is",
+                description=f"Progress of `{self._job}`",
             )
-            self._artifact = made
+            self._artifact = artifact
         else:
             await aupdate_progress_artifact(self._artifact, progress=float(percent))
         self._percent = percent

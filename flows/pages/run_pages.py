@@ -1,5 +1,4 @@
-"""What Prefect's pages show of a flow run: progress, its stages, the loss, where the time of its
-training went, where everything came from, a link to its card."""
+"""Prefect's pages of a flow run: progress, stages, loss, goodput, lineage, link to the run card."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 SHOWN_METRICS = 4
 
 TRAINED = "pretrain"
-"""The stage that has a loss, and attempts whose time is accounted for."""
+"""The stage with a loss and a goodput account."""
 LEDGER = "ledger.jsonl"
 
 
 class RunPages:
-    """Grows as stages end; what is about the whole run is made at its end."""
+    """The pages of one run. They grow as stages end; stages and lineage are written at its end."""
 
     def __init__(
         self,
@@ -48,8 +47,8 @@ class RunPages:
         runs: str = "",
         browsed: str = "",
     ) -> None:
-        """card: URL of the run card; root: of all artifacts; runs: the folder of run folders;
-        browsed: `PREFIX=URL`, where a browser finds what lies there."""
+        """card: URL of the run card; root: URL of all artifacts; runs: folder of run folders;
+        browsed: `PREFIX=URL`, the web address of files below a prefix."""
         self.summaries: list[Summary] = []
         self._flow = flow
         self._jobs: Sequence[StageJob] = ()
@@ -57,17 +56,18 @@ class RunPages:
         self._progress: UUID | None = None
 
     async def open(self) -> None:
-        """Begin, at 0 %."""
+        """Start the progress bar at 0 %."""
         key = page_key(self._flow, "progress")
-        making = acreate_progress_artifact(0.0, key=key, description="Stages done")
-        self._progress = await shown(making)
+        self._progress = await shown(
+            acreate_progress_artifact(0.0, key=key, description="Stages done")
+        )
 
     def expect(self, jobs: Sequence[StageJob]) -> None:
-        """These stages will run."""
+        """Set the stages that will run."""
         self._jobs = jobs
 
     async def add(self, summary: Summary) -> None:
-        """A stage ended well."""
+        """Add a stage that finished."""
         self.summaries.append(summary)
         if self._progress is not None:
             share = 100.0 * len(self.summaries) / max(len(self._jobs), 1)
@@ -78,7 +78,7 @@ class RunPages:
             await shown(self._show_goodput(summary.job, output))
 
     async def close(self, error: BaseException | None) -> None:
-        """The run has ended."""
+        """Write the pages of the whole run, which ended with this error or none."""
         table = stage_table(self.summaries)
         if error is not None:
             table += f"\n\n**Stopped:** {_cell(str(error))}\n"
@@ -112,12 +112,12 @@ class RunPages:
         if picture is not None:
             key = page_key(self._flow, "loss")
             description = f"Loss of `{summary.job}` by step"
-            shown_at = await asyncio.to_thread(self._picture_url, f"{summary.job}-loss", picture)
-            await acreate_image_artifact(shown_at, key=key, description=description)
+            url = await asyncio.to_thread(self._picture_url, f"{summary.job}-loss", picture)
+            await acreate_image_artifact(url, key=key, description=description)
 
     def _picture_url(self, name: str, picture: str) -> str:
-        """In a file, where somebody has set up a server of files; else the picture itself, since
-        that of a profile may not run where the page is looked at."""
+        """The URL of a file if TRAINYARD_BROWSE names a web server, otherwise a data URL: a browser
+        may not reach the server of a profile."""
         url = join(self._root, "pages", f"{name}.svg")
         link = link_to(url, os.environ.get(BROWSE, ""))
         if not is_web(link):
@@ -126,7 +126,7 @@ class RunPages:
         return link
 
     async def _show_goodput(self, name: str, output: Output) -> None:
-        """Where the time of a training went, over all attempts at it."""
+        """Where the time of all attempts at a training went."""
         found = await asyncio.to_thread(
             record_goodput, Path(self._runs, name), output, goodput_url(self._root, name)
         )
@@ -134,17 +134,17 @@ class RunPages:
             await self._markdown("goodput", markdown(found), f"Where the time of `{name}` went")
 
     async def _show_lineage(self) -> None:
-        made = {s.job: parent_of(s.manifest_url) for s in self.summaries if s.manifest_url}
-        if not made:
+        urls = {s.job: parent_of(s.manifest_url) for s in self.summaries if s.manifest_url}
+        if not urls:
             return
-        trained = [made[s.job] for s in self.summaries if s.stage == TRAINED and s.job in made]
-        destination = (trained or list(made.values()))[-1]
-        lineage = await asyncio.to_thread(read_lineage, list(made.values()), destination)
+        trained = [urls[s.job] for s in self.summaries if s.stage == TRAINED and s.job in urls]
+        destination = (trained or list(urls.values()))[-1]
+        lineage = await asyncio.to_thread(read_lineage, list(urls.values()), destination)
         await self._markdown("lineage", lineage_page(lineage), "Where everything came from")
 
 
 def parent_of(manifest_url: str) -> str:
-    """The artifact that a manifest is of: its folder, or the prefix before `.manifest.json`."""
+    """The artifact of a manifest: its folder, or the prefix before `.manifest.json`."""
     folder, _, name = manifest_url.rpartition("/")
     prefix = name.removesuffix("manifest.json").rstrip(".")
     return join(folder, prefix) if prefix else folder

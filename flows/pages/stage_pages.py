@@ -1,7 +1,6 @@
-"""What Prefect's pages show of one stage: what went in, what came out, why it ran, how it was
-submitted.
+"""Prefect's pages of one stage: inputs, output, why it ran, and what was submitted.
 
-Pages are for people who look: where one cannot be made the run goes on, and says so in its log."""
+A page that cannot be written is logged as a warning; the run continues."""
 
 from __future__ import annotations
 
@@ -34,80 +33,79 @@ log = logging.getLogger(__name__)
 
 DIGEST_CHARS = 12
 MAX_URLS = 3
-"""Of an input, in words; a corpus has thousands."""
+"""URLs of an input that a page shows; a corpus has thousands."""
 
 SUBMITTED = {SBATCH: "bash", DOCKER_RUN: "bash", MANIFESTS: "yaml"}
-"""Files of a run folder that blocks leave what they submitted in, and what each is written in."""
+"""Files of a run folder with what a backend submitted, and the language of each."""
 
 Row = dict[str, str]
 
 
 def has_pages() -> bool:
-    """Whether this code runs for somebody who has pages: within a flow or a task of Prefect."""
+    """True within a flow or a task of Prefect."""
     return TaskRunContext.get() is not None or FlowRunContext.get() is not None
 
 
-async def shown(making: Awaitable[Any]) -> Any:
-    """What making a page returned; None, with a word in the log, where it could not be made."""
+async def shown(page: Awaitable[Any]) -> Any:
+    """The result of writing a page; None, with a warning, if that fails."""
     try:
-        return await making
+        return await page
     except (httpx.HTTPError, OSError, PrefectException, TrainyardError) as error:
-        log.warning("a page of this run could not be shown: %s", why_not(error))
+        log.warning("a page of this run could not be shown: %s", reason_of(error))
         return None
 
 
-def why_not(error: BaseException) -> str:
-    """One line. Of an answer of Prefect's server its words, without what Prefect says around them:
-    the address it was asked at, the whole answer, and where the web explains its number."""
+def reason_of(error: BaseException) -> str:
+    """The error as one line. For an HTTP answer of Prefect's server, only the server's message,
+    without the address, the whole answer and a link that Prefect adds."""
     if not isinstance(error, httpx.HTTPStatusError):
         return f"{type(error).__name__}: {brief(str(error))}"
     answer = error.response
     try:
-        words = answer.json()["detail"]
+        message = answer.json()["detail"]
     except (ValueError, KeyError, TypeError):
-        words = None
-    if isinstance(words, str) and words:
-        return brief(words, 2 * BRIEF_CHARS)  # with what to do
+        message = None
+    if isinstance(message, str) and message:
+        return brief(message, 2 * BRIEF_CHARS)  # it ends with what to do
     return f"Prefect's server answered {answer.status_code} {answer.reason_phrase}".rstrip()
 
 
 def page_key(*names: str) -> str:
-    """The name under which Prefect keeps the versions of a page."""
+    """Prefect's key of a page: all versions of the page have it."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(names).lower()).strip("-")
 
 
-# --- what was submitted -------------------------------------------------------------------------
+# --- submitted script ---------------------------------------------------------------------------
 
 
 async def show_submitted(spec: LaunchSpec) -> None:
-    """What was submitted for a job, to be read and run again by hand."""
+    """Show the script of a job, which a person can run again."""
     if has_pages():
-        key = page_key(spec.name, "script")
-        making = acreate_markdown_artifact(submitted(spec), key=key, description="Submitted")
-        await shown(making)
+        key, text = page_key(spec.name, "script"), submitted(spec)
+        await shown(acreate_markdown_artifact(text, key=key, description="Submitted"))
 
 
 def submitted(spec: LaunchSpec) -> str:
-    """Markdown: what a block left of it in the run folder, or the command of a process."""
+    """Markdown: the file that a backend submitted, or the command of a process."""
     for name, language in SUBMITTED.items():
         path = Path(spec.run_directory, name)
         if path.exists():
             return f"`{path}`\n\n```{language}\n{path.read_text().rstrip()}\n```\n"
-    return f"```bash\n{by_hand(spec).rstrip()}\n```\n"
+    return f"```bash\n{shell_command(spec).rstrip()}\n```\n"
 
 
-def by_hand(spec: LaunchSpec) -> str:
-    """The command of a process of this machine, as a person would type it."""
+def shell_command(spec: LaunchSpec) -> str:
+    """The command of a process on this machine, as shell commands."""
     folder = spec.working_directory or os.getcwd()
     variables = [f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()]
     return "\n".join([f"cd {shlex.quote(folder)}", *variables, shlex.join(spec.command)]) + "\n"
 
 
-# --- what came of it ----------------------------------------------------------------------------
+# --- result -------------------------------------------------------------------------------------
 
 
 async def show_stage(summary: Summary) -> None:
-    """A table of one stage that ended well."""
+    """Show the table of a stage that finished."""
     if has_pages():
         await shown(_show_stage(summary))
 
@@ -125,29 +123,28 @@ async def _show_stage(summary: Summary) -> None:
 
 
 async def show_failed(stage: str, outcome: Outcome, seconds: float, log: str) -> None:
-    """A table of an attempt at a stage that did not end well."""
+    """Show the table of an attempt that failed."""
     if has_pages():
-        making = acreate_table_artifact(
+        page = acreate_table_artifact(
             table=failed_rows(stage, outcome, seconds, log),
             key=page_key(outcome.name, "stage"),
             description=f"Stage `{stage}`: failed, {outcome.kind}",
         )
-        await shown(making)
+        await shown(page)
 
 
-async def show_waiting(stage: str, spec: LaunchSpec, state: str, words: str = "") -> None:
-    """A table of a stage whose job cannot be seen (words: why), or is seen again."""
+async def show_waiting(stage: str, spec: LaunchSpec, state: str, message: str = "") -> None:
+    """Show the table of a stage whose backend is unavailable (message: why), or is back."""
     if has_pages():
         rows = [_row(f"stage {stage}", state)]
-        rows += [_row("message", words)] if words else []
+        rows += [_row("message", message)] if message else []
         key = page_key(spec.name, "stage")
-        description = f"Stage `{stage}`: {'waits' if words else 'runs'}"
-        making = acreate_table_artifact(table=rows, key=key, description=description)
-        await shown(making)
+        description = f"Stage `{stage}`: {'waits' if message else 'runs'}"
+        await shown(acreate_table_artifact(table=rows, key=key, description=description))
 
 
 def failed_rows(stage: str, outcome: Outcome, seconds: float, log: str) -> list[Row]:
-    """The table: what kind of end it was, in whose words, after which step, where its log lies."""
+    """The table: kind of failure, message, last step, log."""
     rows = [_row(f"stage {stage}", f"failed after {seconds:.1f} s: {outcome.kind}")]
     if outcome.message:
         rows.append(_row("message", outcome.message))
@@ -161,9 +158,9 @@ def failed_rows(stage: str, outcome: Outcome, seconds: float, log: str) -> list[
 
 
 def stage_rows(summary: Summary, manifest: Manifest | None) -> list[Row]:
-    """The table: how it went, every input, the output, every metric."""
-    went = "reused: nothing had changed" if summary.reused else f"done in {summary.seconds:.1f} s"
-    rows = [_row(f"stage {summary.stage}", went)]
+    """The table: result, inputs, output, metrics."""
+    result = "reused: nothing had changed" if summary.reused else f"done in {summary.seconds:.1f} s"
+    rows = [_row(f"stage {summary.stage}", result)]
     if summary.reason:
         rows.append(_row("why it ran", summary.reason))
     if manifest is not None:
@@ -195,7 +192,7 @@ def _value(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A metric as a person reads it."""
+    """A metric as text."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"

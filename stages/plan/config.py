@@ -38,8 +38,8 @@ class PlanConfig:
     """Count parameters, FLOPs and theoretical memory of a training run without building
     anything.
 
-    --config takes a document of pretrain, such as the presets in recipes/models; what it says
-    of things that a plan does not depend on is passed over."""
+    --config takes a document of pretrain, such as the presets in recipes/models; options that a
+    plan does not depend on are ignored."""
 
     DESCRIBES: ClassVar[tuple[str, ...]] = (
         "recompute_granularity",
@@ -56,9 +56,9 @@ class PlanConfig:
     vocab_size: int
     """Tokens of the tokenizer, before padding."""
     micro_batch_size: int = 1
-    """Samples that one replica takes at a time."""
+    """Samples of a micro-batch."""
     global_batch_size: int | None = None
-    """Samples of one step; unset: micro-batch size x data-parallel size."""
+    """Samples of a step; unset: micro-batch size x data-parallel size."""
     tensor_model_parallel_size: int = 1
     """Devices that share each layer."""
     pipeline_model_parallel_size: int = 1
@@ -66,22 +66,22 @@ class PlanConfig:
     num_layers_per_virtual_pipeline_stage: int | None = None
     """Layers of a chunk under the interleaved pipeline schedule; unset: the plain schedule."""
     num_virtual_stages_per_pipeline_rank: int | None = None
-    """The same, by the number of chunks."""
+    """Number of chunks under the interleaved schedule, instead of their layers."""
     decoder_first_pipeline_num_layers: int | None = None
-    """Layers of the first pipeline rank; the others share the rest evenly."""
+    """Layers of the first pipeline rank; the other ranks share the rest evenly."""
     decoder_last_pipeline_num_layers: int | None = None
-    """Layers of the last pipeline rank; the others share the rest evenly."""
+    """Layers of the last pipeline rank; the other ranks share the rest evenly."""
     account_for_embedding_in_pipeline_split: bool = False
-    """Count the embedding as a layer when layers are shared out."""
+    """Count the embedding as a layer in the pipeline split."""
     account_for_loss_in_pipeline_split: bool = False
-    """Count the output layer and loss as a layer when layers are shared out."""
+    """Count the output layer and loss as a layer in the pipeline split."""
     pipeline_model_parallel_layout: str | None = None
-    """Every stage spelt out: E embedding, t layer, L loss, | next stage, x*3 repeats."""
+    """Every stage explicitly: E embedding, t layer, L loss, | next stage, x*3 repeats."""
     microbatch_group_size_per_virtual_pipeline_stage: int | None = None
-    """Micro-batches that a chunk takes in a row under the interleaved schedule; unset: the fewest
-    that fit."""
+    """Consecutive micro-batches of a chunk under the interleaved schedule; unset: the fewest that
+    fit."""
     show_schedule: bool = False
-    """Draw the pipeline schedule: printed, and as schedule.svg with --output-dir."""
+    """Draw the pipeline schedule: as text, and as schedule.svg with --output-dir."""
     context_parallel_size: int = 1
     """Devices that share each sequence."""
     expert_model_parallel_size: int = 1
@@ -89,31 +89,31 @@ class PlanConfig:
     expert_tensor_parallel_size: int | None = None
     """Devices that share each expert; unset: as --tensor-model-parallel-size."""
     data_parallel_size: int | None = None
-    """Replicas; unset: from --world-size, else 1."""
+    """Replicas; unset: from --world-size, otherwise 1."""
     world_size: int | None = None
     """Devices in all: tensor x pipeline x context x data-parallel size."""
     sequence_parallel: bool = False
     """Split norms and dropout along the sequence over the tensor-parallel devices."""
     use_distributed_optimizer: bool = False
-    """Share optimizer state out over the replicas and their context-parallel ranks (ZeRO-1)."""
+    """Shard optimizer state over replicas and context-parallel ranks (ZeRO-1)."""
     gpu_memory_gib: float | None = None
-    """Memory of a device: a layout that does not fit is refused, and the nearest that do are named;
-    unset: any fits."""
+    """Memory of a device. A layout that needs more is refused, and the error names the nearest
+    layouts that fit; unset: no limit."""
     json: bool = execution(False)
-    """Print one JSON document in place of the report."""
+    """Print one JSON document instead of the report."""
     output_dir: str | None = location(None)
     """Folder or URL for plan.json and schedule.svg; unset: print only."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit each other."""
+        """Refuse sizes that do not fit together."""
         check_above_zero(self, *SIZES)
         check_at_most(self, MAX_SIZE, *SIZES)
         if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
             raise ConfigError(f"--gpu-memory-gib must be positive, got {self.gpu_memory_gib}")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError(
-                "--sequence-parallel needs --tensor-model-parallel-size above 1; say "
-                "--no-sequence-parallel where a file asks for it"
+                "--sequence-parallel needs --tensor-model-parallel-size above 1; give "
+                "--no-sequence-parallel if a file sets it"
             )
         if self.global_batch % (self.micro_batch_size * self.replicas):
             raise ConfigError(
@@ -146,7 +146,7 @@ class PlanConfig:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel size, given or from the world size."""
+        """Data-parallel size: the option, or from the world size."""
         degrees = {
             "--tensor-model-parallel-size": self.tensor_model_parallel_size,
             "--pipeline-model-parallel-size": self.pipeline_model_parallel_size,
@@ -175,7 +175,7 @@ class PlanConfig:
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step, given or derived."""
+        """Samples of a step: the option, or one micro-batch for each replica."""
         return self.global_batch_size or self.micro_batch_size * self.replicas
 
     @property
@@ -198,7 +198,7 @@ class PlanConfig:
         return len(self.partition()[0])
 
     def parallel(self) -> ParallelConfig:
-        """The degrees as a run takes them."""
+        """The layout as a run configures it."""
         return ParallelConfig(
             tensor_model_parallel_size=self.tensor_model_parallel_size,
             sequence_parallel=self.sequence_parallel,
@@ -214,7 +214,7 @@ class PlanConfig:
         )
 
     def layout(self) -> Layout:
-        """The same as the memory formulas take it."""
+        """The layout as the memory formulas need it."""
         ranks = [sum(len(stage.layers) for stage in rank) for rank in self.partition()]
         return Layout(
             micro_batch_size=self.micro_batch_size,
@@ -234,9 +234,9 @@ class PlanConfig:
         )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Nothing is read."""
+        """None."""
         return {}
 
     def output(self) -> Output | None:
-        """The folder of plan.json and schedule.svg, if one is wanted."""
+        """The folder of plan.json and schedule.svg."""
         return None if self.output_dir is None else Output.directory(self.output_dir)

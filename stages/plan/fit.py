@@ -1,7 +1,7 @@
-"""Whether a layout fits the memory of its devices, and the nearest ones that do.
+"""Memory of the most loaded device, and the nearest layouts that fit --gpu-memory-gib.
 
-Pure; the arithmetic is that of the plan. A device is taken as full at nine tenths: workspaces of
-kernels, communication buffers and fragmentation are counted nowhere and need the rest."""
+Pure functions. A device counts as full at nine tenths: kernel workspaces, communication buffers and
+fragmentation need the rest, and no formula counts them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 
 from stages.plan.config import PlanConfig
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.memory import activation_memory, count_parameters
-from trainyard.models.gpt.memory_detail import detailed_memory
+from trainyard.models.gpt.memory import ActivationMemory, activation_memory, count_parameters
+from trainyard.models.gpt.memory_detail import DetailedMemory, detailed_memory
 from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES
 
 GIBIBYTE = 2**30
 USABLE = 0.9
-"""Of a device's memory, for what can be counted."""
+"""Share of a device's memory for everything that the formulas count."""
 
-MOST_TENSOR_PARALLEL = 8
-"""Further than the devices of one machine a layer is not cut unless it was asked for."""
+MAX_TENSOR_PARALLEL = 8
+"""Devices of one machine: alternatives shard a layer over no more, unless the config does."""
 
-NAMED = 3
+MAX_ALTERNATIVES = 3
 
-MOST_DOUBLINGS = 6
-"""Of the devices there are, in search of a number on which something fits."""
+MAX_DOUBLINGS = 6
+"""How often the search doubles the number of devices."""
 
 MODEL_RANKS = (
     "tensor_model_parallel_size",
@@ -42,29 +42,64 @@ class Alternative:
     """A layout that fits."""
 
     changes: dict[str, Any]
-    """Options that differ from what was asked for."""
+    """Options that differ from the config."""
     bytes: float
     distance: float
-    """Doublings and halvings, with what costs speed counted higher."""
+    """Sum of doublings and halvings; changes that cost speed weigh more."""
 
     def __str__(self) -> str:
         flags = " ".join(_as_flag(name, value) for name, value in self.changes.items())
         return f"{flags} ({self.bytes / GIBIBYTE:.1f} GiB)"
 
 
+# --- memory -------------------------------------------------------------------------------------
+
+
+def memory_bytes(config: PlanConfig) -> dict[str, float]:
+    """Memory of the most loaded device by the upstream formulas, kind by kind, and the total."""
+    counts = count_parameters(config.model, config.padded_vocab_size, config.layout(), config.moe)
+    memory = {
+        "parameters": counts.most_loaded_shard * PARAMETER_BYTES,
+        "gradients": counts.most_loaded_shard * GRADIENT_BYTES,
+        "optimizer": counts.most_loaded_shard * optimizer_bytes(config),
+        "activations": activations_of(config).total,
+    }
+    return {**memory, "total": sum(memory.values())}
+
+
+def optimizer_bytes(config: PlanConfig) -> float:
+    """Optimizer state of a parameter on a device. Context-parallel ranks hold the same weights, so
+    ZeRO shards over them too."""
+    layout = config.layout()
+    return dataclasses.replace(layout, dp=layout.dp * layout.cp).optimizer_bytes_per_parameter
+
+
+def activations_of(config: PlanConfig) -> ActivationMemory:
+    """Activations by the upstream formulas, which lack context parallelism: a device holds its part
+    of every sequence."""
+    whole = activation_memory(config.model, config.padded_vocab_size, config.layout())
+    cp = config.context_parallel_size
+    return dataclasses.replace(whole, per_layer=whole.per_layer / cp, total=whole.total / cp)
+
+
+def detail_of(config: PlanConfig) -> DetailedMemory | None:
+    """Memory tensor by tensor, as trainyard allocates it; None with experts, which it lacks."""
+    if config.moe.enabled:
+        return None
+    return detailed_memory(config.model, config.padded_vocab_size, config.layout())
+
+
 def device_bytes(config: PlanConfig) -> float:
-    """Of the most loaded device: tensor by tensor, or by the formulas that know experts."""
-    model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
-    if not config.moe.enabled:
-        return detailed_memory(model, vocab, layout).total
-    shard = count_parameters(model, vocab, layout, config.moe).most_loaded_shard
-    optimizer = dataclasses.replace(layout, dp=layout.dp * layout.cp).optimizer_bytes_per_parameter
-    activations = activation_memory(model, vocab, layout).total / config.context_parallel_size
-    return shard * (PARAMETER_BYTES + GRADIENT_BYTES + optimizer) + activations
+    """Memory of the most loaded device: tensor by tensor, or by the upstream formulas."""
+    detail = detail_of(config)
+    return memory_bytes(config)["total"] if detail is None else detail.total
+
+
+# --- alternatives -------------------------------------------------------------------------------
 
 
 def check_fit(config: PlanConfig) -> None:
-    """Refuse a layout that needs more than `gpu_memory_gib`, naming the nearest that do not."""
+    """Refuse a layout that needs more than `gpu_memory_gib`, and name the nearest that fit."""
     if config.gpu_memory_gib is None:
         return
     usable = USABLE * config.gpu_memory_gib * GIBIBYTE
@@ -75,33 +110,32 @@ def check_fit(config: PlanConfig) -> None:
     hint = "; or ".join(map(str, found))
     advice = f"the nearest that fit on as many: {hint}" if found else _more_devices(config, usable)
     raise ConfigError(
-        f"this layout needs {needed / GIBIBYTE:.1f} GiB on its most loaded device, and of "
-        f"--gpu-memory-gib {config.gpu_memory_gib:g} so many as {usable / GIBIBYTE:.1f} can be "
-        f"counted on; {advice}"
+        f"this layout needs {needed / GIBIBYTE:.1f} GiB on its most loaded device, and "
+        f"--gpu-memory-gib {config.gpu_memory_gib:g} leaves {usable / GIBIBYTE:.1f} GiB; {advice}"
     )
 
 
 def _more_devices(config: PlanConfig, usable: float) -> str:
-    """The fewest devices, of the doublings of those there are, on which some layout fits."""
-    for doublings in range(1, MOST_DOUBLINGS + 1):
+    """Advice: the fewest devices, by doubling, on which some layout fits."""
+    for doublings in range(1, MAX_DOUBLINGS + 1):
         num_devices = config.num_devices << doublings
         if found := nearest_that_fit(config, usable, 1, num_devices):
             return f"none fits on as many; the nearest on more: {found[0]}"
-    return f"none fits, nor on any number up to {config.num_devices << MOST_DOUBLINGS} devices"
+    return f"none fits, nor on any number up to {config.num_devices << MAX_DOUBLINGS} devices"
 
 
 def nearest_that_fit(
-    config: PlanConfig, usable: float, most: int = NAMED, num_devices: int | None = None
+    config: PlanConfig, usable: float, most: int = MAX_ALTERNATIVES, num_devices: int | None = None
 ) -> list[Alternative]:
-    """Layouts over as many devices, or over `num_devices`, with the same samples in a step, in
-    order of distance."""
+    """Layouts over the same number of devices, or over `num_devices`, with the same global batch,
+    by distance."""
     devices = num_devices or config.num_devices
     fitting: list[Alternative] = []
     for changes, distance in sorted(_changes(config, devices), key=lambda found: found[1]):
         if len(fitting) == most:
             break
         if any(_contains(changes, known.changes) for known in fitting):
-            continue  # something simpler did already
+            continue  # a simpler change fits already
         try:
             other = _changed(config, changes)
             needed = device_bytes(other)
@@ -113,10 +147,10 @@ def nearest_that_fit(
 
 
 def _changes(config: PlanConfig, devices: int) -> Iterator[tuple[dict[str, Any], float]]:
-    """Every set of changes over so many devices, with its distance."""
+    """Every set of changes over that many devices, with its distance."""
     tp = config.tensor_model_parallel_size
     sizes = {
-        "tensor_model_parallel_size": _powers(max(tp, min(MOST_TENSOR_PARALLEL, devices))),
+        "tensor_model_parallel_size": _powers(max(tp, min(MAX_TENSOR_PARALLEL, devices))),
         "pipeline_model_parallel_size": _powers(min(devices, config.model.num_layers)),
         "context_parallel_size": _powers(devices),
         "micro_batch_size": _halves(config.micro_batch_size),
@@ -126,11 +160,11 @@ def _changes(config: PlanConfig, devices: int) -> Iterator[tuple[dict[str, Any],
         "recompute_granularity": (config.model.recompute, "full"),
     }
     for values in itertools.product(*sizes.values(), *map(dict.fromkeys, switches.values())):
-        asked: dict[str, Any] = dict(zip((*sizes, *switches), values, strict=True))
-        ranks = math.prod(asked[name] for name in MODEL_RANKS)
+        wanted: dict[str, Any] = dict(zip((*sizes, *switches), values, strict=True))
+        ranks = math.prod(wanted[name] for name in MODEL_RANKS)
         if ranks > devices or devices % ranks:
             continue
-        changes, distance = _difference(config, asked)
+        changes, distance = _difference(config, wanted)
         if devices != config.num_devices:
             changes = {"world_size": devices, **changes}
         if changes:
@@ -142,15 +176,15 @@ COST = {
     "pipeline_model_parallel_size": 1.1,
     "context_parallel_size": 1.2,
     "micro_batch_size": 0.6,
-    "use_distributed_optimizer": 0.2,  # no slower, and the same weights
+    "use_distributed_optimizer": 0.2,  # as fast, with the same weights
     "recompute_granularity": 1.5,  # a third more arithmetic
 }
 
 
-def _difference(config: PlanConfig, asked: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def _difference(config: PlanConfig, wanted: dict[str, Any]) -> tuple[dict[str, Any], float]:
     changes: dict[str, Any] = {}
     distance = 0.0
-    for name, value in asked.items():
+    for name, value in wanted.items():
         given = config.model.recompute if name == "recompute_granularity" else getattr(config, name)
         if value == given:
             continue
@@ -161,7 +195,7 @@ def _difference(config: PlanConfig, asked: dict[str, Any]) -> tuple[dict[str, An
 
 
 def _changed(config: PlanConfig, changes: dict[str, Any]) -> PlanConfig:
-    """The configuration with the changes; ConfigError where it cannot be cut so."""
+    """The config with the changes. Raises ConfigError if the model does not allow the layout."""
     own = {name: value for name, value in changes.items() if name != "recompute_granularity"}
     own.setdefault("world_size", config.num_devices)
     model = config.model
@@ -174,7 +208,7 @@ def _changed(config: PlanConfig, changes: dict[str, Any]) -> PlanConfig:
             recompute_num_layers=1,
         )
     tensor_parallel = changes.get("tensor_model_parallel_size", config.tensor_model_parallel_size)
-    if changes.get("pipeline_model_parallel_size") == 1:  # nothing is interleaved any more
+    if changes.get("pipeline_model_parallel_size") == 1:  # no schedule to interleave
         own["num_layers_per_virtual_pipeline_stage"] = None
         own["num_virtual_stages_per_pipeline_rank"] = None
         own["microbatch_group_size_per_virtual_pipeline_stage"] = None

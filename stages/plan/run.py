@@ -1,39 +1,40 @@
-"""The plan as a document, and as the report that users of Megatron-LM know."""
+"""Plans a run: a JSON document, and the report that users of Megatron-LM know."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from stages.plan.config import PlanConfig
-from stages.plan.fit import check_fit
+from stages.plan.fit import (
+    GIBIBYTE,
+    activations_of,
+    check_fit,
+    detail_of,
+    memory_bytes,
+    optimizer_bytes,
+)
 from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.runtime.context import StageRun
 from trainyard.models.gpt.flops import flops_per_iteration, flops_per_token
 from trainyard.models.gpt.memory import (
     ActivationMemory,
     ParameterCount,
-    activation_memory,
     count_parameters,
     full_recompute_bytes,
 )
-from trainyard.models.gpt.memory_detail import DetailedMemory, detailed_memory
-from trainyard.models.layout import (
-    GRADIENT_BYTES,
-    PARAMETER_BYTES,
-)
+from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20
-GIBIBYTE = 2**30
 BILLION = 10**9
 CHECKPOINT_BYTES = 12
 """fp32 weight and two Adam moments of each parameter."""
 
 
 def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
-    """Print the plan, and write plan.json where an output was asked for."""
+    """Print the plan; with --output-dir, write plan.json and schedule.svg."""
     check_fit(config)
     document = plan(config)
     print(json.dumps(document, indent=1) if config.json else report(config))
@@ -45,17 +46,9 @@ def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def plan(config: PlanConfig) -> dict[str, Any]:
-    """Everything that is known of the run before it exists; memory on the most loaded device."""
+    """Counts, FLOPs and memory of the run; memory of its most loaded device."""
     model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
     counts = count_parameters(model, vocab, layout, config.moe)
-    shard, optimizer = counts.most_loaded_shard, optimizer_bytes(config)
-    memory: dict[str, float | None] = {
-        "parameters": shard * PARAMETER_BYTES,
-        "gradients": shard * GRADIENT_BYTES,
-        "optimizer": shard * optimizer,
-        "activations": activations_of(config).total,
-    }
-    memory["total"] = sum(value for value in memory.values() if value is not None)
     full = layout.recompute == "full"
     recomputed = full_recompute_bytes(model, vocab, layout) / layout.cp if full else None
     detail = detail_of(config)
@@ -76,11 +69,11 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "tokens_per_iteration": config.global_batch * model.seq_length,
         "flops_per_iteration": flops_per_iteration(model, vocab, config.global_batch, config.moe),
         "flops_per_token": flops_per_token(model, vocab, config.moe),
-        "memory_bytes": memory,
+        "memory_bytes": memory_bytes(config),
         "bytes_per_parameter": {
             "parameter": PARAMETER_BYTES,
             "gradient": GRADIENT_BYTES,
-            "optimizer": optimizer,
+            "optimizer": optimizer_bytes(config),
         },
         "memory_detail_bytes": detail and {**asdict(detail), "total": detail.total},
         "activations_with_full_recompute_bytes": recomputed,
@@ -91,32 +84,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     return document
 
 
-def optimizer_bytes(config: PlanConfig) -> float:
-    """Of a parameter, on a device; ranks that share a sequence hold the same weights, too, so ZeRO
-    spreads over them."""
-    layout = config.layout()
-    return replace(layout, dp=layout.dp * layout.cp).optimizer_bytes_per_parameter
-
-
-def activations_of(config: PlanConfig) -> ActivationMemory:
-    """By the upstream formulas, which do not know context parallelism: a device has its part of
-    every sequence."""
-    whole = activation_memory(config.model, config.padded_vocab_size, config.layout())
-    cp = config.context_parallel_size
-    return replace(whole, per_layer=whole.per_layer / cp, total=whole.total / cp)
-
-
-def detail_of(config: PlanConfig) -> DetailedMemory | None:
-    """What this project spends; its formulas know no experts."""
-    if config.moe.enabled:
-        return None
-    return detailed_memory(config.model, config.padded_vocab_size, config.layout())
-
-
 def exact_parameters(config: PlanConfig) -> int:
-    """Every trained number, biases and learned positions included.
-
-    Experts have no biases of their own in the count."""
+    """Number of trained parameters, with biases, except of experts, and learned positions."""
     dense = config.model.num_params(config.padded_vocab_size)
     if not config.moe.enabled:
         return dense
@@ -130,7 +99,7 @@ def exact_parameters(config: PlanConfig) -> int:
 
 
 def report(config: PlanConfig) -> str:
-    """The upstream report line by line, then a few lines of ours."""
+    """The lines of the upstream report, then the lines of trainyard."""
     document = plan(config)
     model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
     counts = count_parameters(model, vocab, layout, config.moe)
@@ -140,8 +109,8 @@ def report(config: PlanConfig) -> str:
             *activation_lines(activations_of(config)),
             memory_line(document["memory_bytes"]),
             "",
-            cut_line(config),
-            *our_lines(document),
+            layout_line(config),
+            *more_lines(document),
             *detail_lines(config),
             *(["", *pipeline_lines(config)] if config.show_schedule else []),
         ]
@@ -149,7 +118,7 @@ def report(config: PlanConfig) -> str:
 
 
 def parameter_lines(counts: ParameterCount, has_experts: bool) -> list[str]:
-    """Counts in billions; the first line has two blanks, as it always had."""
+    """Counts in billions. The first line has two blanks, as upstream."""
     block, embedding = counts.transformer_block / BILLION, counts.embedding / BILLION
     lines = [
         f"Number of parameters in transformer block in billions:  {block:.2f}",
@@ -171,7 +140,7 @@ def parameter_lines(counts: ParameterCount, has_experts: bool) -> list[str]:
 
 
 def activation_lines(activations: ActivationMemory) -> list[str]:
-    """Per layer, and what the pipeline schedule does to it."""
+    """Activations of a layer, and the effect of the pipeline schedule."""
     kind = "" if activations.with_sequence_parallel else " (precise, without SP)"
     per_layer = activations.per_layer / MEGABYTE
     lines = [f"Activation memory footprint per transformer layer{kind}: {per_layer:.1f} MB"]
@@ -184,7 +153,7 @@ def activation_lines(activations: ActivationMemory) -> list[str]:
 
 
 def memory_line(memory: dict[str, float]) -> str:
-    """The sum that decides whether it fits."""
+    """The sum that must fit in a device."""
     activation, total = memory["activations"] / MEGABYTE, memory["total"] / MEGABYTE
     return (
         f"Theoretical memory footprints: weight and optimizer={total - activation:.2f} MB, "
@@ -192,8 +161,8 @@ def memory_line(memory: dict[str, float]) -> str:
     )
 
 
-def cut_line(config: PlanConfig) -> str:
-    """How many devices do what."""
+def layout_line(config: PlanConfig) -> str:
+    """The number of devices by kind of parallelism."""
     degrees = {
         "tensor": config.tensor_model_parallel_size,
         "pipeline": config.pipeline_model_parallel_size,
@@ -201,14 +170,14 @@ def cut_line(config: PlanConfig) -> str:
         "data": config.replicas,
     }
     product = " x ".join(f"{size} {name}" for name, size in degrees.items())
-    with_ = ["sequence parallel"] if config.sequence_parallel else []
-    with_ += ["distributed optimizer"] if config.use_distributed_optimizer else []
+    flags = ["sequence parallel"] if config.sequence_parallel else []
+    flags += ["distributed optimizer"] if config.use_distributed_optimizer else []
     batches = f"{config.num_microbatches} x {config.micro_batch_size} samples a replica and step"
-    return f"Devices: {config.num_devices} = {'; '.join([f'{product} parallel', *with_, batches])}"
+    return f"Devices: {config.num_devices} = {'; '.join([f'{product} parallel', *flags, batches])}"
 
 
 def detail_lines(config: PlanConfig) -> list[str]:
-    """Memory kind by kind as it is spent here."""
+    """Memory tensor by tensor, as trainyard allocates it."""
     detail = detail_of(config)
     if detail is None:
         return []
@@ -222,8 +191,8 @@ def detail_lines(config: PlanConfig) -> list[str]:
     ]
 
 
-def our_lines(document: dict[str, Any]) -> list[str]:
-    """What the upstream report leaves out."""
+def more_lines(document: dict[str, Any]) -> list[str]:
+    """Facts that the upstream report lacks."""
     checkpoint = document["checkpoint_bytes"] / MEGABYTE
     lines = [
         f"Parameters, every one counted: {document['parameters']['exact']:,}",

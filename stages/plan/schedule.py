@@ -1,4 +1,4 @@
-"""The pipeline schedule of a run: which rank holds what, what it does when, what that costs."""
+"""The pipeline schedule of a run: layers of each rank, timeline, idle time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from trainyard.parallel.pipeline.simulate import Simulation, peak_in_flight, sim
 from trainyard.parallel.pipeline.timeline import WIDTH, legend, svg_timeline, text_timeline
 
 BACKWARD_COST = {"none": 2.0, "selective": 2.0, "full": 3.0}
-"""Of a backward pass, in forward passes; recomputing attention alone is little."""
+"""Cost of a backward pass in forward passes; recomputing only attention costs little."""
 
 
 def pipeline_document(config: PlanConfig) -> dict[str, Any]:
-    """Numbers of the schedule; times are in units of a layer's forward pass."""
-    played = _simulation(config)
+    """Numbers of the schedule; times are in forward passes of a layer."""
+    simulation = _simulation(config)
     return {
         "num_microbatches": config.num_microbatches,
         "virtual_stages": config.num_chunks,
         "microbatch_group_size": group_size(config),
         "bubble_even_stages": bubble_of_even_stages(config),
-        "bubble": played.bubble,
-        "step_duration": played.makespan,
+        "bubble": simulation.bubble,
+        "step_duration": simulation.makespan,
         "ranks": [
             {
                 "stages": [_stage_document(stage) for stage in stages],
-                "idle": played.idle_share(rank),
-                "peak_in_flight": peak_in_flight(played.schedule[rank]),
+                "idle": simulation.idle_share(rank),
+                "peak_in_flight": peak_in_flight(simulation.schedule[rank]),
             }
             for rank, stages in enumerate(config.partition())
         ],
@@ -39,34 +39,34 @@ def pipeline_document(config: PlanConfig) -> dict[str, Any]:
 
 
 def pipeline_lines(config: PlanConfig) -> list[str]:
-    """The picture, and its numbers rank by rank."""
-    played, document = _simulation(config), pipeline_document(config)
+    """The timeline as text, and the numbers of each rank."""
+    simulation, document = _simulation(config), pipeline_document(config)
     lines = [
         f"Pipeline schedule: {title(config)}",
         legend(config.num_chunks),
         "",
-        text_timeline(played, shutil.get_terminal_size((WIDTH, 24)).columns),
+        text_timeline(simulation, shutil.get_terminal_size((WIDTH, 24)).columns),
         "",
         f"Idle: {document['bubble']:.1%} of all ranks' time; stages of equal cost would idle "
         f"{document['bubble_even_stages']:.1%}",
     ]
     of_a_chunk = " of a chunk" if config.num_chunks > 1 else ""
     for rank, (stages, facts) in enumerate(zip(config.partition(), document["ranks"], strict=True)):
-        held = "; ".join(describe(stage) for stage in stages)
+        layers = "; ".join(describe(stage) for stage in stages)
         lines.append(
-            f"rank {rank}: {held}; idle {facts['idle']:.1%}, activations of up to "
+            f"rank {rank}: {layers}; idle {facts['idle']:.1%}, activations of up to "
             f"{facts['peak_in_flight']} micro-batches{of_a_chunk}"
         )
     return lines
 
 
 def pipeline_picture(config: PlanConfig) -> str:
-    """The schedule as SVG."""
+    """The timeline as SVG."""
     return svg_timeline(_simulation(config), title(config))
 
 
 def title(config: PlanConfig) -> str:
-    """One line that says which schedule it is."""
+    """The name of the schedule, with its sizes."""
     pp, chunks = config.pipeline_model_parallel_size, config.num_chunks
     if pp == 1:
         return f"{config.num_microbatches} micro-batches, no pipeline"
@@ -88,7 +88,7 @@ def describe(stage: StageLayers) -> str:
 
 
 def group_size(config: PlanConfig) -> int | None:
-    """Micro-batches that a chunk takes in a row; None without chunks."""
+    """Consecutive micro-batches of a chunk; None without chunks."""
     if config.num_chunks == 1:
         return None
     return choose_group_size(
@@ -99,14 +99,14 @@ def group_size(config: PlanConfig) -> int | None:
 
 
 def bubble_of_even_stages(config: PlanConfig) -> float:
-    """(p - 1) / (v m + p - 1), arXiv:2104.04473, as a share of the whole step."""
+    """(p - 1) / (v m + p - 1), arXiv:2104.04473: the idle share of a step with even stages."""
     pp, slots = config.pipeline_model_parallel_size, config.num_chunks * config.num_microbatches
     return (pp - 1) / (slots + pp - 1)
 
 
 @lru_cache(maxsize=4)
 def _simulation(config: PlanConfig) -> Simulation:
-    """The schedule played with the matrix products of each stage as its cost."""
+    """The schedule simulated, with the matrix products of each stage as its cost."""
     pp, chunks = config.pipeline_model_parallel_size, config.num_chunks
     schedule = build_schedule(pp, chunks, config.num_microbatches, group_size(config))
     layer, output = _costs(config)
@@ -124,7 +124,7 @@ def _simulation(config: PlanConfig) -> Simulation:
 
 
 def _costs(config: PlanConfig) -> tuple[float, float]:
-    """Products of one token in one layer and in the output layer; the embedding has none."""
+    """Matrix products of a token in a layer, and in the output layer; the embedding has none."""
     model = config.model
     output = model.hidden_size * config.padded_vocab_size
     weights = matmul_weights_per_token(model, config.padded_vocab_size, config.moe) - output

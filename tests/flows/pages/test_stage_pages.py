@@ -21,15 +21,15 @@ from flows.backends.spec import LaunchSpec
 from flows.pages import progress
 from flows.pages.progress import LogProgress, progress_shown, share_done
 from flows.pages.stage_pages import (
-    by_hand,
     failed_rows,
     has_pages,
     page_key,
+    reason_of,
+    shell_command,
     show_stage,
     shown,
     stage_rows,
     submitted,
-    why_not,
 )
 from flows.recipes.summary import Summary
 from trainyard.artifacts.manifest import InputRecord, Manifest
@@ -102,12 +102,12 @@ def test_what_a_process_ran_in_is_said_also_where_nobody_chose_it(
     (tmp_path / "a yard").mkdir()
     monkeypatch.chdir(tmp_path / "a yard")
     spec = LaunchSpec(name="job", command=("pwd",), run_directory=str(tmp_path))
-    words = by_hand(spec)
+    words = shell_command(spec)
     done = subprocess.run(["sh", "-c", words], cwd="/", capture_output=True, text=True)
     assert done.stdout == f"{(tmp_path / 'a yard').resolve()}\n"
 
 
-def test_the_command_of_a_process_can_be_run_again_by_hand(tmp_path: Path) -> None:
+def test_the_command_of_a_process_can_be_run_again_shell_command(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getcwd(), os.environ['COLOUR'], sys.argv[1])"
     spec = LaunchSpec(
         name="job",
@@ -116,9 +116,9 @@ def test_the_command_of_a_process_can_be_run_again_by_hand(tmp_path: Path) -> No
         working_directory=str(tmp_path),
         environment={"COLOUR": "dark red"},
     )
-    done = subprocess.run(["sh", "-e", "-c", by_hand(spec)], capture_output=True, text=True)
+    done = subprocess.run(["sh", "-e", "-c", shell_command(spec)], capture_output=True, text=True)
     assert done.stdout == f"{tmp_path.resolve()} dark red it's $HOME\n"
-    assert shlex.quote("it's $HOME") in by_hand(spec)
+    assert shlex.quote("it's $HOME") in shell_command(spec)
 
 
 def test_what_a_block_submitted_is_shown_as_it_was(tmp_path: Path) -> None:
@@ -174,12 +174,12 @@ def test_a_page_that_the_server_has_no_room_for_is_told_in_its_words_alone(
 
 @pytest.mark.parametrize("body", [b"", b"<html>away</html>", b"[]", b'{"detail": [{"loc": 1}]}'])
 def test_an_answer_without_words_is_told_by_its_number(body: bytes) -> None:
-    assert why_not(answered(502, body)) == "Prefect's server answered 502 Bad Gateway"
+    assert reason_of(answered(502, body)) == "Prefect's server answered 502 Bad Gateway"
 
 
 def test_another_error_is_one_line_of_its_kind_and_words() -> None:
     error = httpx.ConnectError("all attempts failed\n" + "and again " * 100)
-    line = why_not(error)
+    line = reason_of(error)
     assert line.startswith("ConnectError: all attempts failed and again")
     assert len(line) < 200
 
@@ -216,13 +216,13 @@ def test_lines_say_how_far_a_stage_is(line: str, done: float | None) -> None:
 
 def test_a_log_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
     heard, log = LogProgress(tmp_path), tmp_path / "log.txt"
-    assert heard.look() is None
+    assert heard.read() is None
     log.write_text("begins\niteration 1/ 4 |\niteration 2")
-    assert heard.look() == 0.25
+    assert heard.read() == 0.25
     with log.open("a") as file:
         file.write("/ 4 |\n")
-    assert heard.look() == 0.5
-    assert heard.look() == 0.5
+    assert heard.read() == 0.5
+    assert heard.read() == 0.5
 
 
 def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
@@ -234,7 +234,7 @@ def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
     heard = LogProgress(tmp_path)
     tracemalloc.start()
     try:
-        assert heard.look() == 0.5
+        assert heard.read() == 0.5
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -244,4 +244,4 @@ def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
 def test_shares_that_have_said_nothing_count_as_not_begun(tmp_path: Path) -> None:
     (tmp_path / "log-00000.txt").write_text("t: 5 of 10 documents (50 %), 1 documents/s\n")
     (tmp_path / "log-00001.txt").write_text("t: 10 of 10 documents (100 %), 1 documents/s\n")
-    assert LogProgress(tmp_path, num_shares=4).look() == 0.375
+    assert LogProgress(tmp_path, num_shares=4).read() == 0.375
