@@ -6,7 +6,7 @@ from stages.pretrain.config import PretrainConfig
 from trainyard.checkpoint.steps import published_steps
 from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
-from trainyard.datasets.paths import SPLIT_NAMES
+from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.datasets.splits import check_splits
 from trainyard.tokenizers.registry import check_files
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.mapping import MappingRule
-from trainyard.datasets.masked_config import MaskedConfig
 from trainyard.datasets.masking import (
     BertReplacement,
+    MaskedConfig,
     MaskingRule,
     find_words,
     mask_words,

@@ -13,11 +13,10 @@ from typing import TypeVar
 import numpy as np
 
 from trainyard.datasets.blend import normalise
-from trainyard.datasets.config import DataConfig
+from trainyard.datasets.config import DataConfig, Source, has_weights
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset, TokenSource
 from trainyard.datasets.index_cache import IN_MEMORY, Indexer
 from trainyard.datasets.mock import MockTokens
-from trainyard.datasets.paths import Source, has_weights
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.splits import (
     TooLittleDataError,

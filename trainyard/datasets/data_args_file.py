@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.datasets.paths import SPLIT_NAMES
+from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
 
 PER_SPLIT = "--per-split-data-args-path"

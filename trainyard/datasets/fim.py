@@ -26,7 +26,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.datasets.fim_config import FimConfig
 from trainyard.datasets.masks import segments_after_ends
 from trainyard.datasets.sample_format import Sample, SampleFormat, build_samples, first
 from trainyard.errors import ConfigError
@@ -35,6 +34,52 @@ MIN_TOKENS = 3
 REPLACEMENT_CHARACTER = "\ufffd"
 MAX_PARTIAL = 3
 """Tokens that a cut character can leave at either end: one byte less than the longest has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FimConfig:
+    """Which texts are rearranged (arXiv:2207.14255), and the tokens that mark their parts."""
+
+    fim_data: bool = False
+    """Rearrange texts so that the model learns to fill in their middle."""
+    fim_rate: float = 0.5
+    """Share of the texts that are rearranged."""
+    fim_spm_rate: float = 0.5
+    """Share of those whose suffix comes first; in the others the prefix does."""
+    fim_split_sample: str | None = None
+    """A token that separates the files of a text; each file is then rearranged by itself."""
+    fim_fragment_rate: float | None = None
+    """With --fim-split-sample: share of the files that are rearranged in a text that is."""
+    fim_no_prefix: str | None = None
+    """Leave a text, or file, that begins with this as it is."""
+    fim_prefix_token: str = "<fim_prefix>"
+    """Stands before the prefix."""
+    fim_middle_token: str = "<fim_middle>"
+    """Stands before the middle."""
+    fim_suffix_token: str = "<fim_suffix>"
+    """Stands before the suffix."""
+    fim_pad_token: str = "<fim_pad>"
+    """Fills a sample that became shorter."""
+    fim_eod_token: str | None = None
+    """Ends a text; the tokenizer's own end of a document when not given."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no share, and a split without its rate."""
+        for flag, share in (
+            ("--fim-rate", self.fim_rate),
+            ("--fim-spm-rate", self.fim_spm_rate),
+            ("--fim-fragment-rate", self.fim_fragment_rate),
+        ):
+            if share is not None and not 0 <= share <= 1:
+                raise ConfigError(f"{flag} must be from 0 to 1, got {share}")
+        if (self.fim_split_sample is None) != (self.fim_fragment_rate is None):
+            raise ConfigError(
+                "--fim-split-sample and --fim-fragment-rate go together; give both, or neither"
+            )
+        if "" in (self.fim_split_sample, self.fim_no_prefix):
+            raise ConfigError(
+                "--fim-split-sample and --fim-no-prefix must not be empty; leave the option out"
+            )
 
 
 class Texts(Protocol):

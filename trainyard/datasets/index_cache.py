@@ -20,7 +20,9 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,9 +36,9 @@ from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import cache_folder, raw_digest
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import check_relative, join, local_path
+from trainyard.corpus.blocks import TOUCH_SECONDS, BlockFolder
 from trainyard.datasets import blend as blends
 from trainyard.datasets.arrays import digest_array, map_array, write_array
-from trainyard.datasets.local_copies import COPY, Copies, max_copied_bytes
 from trainyard.datasets.samples import SampleIndices, build_sample_indices
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
@@ -44,6 +46,12 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 KEY_DIGITS = 32
+
+COPY = "whole.npy"
+"""Name of the one file of each digest."""
+
+MAX_BYTES = 16 << 30
+VARIABLE = "TRAINYARD_INDEX_CACHE_BYTES"
 
 Arrays = dict[str, NDArray[Any]]
 Blend = tuple[NDArray[np.int16], NDArray[np.int64]]
@@ -279,6 +287,36 @@ def _copy(url: str, size_bytes: int, digest: str) -> Path:
         return copies.put(
             digest, COPY, size_bytes, lambda file: shutil.copyfileobj(source, file, store.CHUNK)
         )
+
+
+# --- copies of remote files -------------------------------------------------------------------
+# FOLDER/blocks/DIGEST/whole.npy is a file by the digest of its contents. The folder is bounded: the
+# copy used longest ago goes first. A copy removed while a process maps it stays whole there.
+
+
+def max_copied_bytes() -> int:
+    """Bytes of all copies together: TRAINYARD_INDEX_CACHE_BYTES, else 16 GiB."""
+    given = os.environ.get(VARIABLE, "")
+    if given and not given.isdecimal():
+        raise ConfigError(f"{VARIABLE}={given!r}: give a number of bytes")
+    return int(given) if given else MAX_BYTES
+
+
+class Copies(BlockFolder):
+    """A folder of blocks in which the folder of a file says when it was used: the file's own time
+    is part of what its digest is remembered by."""
+
+    def use(self, digest: str) -> None:
+        """Note that a copy is used."""
+        folder = self.root / digest
+        with suppress(OSError):  # of another user, or gone: it keeps its place in the queue
+            if time.time() - folder.stat().st_mtime > TOUCH_SECONDS:
+                os.utime(folder)
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        for _, size, path in super()._files():
+            with suppress(FileNotFoundError):
+                yield Path(path).parent.stat().st_mtime, size, path
 
 
 # --- one builder a machine --------------------------------------------------------------------

@@ -13,21 +13,63 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.conversations import ConversationFile, Message, split_conversations
-from trainyard.datasets.packing import Bins, first_fit
 from trainyard.datasets.sample_format import Sample
-from trainyard.datasets.sft_config import SftFormat
-from trainyard.errors import DataError
+from trainyard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
 IGNORED = -100
 """The label of a token that is not to be learnt."""
+
+Packing = Literal["line", "off", "lines"]
+"""line: the conversations of a line share a sample, as Megatron-LM has it; off: a line is one
+conversation and fills up a sample, as in its v0.15; lines: lines that fit share a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftFormat:
+    """How conversations become a sample; the same for all sources of a run."""
+
+    seq_length: int
+    eod: int
+    pad: int | None = None
+    """Fills samples up; it is left out of the loss by place, so it may be any id."""
+    packing: Packing = "line"
+    context_parallel_size: int = 1
+    """Above 1, a conversation takes a multiple of twice as many tokens: each rank has two equal
+    pieces of it."""
+
+    def __post_init__(self) -> None:
+        """Refuse lengths that cannot be shared out."""
+        if self.seq_length < 2:
+            raise ConfigError(f"--seq-length must be at least 2, got {self.seq_length}")
+        if self.seq_length % self.multiple:
+            raise ConfigError(
+                f"--seq-length ({self.seq_length}) must be divisible by twice "
+                f"--context-parallel-size ({self.context_parallel_size})"
+            )
+        if self.packing == "off" and self.context_parallel_size > 1:
+            raise ConfigError(
+                "--sft-packing off has no bounds to share out over --context-parallel-size "
+                f"({self.context_parallel_size}); use line"
+            )
+
+    @property
+    def multiple(self) -> int:
+        """What the tokens of a conversation are a multiple of."""
+        return 2 * self.context_parallel_size if self.context_parallel_size > 1 else 1
+
+    @property
+    def filler(self) -> int:
+        """The id that fills samples up."""
+        return self.eod if self.pad is None else self.pad
 
 
 class ChatTokenizer(Protocol):
@@ -187,3 +229,72 @@ def _rows(tokens: list[NDArray[Any]], targets: list[NDArray[Any]], form: SftForm
         "labels": labels,
         "loss_mask": (labels != IGNORED).astype(np.float32),
     }
+
+
+# --- which lines share a sample ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Items grouped into samples."""
+
+    items: NDArray[np.int64]
+    """(n,) the items of all samples, sample by sample, in their order within each."""
+    bounds: NDArray[np.int64]
+    """(samples + 1,) sample k is items[bounds[k]:bounds[k + 1]]."""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, sample: int) -> list[int]:
+        items: list[int] = self.items[self.bounds[sample] : self.bounds[sample + 1]].tolist()
+        return items
+
+
+def first_fit(lengths: NDArray[np.int64], capacity: int) -> Bins:
+    """Each item in turn goes to the first sample that has room for it, else to a new one; one
+    longer than a sample has it alone."""
+    chosen = np.empty(len(lengths), np.int64)
+    rooms = _Rooms(len(lengths))
+    count = 0
+    for item, length in enumerate(np.minimum(lengths, capacity).tolist()):
+        place = rooms.first_with(length)
+        if place >= count:
+            place, count = count, count + 1
+            rooms.set(place, capacity)
+        rooms.set(place, rooms.of(place) - length)
+        chosen[item] = place
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(chosen, minlength=count), out=bounds[1:])
+    return Bins(np.argsort(chosen, kind="stable"), bounds)
+
+
+class _Rooms:
+    """Room left in each sample, in a tree whose nodes hold the most of what is under them."""
+
+    def __init__(self, count: int) -> None:
+        self._leaves = 1 << max(count - 1, 1).bit_length()
+        self._most = [-1] * (2 * self._leaves)
+
+    def of(self, place: int) -> int:
+        return self._most[self._leaves + place]
+
+    def first_with(self, length: int) -> int:
+        """The first place with as much room; behind the last place if there is none."""
+        if self._most[1] < length:
+            return self._leaves
+        node = 1
+        while node < self._leaves:
+            node *= 2
+            node += self._most[node] < length
+        return node - self._leaves
+
+    def set(self, place: int, room: int) -> None:
+        node, most = self._leaves + place, self._most
+        most[node] = room
+        while node > 1:
+            node //= 2
+            best = max(most[2 * node], most[2 * node + 1])
+            if most[node] == best:
+                break
+            most[node] = best

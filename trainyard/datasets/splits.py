@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.corpus.outline import Outline, outline
-from trainyard.datasets.config import DataConfig
-from trainyard.datasets.paths import Source
+from trainyard.datasets.config import DataConfig, Source
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.samples import count_tokens
 from trainyard.datasets.token_rows import TokenSource

@@ -18,8 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.mapping import MappingRule
-from trainyard.datasets.masked_config import MaskedConfig
-from trainyard.datasets.masking import MaskingRule, find_words, mask_words, sample_generator
+from trainyard.datasets.masking import (
+    MaskedConfig,
+    MaskingRule,
+    find_words,
+    mask_words,
+    sample_generator,
+)
 from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.sentences import (
     NOT_ASKED,

@@ -16,7 +16,7 @@ from tests.trainyard.datasets.sentence_files import SPECIAL, VOCABULARY, write_s
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets.bert import BERTDataset, BertFormat, trim
 from trainyard.datasets.index_cache import IndexCache
-from trainyard.datasets.masked_config import MaskedConfig
+from trainyard.datasets.masking import MaskedConfig
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer

@@ -15,9 +15,8 @@ from trainyard.datasets.build import (
     build_gpt_datasets,
     set_names,
 )
-from trainyard.datasets.config import DataConfig
+from trainyard.datasets.config import DataConfig, Source
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset, SampleFormat
-from trainyard.datasets.paths import Source
 from trainyard.datasets.splits import split_documents
 from trainyard.errors import ConfigError, DataError
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from trainyard.config import digest_relevant
-from trainyard.datasets.config import DataConfig
-from trainyard.datasets.paths import Source, parse_blend, parse_split
+from trainyard.datasets.config import DataConfig, Source, parse_blend, parse_split
 from trainyard.errors import ConfigError
 
 

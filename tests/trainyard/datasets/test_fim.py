@@ -13,8 +13,15 @@ import pytest
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
-from trainyard.datasets.fim import MIN_TOKENS, FIMDataset, Rearrangement, joined, split_at, token_id
-from trainyard.datasets.fim_config import FimConfig
+from trainyard.datasets.fim import (
+    MIN_TOKENS,
+    FimConfig,
+    FIMDataset,
+    Rearrangement,
+    joined,
+    split_at,
+    token_id,
+)
 from trainyard.datasets.gpt import GPTDataset, SampleFormat
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig

@@ -18,8 +18,7 @@ from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset, Reader
 from trainyard.datasets.bert import BERTDataset, BertFormat
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.fim import FIMDataset
-from trainyard.datasets.fim_config import FimConfig
+from trainyard.datasets.fim import FimConfig, FIMDataset
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.loader import build_loader, load
 from trainyard.datasets.sample_format import SampleFormat

@@ -11,8 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from trainyard.datasets import mapping
-from trainyard.datasets.mapping import MappingRule, build_mapping, shuffled_order
-from trainyard.datasets.twister import Twister32, Twister64
+from trainyard.datasets.mapping import (
+    MappingRule,
+    Twister32,
+    Twister64,
+    build_mapping,
+    shuffled_order,
+)
 from trainyard.errors import DataError
 
 GOLDEN_ARGUMENTS = (

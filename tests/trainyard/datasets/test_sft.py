@@ -24,9 +24,7 @@ from trainyard.datasets.conversations import (
     parse_messages,
     split_conversations,
 )
-from trainyard.datasets.packing import first_fit
-from trainyard.datasets.sft import IGNORED, SFTDataset
-from trainyard.datasets.sft_config import SftFormat
+from trainyard.datasets.sft import IGNORED, SFTDataset, SftFormat, first_fit
 from trainyard.errors import ConfigError, DataError
 
 EOD, PAD, ROLES = 1, 2, {"system": 3, "user": 4, "assistant": 5}

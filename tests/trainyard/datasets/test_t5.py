@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainyard.datasets.sentence_files import VOCABULARY, write_sentences
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.masked_config import MaskedConfig
+from trainyard.datasets.masking import MaskedConfig
 from trainyard.datasets.t5 import (
     T5Dataset,
     T5Format,

@@ -16,9 +16,8 @@ from tests.trainyard.megatron_cli import core_program
 from tests.vectors import GOLDEN
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.config import DataConfig
+from trainyard.datasets.config import DataConfig, parse_split
 from trainyard.datasets.gpt import SampleFormat
-from trainyard.datasets.paths import parse_split
 from trainyard.datasets.splits import split_documents
 from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import BatchSchedule, build_batch_schedule
