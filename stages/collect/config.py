@@ -37,7 +37,7 @@ class CollectConfig:
             object.__setattr__(self, "environment", environment_fingerprint())
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """None: what is read is named by `environment`."""
+        """None: `environment` names what the stage reads."""
         return {}
 
     def output(self) -> Output | None:

@@ -42,7 +42,7 @@ class IndexConfig:
     """Folder or URL for the indices."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, in words."""
+        """Refuse contradictory options."""
         if self.seq_length < 1:
             raise ConfigError(f"--seq-length must be at least 1, got {self.seq_length}")
         if self.data.data_cache_path is not None:

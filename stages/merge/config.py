@@ -41,7 +41,7 @@ class MergeConfig:
             )
         if is_within:
             raise ConfigError(
-                f"--output-prefix {self.output_prefix} lies in the --input ({entry}), so a second "
+                f"--output-prefix {self.output_prefix} is in the --input ({entry}), so a second "
                 "run would merge its own output; choose a place outside it"
             )
 

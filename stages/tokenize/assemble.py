@@ -1,4 +1,4 @@
-"""Finished units, in order, to the files of the output, while later units are still being done.
+"""Appends finished units, in order, to the files of the output while later units still run.
 
 Everything is a stream: memory does not grow with the number of units or documents."""
 
@@ -81,7 +81,7 @@ class Assembly:
         self._stack.__exit__(kind, error, trace)
 
     def catch_up(self, finished: set[str]) -> None:
-        """Lay down the units that follow and are finished."""
+        """Append the next units that are finished."""
         while self._added < len(self._jobs):
             job = self._jobs[self._added]
             if job.unit.name not in finished:
@@ -133,7 +133,7 @@ class Assembly:
             self._lines[number] += lines
 
     def finish(self) -> Totals:
-        """Write what is known at the end only; returns the totals."""
+        """Write the indices and origins, which are known at the end only; returns the totals."""
         assert self._added == len(self._jobs), "not all units are finished"
         for key, writer in zip(self._config.json_keys, self._writers, strict=True):
             self.totals.tokens[key] = writer.num_tokens

@@ -28,11 +28,11 @@ class TokenizeConfig:
     """Path or URL that the names of the output begin with."""
     tokenizer: TokenizerConfig
     json_keys: tuple[str, ...] = also("json_key", default=("text",))
-    """Keys that hold text, or a list of sentences; each makes files of its own. Also --json-key."""
+    """Keys that hold text, or a list of sentences; each key has separate files. Also --json-key."""
     append_eod: bool = False
     """End every document that is not empty with the end-of-document token."""
     split_sentences: bool = False
-    """Make every sentence a sequence of its own; the files are PREFIX_KEY_sentence.*."""
+    """Make every sentence a separate sequence; the files are PREFIX_KEY_sentence.*."""
     keep_newlines: bool = False
     """With --split-sentences: keep the line breaks between sentences."""
     lang: str = "english"
@@ -117,7 +117,7 @@ class TokenizeConfig:
             )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The corpus, the tokenizer's files, and the model that tells where sentences end."""
+        """The corpus, the tokenizer's files, and the model that finds the ends of sentences."""
         model = (str(model_folder(self.lang)),) if self.split_sentences else ()
         return {"input": self.input, "tokenizer": self.tokenizer.inputs(), "sentences": model}
 
@@ -126,7 +126,7 @@ class TokenizeConfig:
         return {"nltk": nltk_version()} if self.split_sentences else {}
 
     def output(self) -> Output | None:
-        """A prefix; a share has one of its own."""
+        """The prefix of the output, or of a share."""
         return Output.prefix(
             self.output_prefix if self.rank is None else self.share_prefix(self.rank),
             self._names(),
@@ -140,21 +140,20 @@ class TokenizeConfig:
         return [*names, ".shares" if self.rank is None else SHARE]
 
     def share_prefix(self, rank: int) -> str:
-        """Where the share of one rank lies."""
+        """The prefix of one rank's share."""
         return f"{self.shares_url}/{rank:05d}-of-{self.world_size:05d}"
 
     def whole(self) -> Output | None:
-        """For a share: what it is a share of."""
+        """For a share: the whole output."""
         return Output.prefix(self.output_prefix) if self.rank is not None else None
 
     def spent(self) -> tuple[str, ...]:
-        """What only led to this output, and goes when it is there, also when it was made without:
-        a fan-out that was given up."""
+        """Intermediate outputs to remove: the shares, also those of an abandoned fan-out."""
         return (self.shares_url,) if self.rank is None else ()
 
     @property
     def shares_url(self) -> str:
-        """The folder of all shares, removed when the whole is there."""
+        """The folder of all shares, removed when the whole output exists."""
         return f"{self.output_prefix}.shares"
 
     def file_stem(self, key: str) -> str:

@@ -31,8 +31,8 @@ def encode_block(tokenizer: Tokenizer, block: Block, k: int, eod: int | None) ->
     """The tokens of the texts under key number `k`, by Megatron's rule: empty sentences fall away,
     and the end of a document belongs to its last sentence; an empty document has neither."""
     ids, bounds = tokenizer.encode_flat(block.texts[k])
-    told = block.counts[k]
-    counts = np.ones(len(block), np.int64) if told is None else np.asarray(told, np.int64)
+    given = block.counts[k]
+    counts = np.ones(len(block), np.int64) if given is None else np.asarray(given, np.int64)
     ends = np.cumsum(counts)
     lengths = np.diff(bounds)
     full = lengths > 0
@@ -61,7 +61,7 @@ def _insert(ids: npt.NDArray[Any], places: Ints, token: int) -> npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the engine and the reference part."""
+    """The first token on which the engine and the reference differ."""
 
     document: Document
     k: int
@@ -73,7 +73,7 @@ def sampled(block: Block, salt: int, fraction: float) -> npt.NDArray[np.bool_]:
     """Which documents of a block belong to the sample: a function of where they lie alone (and of
     how the input falls into units, which is the same for any number of workers).
 
-    `salt` tells files apart. An integer hash (splitmix64) of the place, compared with the share."""
+    `salt` differs by file. An integer hash (splitmix64) of the place, compared with the share."""
     with np.errstate(over="ignore"):
         x = _mixed(block.offsets.astype(np.uint64) + _mixed(np.full(len(block), salt, np.uint64)))
         x = _mixed(x + block.lines.astype(np.uint64))  # rows of a Parquet group share an offset

@@ -1,4 +1,4 @@
-"""What a unit of work leaves behind: one object for each JSON key, so few calls of the store.
+"""The output of a unit of work: one object for each JSON key, so few calls of the store.
 
     bytes                   field
     summary["bin_bytes"]    the tokens, as in a .bin
@@ -35,7 +35,7 @@ LOT_DOCUMENTS = 1 << 16
 
 @dataclass(slots=True)
 class Summary:
-    """What is remembered of a unit besides its tokens."""
+    """Counts and sizes of a unit."""
 
     documents: int = 0
     sequences: int = 0
@@ -73,8 +73,8 @@ class Pack:
             summary = Summary(**json.loads(self._read(start, length)))
         except (struct.error, ValueError, TypeError) as error:
             raise self._damaged() from error
-        told = summary.bin_bytes + summary.idx_bytes + summary.docs_bytes + summary.bad_bytes
-        if told != start:
+        listed = summary.bin_bytes + summary.idx_bytes + summary.docs_bytes + summary.bad_bytes
+        if listed != start:
             raise self._damaged()
         return summary
 

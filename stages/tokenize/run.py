@@ -36,9 +36,9 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
     began = time.monotonic()
     files = check_inputs(config.input, stage.inputs["input"].files, config.json_keys)
     _refuse_to_remove(config, stage)
-    tokenizer = cached_tokenizer(config.tokenizer)  # what is wrong with it is told before any work
+    tokenizer = cached_tokenizer(config.tokenizer)  # raises its errors before any work
     if config.append_eod:
-        _ = tokenizer.eod  # a model without one is told before any work
+        _ = tokenizer.eod  # an error before any work for a model without one
     sizes = _look_at(files)
     if config.world_size is not None:
         check_files(files)
@@ -60,7 +60,7 @@ def _refuse_to_remove(config: TokenizeConfig, stage: StageRun) -> None:
     if earlier - mine and not stage.is_forced:
         lost = config.output_prefix + sorted(earlier - mine)[0]
         raise ConfigError(
-            f"--output-prefix {config.output_prefix}: {lost} of an earlier run is there, and this "
+            f"--output-prefix {config.output_prefix}: {lost} of an earlier run exists, and this "
             "run would remove it, as it makes other files; give another --output-prefix, name all "
             "keys in one run (--json-keys), or remove it with --force"
         )
@@ -136,13 +136,13 @@ def _tokenize(
 def _crew(
     config: TokenizeConfig, sizes: Sequence[InputFile], copies: str | None, tokenizer: Tokenizer
 ) -> tuple[Crew, int]:
-    """Who works, and how many threads of a process compute at once."""
+    """The workers, and how many threads of a process compute at once."""
     cores = available_cores()
     workers = config.workers or cores
     if workers > cores:
         log.info("--workers %d is lowered to %d, the cores this process may use", workers, cores)
         workers = cores
-    cached_splitter(config)  # what is wrong with its model is told before any work
+    cached_splitter(config)  # raises errors of its model before any work
     side_by_side = tokenizer.releases_gil and not config.split_sentences
     is_remote = copies is not None or not all(store.is_local(file.url) for file in sizes)
     crew = Crew.of(workers, side_by_side)
@@ -161,7 +161,7 @@ def _work(
 ) -> None:
     todo = [job for job in jobs if job.unit.name not in finished]
     if finished:
-        log.info("going on: units_done=%d units=%d", len(finished), len(jobs))
+        log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
     total, left = (sum(job.unit.size_bytes for job in some) for some in (jobs, todo))
     speed = _Speed(config.log_interval)
     threads = {"TOKENIZERS_PARALLELISM": "false"}  # the crew is the parallelism
@@ -175,11 +175,11 @@ def _work(
 
 
 class _Speed:
-    """A line of progress every so many documents, as Megatron's tool prints, not too often."""
+    """Logs progress every so many documents, like Megatron's tool, at most once a second."""
 
     def __init__(self, log_interval: int) -> None:
         self._interval = log_interval
-        self._documents = self._bytes = self._told = 0
+        self._documents = self._bytes = self._logged = 0
         self._began = self._last = time.monotonic()
 
     def add(self, documents: int, size_bytes: int) -> None:
@@ -187,8 +187,8 @@ class _Speed:
         self._documents += documents
         self._bytes += size_bytes
         now = time.monotonic()
-        if self._documents - self._told >= self._interval and now - self._last >= LINE_SECONDS:
-            self._told, self._last = self._documents, now
+        if self._documents - self._logged >= self._interval and now - self._last >= LINE_SECONDS:
+            self._logged, self._last = self._documents, now
             seconds = now - self._began
             log.info(
                 "tokenized documents=%d documents_per_second=%.0f mb_per_second=%.2f",

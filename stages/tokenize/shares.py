@@ -1,4 +1,4 @@
-"""Fan-out: the shares of several ranks, each an artifact of its own, to the bytes of one run.
+"""Fan-out: joins the shares of several ranks, each a separate artifact, to the bytes of one run.
 
 A share is written under PREFIX.shares, as PREFIX_KEY_document.bin and so on would be; its lines are
 counted from where it begins in a file, and `.share.json` says how many it saw."""
@@ -30,12 +30,12 @@ SHOWN_RANKS = 8
 
 
 def write_share(stage: StageRun, totals: Totals) -> None:
-    """What the join must know of a share beside its files."""
+    """Write the totals of a share, which the join needs."""
     stage.write_json(SHARE, {"format_version": FORMAT_VERSION, **asdict(totals)})
 
 
 def check_files(files: Sequence[str]) -> None:
-    """Refuse to fan out an input that lists a file twice: its lines could not be told apart."""
+    """Refuse to fan out an input that lists a file twice: its line numbers would be ambiguous."""
     twice = [file for file, count in Counter(files).items() if count > 1]
     if twice:
         raise ConfigError(
@@ -69,14 +69,15 @@ def _check(
         raise ArtifactError(_unfit(config, missing, "not made yet"))
     manifests = [one[0] for one in found if one is not None]
     versions = config.versions()
-    told = {rank: _otherwise(m, stage, versions) for rank, m in enumerate(manifests)}
-    why = next(filter(None, told.values()), None)
+    reasons = [_difference(m, stage, versions) for m in manifests]
+    why = next(filter(None, reasons), None)
     if why is not None:
-        raise ArtifactError(_unfit(config, [rank for rank in told if told[rank] == why], why))
+        ranks = [rank for rank, reason in enumerate(reasons) if reason == why]
+        raise ArtifactError(_unfit(config, ranks, why))
 
 
-def _otherwise(share: Manifest, stage: StageRun, versions: dict[str, str]) -> str | None:
-    """How a share was made otherwise than this run would make it; None when it was not."""
+def _difference(share: Manifest, stage: StageRun, versions: dict[str, str]) -> str | None:
+    """How a share differs from what this run would make; None if it does not."""
     for name, version in versions.items():
         found = share.code.get(name, version)
         if found != version:

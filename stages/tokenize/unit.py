@@ -41,8 +41,8 @@ LARGE_LETTERS = 32 << 20
 
 UNIT = "unit-"
 TURN = "turn"
-"""What is in the scratch folder: a folder a unit, and a file that is locked while a large text is
-worked on."""
+"""Names in the scratch folder: a folder for each unit, and a file that is locked while a large text
+is encoded."""
 
 ADVICE = "--on-bad-line skip leaves such lines out"
 
@@ -52,7 +52,7 @@ _tools: dict[Any, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is told."""
+    """The input of a worker."""
 
     unit: Unit
     config: TokenizeConfig
@@ -61,9 +61,9 @@ class Job:
     copies: str | None
     """Folder on this machine for a second copy of each, where `work_url` is a remote one."""
     scratch: str
-    """Folder on this machine that the run removes at its end, whatever becomes of its workers."""
+    """Folder on this machine that the run removes at its end, even if workers die."""
     computing: int
-    """Threads of a process that compute at once; the others wait for the store meanwhile."""
+    """Threads of a process that compute at once; the others wait for the store."""
 
     @property
     def packs(self) -> list[str]:
@@ -93,8 +93,8 @@ def cached_splitter(config: TokenizeConfig) -> SentenceSplitter | None:
 
 
 def _seats(count: int) -> threading.Semaphore:
-    """Who computes has one; of this process. More threads at it would get in each other's way, and
-    each would need a memory of words of its own at the tokenizer."""
+    """Limits the threads of this process that compute at once: more would slow each other down, and
+    each would need a separate cache of words in the tokenizer."""
     with _building:
         seats: threading.Semaphore = _tools.setdefault(count, threading.Semaphore(count))
         return seats
@@ -282,8 +282,9 @@ class _Work:
 
 
 def _blame(tokenizer: Tokenizer, block: Block, reader: DocumentReader, error: Exception) -> Block:
-    """What is left of a block without the documents that cannot be encoded by themselves; they are
-    bad lines. Raises `error` when there is none, or when it is no fault of a document."""
+    """The block without the documents that cannot be encoded by themselves; they become bad lines.
+
+    Raises `error` when there are none, or when no document caused it."""
     _check_fault(error)
     bad, kept = [], []
     for d, document in enumerate(block.documents()):

@@ -98,11 +98,11 @@ def test_training_with_indices_built_ahead_is_training_without(
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in indices.rglob("*")}
     log = pretrain(zygote, tokens, tmp_path / "with", indices)
-    assert "kept index" not in log
+    assert "saved index" not in log
     assert {path: path.stat().st_mtime_ns for path in indices.rglob("*")} == before
     pretrain(zygote, tokens, tmp_path / "without", None)
     log = pretrain(zygote, tokens, tmp_path / "own", tmp_path / "cache")
-    assert log.count("kept index") == 6
+    assert log.count("saved index") == 6
     digests = {manifest(tmp_path / name).output_digest for name in ("with", "without", "own")}
     assert len(digests) == 1
     kept = {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()}
@@ -126,7 +126,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(
     (tmp_path / "file").write_text("in the way")
     short = {"train_iters": 2, "eval_iters": 0}
     log = pretrain(zygote, tokens, tmp_path / "run", tmp_path / "file", **short)
-    assert "is not kept" in log
+    assert "is not saved" in log
 
 
 def test_every_number_that_decides_is_asked_for_by_pretrains_name() -> None:
@@ -191,7 +191,7 @@ def test_of_two_ranks_one_builds_and_the_other_finds(tokens: str, tmp_path: Path
     command = [sys.executable, "-m", "stages.pretrain", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("kept index") == 6
+    assert (done.stdout + done.stderr).count("saved index") == 6
     assert len(entries(tmp_path / "cache")) == 6
 
 

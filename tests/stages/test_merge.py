@@ -188,7 +188,7 @@ def test_an_output_among_the_inputs_is_refused(
         (["s3://b/d"], "s3://b/d/whole"),
         (["."], "whole"),
     ):
-        with pytest.raises(ConfigError, match=rf"--output-prefix {output} lies in the --input"):
+        with pytest.raises(ConfigError, match=rf"--output-prefix {output} is in the --input"):
             MergeConfig(input=tuple(entries), output_prefix=output)
     with pytest.raises(ConfigError, match="--input names no pair"):
         MergeConfig(input=("a.manifest.json",), output_prefix="e/whole")

@@ -72,7 +72,7 @@ def test_indices_of_these_options_are_built_ahead_too(
     status, _, log = zygote.run("stages.index", [*flags, *given, *out])
     assert status == 0, log
     _, log = train(zygote, tmp_path / "run", [*flags, "--data-cache-path", str(tmp_path / "out")])
-    assert "kept index" not in log
+    assert "saved index" not in log
 
 
 @pytest.mark.slow

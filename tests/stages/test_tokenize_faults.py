@@ -339,7 +339,7 @@ def test_a_killed_worker_is_an_infrastructure_error_and_its_work_is_kept(tmp_pat
     line = command(tmp_path / "long.jsonl", tmp_path / "out", "--vocab-size", "99")
     again = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert again.returncode == 0, again.stderr
-    assert "going on: units_done=" in again.stderr
+    assert "resuming: units_done=" in again.stderr
 
 
 def _spawned(parent: int) -> list[int]:

@@ -4,9 +4,9 @@
     FOLDER/blocks/KEY/whole     all of it
     FOLDER/blocks/lock          a lock, and in it the bytes that all blocks together take
 
-A block appears under its name when it is whole, and its contents follow from its name, so that
-nobody needs to wait for anybody. What was used longest ago goes first; room is made before a block
-is written. Only what lies under FOLDER/blocks is ever removed."""
+A block appears under its name when it is whole, and its contents follow from its name, so no
+process waits for another. The block used longest ago is removed first, before a new one is written.
+Only files under FOLDER/blocks are ever removed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class BlockFolder:
 
     @property
     def root(self) -> Path:
-        """What is ours in the folder."""
+        """The part of the folder that we own."""
         return self.folder / "blocks"
 
     def path(self, key: str, name: str) -> Path:
-        """Where a block lies, if it is there."""
+        """The path of a block, which may be missing."""
         return self.root / key / name
 
     def read(self, key: str, name: str, start: int, end: int) -> bytes | None:
@@ -61,7 +61,7 @@ class BlockFolder:
         return data if len(data) == end - start else None
 
     def put(self, key: str, name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
-        """Make room, let `write` fill the file, publish it; returns where it lies.
+        """Make room, let `write` fill the file, publish it; returns its path.
 
         OSError for a folder that cannot be written to, or a disk that is full."""
         self.root.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class BlockFolder:
             self._reserve(temporary, size)
             with temporary.open("r+b") as file:
                 write(file)
-            with self._locked():  # or who counts what is here may miss it under both names
+            with self._locked():  # else another process may miss the file under both names
                 temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -96,12 +96,12 @@ class BlockFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # let go by the kernel when its holder dies
             yield descriptor
         finally:
-            # Unlocked, not only closed: a process forked meanwhile has the descriptor too.
+            # Unlocked, not only closed: a process forked since then has the descriptor too.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _evict(self, keep_bytes: int) -> int:
-        """Remove what was used longest ago until no more than that is left; returns what is."""
+        """Remove the blocks used longest ago down to so many bytes; returns the bytes left."""
         found = sorted(self._files())
         used = sum(size for _, size, _ in found)
         for _, size, path in found:

@@ -1,4 +1,4 @@
-"""The contents of a file as a stream of pieces, whatever it is compressed with.
+"""The contents of a file, compressed or not, as a stream of pieces.
 
 Several members or frames end to end are one file, as the command line tools have it. A file that is
 cut short, damaged, or followed by something else raises `BrokenError` and never ends quietly.
@@ -19,22 +19,22 @@ PIECE_BYTES = 1 << 20
 """Contents handed on at once, at most (zstandard: 512 MiB of a file made for the purpose)."""
 
 BLOCK_BYTES = 8 << 20
-"""What is asked of a remote store at once."""
+"""Bytes of one request to a remote store."""
 TAIL_BYTES = 1 << 17
-"""What is read beyond a range for the rest of its last line, at first."""
+"""Bytes first read beyond a range, for the rest of its last line."""
 
 INPUT_BYTES = 1 << 14
-"""Taken from the file at once. Little, since zstandard cannot be told how much to return, and since
-what follows a member is copied, which many small members would make slow."""
+"""Bytes of one read of the file. Few, because zstandard has no limit on its output, and because the
+bytes behind a member are copied, which is slow for many small members."""
 
 XZ_MEMORY_BYTES = 1 << 30
-"""What an .xz file may ask for; `xz -9` asks for 65 MB."""
+"""Memory that an .xz file may need; `xz -9` needs 65 MB."""
 
 Feed = Callable[[Any, bytes], Iterator[bytes]]
 
 
 class BrokenError(Exception):
-    """The file cannot be read on; what was handed out before is good."""
+    """The rest of the file cannot be read; the contents before are good."""
 
 
 class Codec(NamedTuple):
@@ -67,8 +67,7 @@ def contents(url: str, compression: str, start: int = 0, until: int = 0) -> Gene
 
 
 def _ranges(url: str, start: int, until: int) -> Iterator[bytes]:
-    """As few requests as there can be, and little that nobody asked for: a file object would read
-    ahead as much again as a unit of work has."""
+    """The contents in the fewest requests: a file object would read ahead a whole unit of work."""
     size = store.info(url).size_bytes
     until += TAIL_BYTES
     while start < size:

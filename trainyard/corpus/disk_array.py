@@ -15,7 +15,7 @@ import numpy.typing as npt
 from trainyard.corpus.layout import CHUNK, Tokens
 
 LIMIT_BYTES = 4 << 20
-"""What is held in memory before it is written to the file."""
+"""Bytes buffered in memory before they are written to the file."""
 
 
 class Spill:
@@ -42,7 +42,7 @@ class Spill:
             self._held.clear()
 
     def chunks(self) -> Iterator[Tokens]:
-        """Everything, in order, some entries at a time; not to be extended meanwhile."""
+        """Everything, in order, some entries at a time; do not extend the array until the end."""
         size = CHUNK * self.dtype.itemsize
         if self._file is not None:
             self._file.seek(0)

@@ -85,7 +85,7 @@ class DocumentReader:
         self.lines = 0
         """Lines (Parquet: rows) seen so far, blank and bad ones too."""
         self.bad: list[BadLine] = []
-        """Bad lines seen so far; whoever has taken note of them may clear the list."""
+        """Bad lines seen so far; a caller that has recorded them may clear the list."""
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order."""
@@ -152,7 +152,7 @@ class DocumentReader:
         self.bad += bad
 
     def place(self, line: int, offset: int) -> str:
-        """Where a document or a bad line of this range is, in words; only for errors."""
+        """The place of a document or a bad line of this range, for error messages."""
         return locate(self.source.url, offset, self._row(line))
 
     def _row(self, line: int) -> int | None:

@@ -1,6 +1,6 @@
 """Which files can be read, and the byte ranges that they are cut into.
 
-What a file holds is told by the ending of its name, and how it is compressed by another after it.
+The ending of a file's name says what it holds; another ending after it names the compression.
 A unit of work is a range of an uncompressed JSONL file, one or more whole row groups of a Parquet
 file, or any other file whole."""
 
@@ -43,7 +43,7 @@ def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str])
     """The files to read, in order: all but what writers leave beside data in a folder, as
     `_SUCCESS`. Refuses what cannot be meant: unknown files, or different kinds in one folder.
 
-    `urls` is what was asked for, `files` what it stands for."""
+    `urls` are as given, `files` are the files they name."""
     asked = {url.rstrip("/") for url in urls}
     kept = tuple(file for file in files if not _is_aside(file, asked))
     if len(kept) < len(files):

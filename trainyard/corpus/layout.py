@@ -47,13 +47,13 @@ DTYPES: dict[int, Any] = {
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 MAX_SEQUENCE_LENGTH = 2**31 - 1
 CHUNK = 1 << 18
-"""Index entries handled at a time: bounds the memory of what is computed."""
+"""Index entries handled at a time: bounds the memory of computed arrays."""
 
 Tokens = npt.NDArray[Any]
 
 
 class ByteSink(Protocol):
-    """Whatever bytes can be written to: an output of the store, a file, a BytesIO."""
+    """Anything that takes bytes: an output of the store, a file, a BytesIO."""
 
     def write(self, data: bytes | memoryview, /) -> Any:
         """Take all of `data`."""
@@ -183,7 +183,7 @@ def _parse_header(raw: bytes, name: str) -> tuple[np.dtype[Any], int, int]:
 
 
 def check_bin_size(index: Index, bin_bytes: int, prefix: str) -> None:
-    """Refuse a .bin whose size is not the one its .idx, of which `verify_index` is true, tells."""
+    """Refuse a .bin whose size differs from that in its .idx, which passed `verify_index`."""
     if bin_bytes == index.bin_bytes:
         return
     where = "behind the last sequence"
@@ -201,9 +201,9 @@ def verify_index(index: Index, name: str) -> None:
     base = 0
     for start in range(0, len(index.sequence_lengths), CHUNK):
         lengths = index.sequence_lengths[start : start + CHUNK]
-        told = index.sequence_offsets[start : start + CHUNK]
+        stored = index.sequence_offsets[start : start + CHUNK]
         offsets, base = _offsets(lengths, index.dtype.itemsize, base)
-        bad = np.flatnonzero((offsets != told) | (lengths < 0))
+        bad = np.flatnonzero((offsets != stored) | (lengths < 0))
         if len(bad):
             raise ArtifactError(
                 f"{name}: sequence {start + bad[0]} is not laid where the one before it ends; "

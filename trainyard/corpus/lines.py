@@ -1,6 +1,6 @@
 """The lines of a byte range, in blocks: any cut of a file gives every line once.
 
-A line belongs to the range that its first byte lies in. Each byte is looked at once or twice,
+A line belongs to the range of its first byte. Each byte is looked at once or twice,
 however long the lines are. Knows nothing of what a line holds."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LongLine(bytes):
 
 
 class TornError(Exception):
-    """The contents cannot be read on: where the unfinished line begins, and what is there of it."""
+    """The rest cannot be read: where the unfinished line begins, and its bytes so far."""
 
     def __init__(self, reason: str, offset: int, received: int, beginning: bytes) -> None:
         super().__init__(reason)
@@ -115,7 +115,7 @@ class _Reader:
         if not self._compressed and self.position < self.end:
             raise DataError(
                 f"{self.url} is shorter than the {self.end} bytes that it had when the work was "
-                "planned: it was changed meanwhile; run again"
+                "planned: it has changed since; run again"
             )
 
     def _skip(self, piece: bytes) -> bytes:
@@ -129,7 +129,7 @@ class _Reader:
         return piece[skipped:]
 
     def _skip_rest(self, piece: bytes) -> bytes | None:
-        """What follows a long line; None where it goes on, or the next begins beyond the range."""
+        """The bytes behind a long line; None where it continues, or ends beyond the range."""
         end = piece.find(b"\n") + 1
         self.offset += end or len(piece)
         self._is_long = not end

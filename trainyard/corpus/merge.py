@@ -126,7 +126,7 @@ def _look_at(url: str) -> SourceFile:
 def merge_tokens(
     parts: Sequence[Part], out: ByteSink, on_bytes: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Lay the .bin files end to end; `on_bytes` is told of each piece written."""
+    """Lay the .bin files end to end; `on_bytes` gets the size of each piece written."""
     sources = [part.bin for part in parts if part.bin_bytes]
     if isinstance(out, OutputFile):
         out.append_files(sources, on_bytes)

@@ -1,4 +1,4 @@
-"""What a pair of token files says at its ends, wherever it lies: some hundred bytes are read.
+"""The header and sizes of a pair of token files, local or remote; reads some hundred bytes.
 
 Enough to see that a file is missing, cut short or of another run before anything large is loaded;
 `indexed` reads and checks every entry."""

@@ -48,7 +48,7 @@ def find_pairs(entries: Sequence[str], files: Sequence[str]) -> list[str]:
 
 
 def pairs_of_folder(folder: str, files: Collection[str]) -> list[str]:
-    """Prefixes of the pairs that lie in a folder itself, sorted; `files` is everything below it.
+    """Prefixes of the pairs directly in a folder, sorted; `files` is everything below it.
 
     Hidden files, subfolders and what stages leave beside pairs are passed over."""
     root = folder.rstrip("/") + "/"

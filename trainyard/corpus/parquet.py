@@ -45,7 +45,7 @@ class _BrokenError(Exception):
 
 
 def row_groups(url: str) -> list[RowGroup]:
-    """The row groups of a file that hold rows, in the order they lie in it."""
+    """The row groups of a file that hold rows, in the order of the file."""
     with _opened(url) as (file, size):
         return _footer(url, lambda: _row_groups(file, size))
 
@@ -221,7 +221,7 @@ def _opened(url: str) -> Iterator[tuple[Any, int]]:
 
 
 def _footer(url: str, call: Callable[[], T]) -> T:
-    """For what is read out of the footer, without which nothing else can be."""
+    """Turns errors while the footer is read into ArtifactError."""
     try:
         return _arrow(call)
     except _BrokenError as error:

@@ -1,9 +1,8 @@
 """JSON objects to columns of text, or to the fault that each of them has.
 
-What is JSON is decided as Megatron's tool has it, by Python's `json`: NaN, Infinity and -Infinity
-pass as numbers, of a key written twice the last counts, and half a character (a lone surrogate in
-an escape) is a fault only in a text that was asked for. orjson does the work; `json` is asked where
-it refuses. Knows nothing of files."""
+Python's `json` decides what JSON is, as in Megatron's tool. NaN, Infinity and -Infinity pass; of a
+key written twice the last counts; and a lone surrogate in an escape is a fault only in a text
+that is read. orjson does the work; `json` parses what orjson refuses. Knows nothing of files."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ Column = tuple[list[str], list[int] | None]
 
 
 class FaultError(Exception):
-    """What is wrong with a record; the place is added by whoever knows it."""
+    """The fault of a record; the caller adds the place."""
 
 
 # --- many records -----------------------------------------------------------------------------
@@ -34,7 +33,7 @@ def parse_lines(
 ) -> tuple[list[int] | None, list[Any]]:
     """The JSON documents of lines, and the positions of the lines that hold them (None: each).
 
-    Blank lines hold none; what is wrong with a line that is no JSON goes to `faults`."""
+    Blank lines hold none; the fault of a line that is not JSON goes to `faults`."""
     try:
         return None, list(map(orjson.loads, lines))
     except orjson.JSONDecodeError:
@@ -55,7 +54,7 @@ def parse_lines(
 def columns(records: Sequence[Any], keys: Sequence[str], split: Split | None) -> list[Column]:
     """The texts of records under each key; strings go through `split`, lists are left as they are.
 
-    Raises FaultError when any record has a fault; `check_record` tells which."""
+    Raises FaultError when any record has a fault; `check_record` finds which."""
     values = [_values(records, key) for key in keys]
     return [_flatten(column, split) for column in values]
 
@@ -164,7 +163,7 @@ def decode(data: bytes | bytearray) -> str:
 
 
 def excerpt(line: bytes | bytearray | str) -> str:
-    """The beginning of a line as text, what is no UTF-8 replaced; nothing for an empty one."""
+    """The beginning of a line as text, invalid UTF-8 replaced; nothing for an empty line."""
     beginning = line[: 4 * EXCERPT]
     text = beginning if isinstance(beginning, str) else beginning.decode(errors="replace")
     cut = text[:EXCERPT].rstrip("\r\n")

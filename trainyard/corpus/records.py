@@ -1,4 +1,4 @@
-"""What is read from a corpus: byte ranges of files, documents, and the lines that are none.
+"""Records of a corpus: byte ranges of files, documents, and bad lines.
 
 Plain records; knows nothing of formats or stores."""
 
@@ -16,7 +16,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The documents whose first byte lies in [start, end) of one file: the unit of work.
+    """The documents whose first byte is in [start, end) of one file: the unit of work.
 
     Of a Parquet file, those of the row groups that begin there; a compressed file and a plain text
     have one range, the whole file as it is stored."""
@@ -94,11 +94,11 @@ class Block:
         if ids is not None and all(one is None for one in ids):
             ids = None
         texts, counts = [], []
-        for own, told in zip(self.texts, self.counts, strict=True):
-            grouped = list(_grouped(own, told))
+        for own, given in zip(self.texts, self.counts, strict=True):
+            grouped = list(_grouped(own, given))
             kept = [grouped[d] for d in chosen]
             texts.append([text for group in kept for text in group])
-            counts.append(None if told is None else [len(group) for group in kept])
+            counts.append(None if given is None else [len(group) for group in kept])
         where = (self.offsets[places], self.lengths[places], self.lines[places])
         return Block(*where, ids, tuple(texts), tuple(counts))
 
@@ -118,7 +118,7 @@ class Rows:
     """What a format hands to the reader: some neighbouring records, not looked at yet."""
 
     records: list[Any]
-    """JSON objects, or what was meant to be one."""
+    """JSON objects, or lines that should be one."""
     offsets: Counts
     lengths: Counts
     lines: Counts
@@ -126,7 +126,7 @@ class Rows:
     num_lines: int
     """Lines, or rows, behind it: those that hold no document as well."""
     bad: list[BadLine]
-    """What is no record at all."""
+    """Lines that are no record."""
     excerpt: Callable[[int], str]
     """The beginning of record number i, for messages."""
     raw: list[bytes | bytearray]

@@ -31,7 +31,7 @@ _saying = threading.Lock()
 
 NUM_FETCHERS = 4
 MAX_WAITING = 16
-"""Blocks on their way at once; what is asked for beyond that is fetched when it is needed."""
+"""Blocks fetched ahead at once; further ones are fetched when they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class RangedFile:
 
     @property
     def _process(self) -> _Process:
-        # Threads and locks of the parent are of no use in a fork of it.
+        # A fork cannot use the threads and locks of its parent.
         if self._ours is None or self._ours.pid != os.getpid():
             self._ours = _Process(os.getpid())
         return self._ours
@@ -142,7 +142,7 @@ class RangedFile:
         return coming.result()
 
     def _fetch(self, process: _Process, number: int, coming: Future[bytes]) -> None:
-        """Settle `coming`, whatever happens: somebody may wait for it."""
+        """Settle `coming` in every case: another thread may wait for it."""
         try:
             start = number * self.options.block_bytes
             end = min(start + self.options.block_bytes, len(self))

@@ -69,7 +69,7 @@ def _warn_of_version(found: str) -> None:
 
 
 def model_folder(lang: str) -> Path:
-    """Where the model of a language lies; ConfigError in words when there is none."""
+    """The folder of the model of a language; ConfigError when it is missing."""
     if not re.fullmatch(r"[\w-]+", lang):
         raise ConfigError(f"--lang {lang!r} is no name of a language, such as english")
     places = _places()
@@ -81,7 +81,7 @@ def model_folder(lang: str) -> Path:
         f"--lang {lang}: there is no Punkt model {MODEL / lang} in any of "
         f"{', '.join(map(str, places))}. On a machine with a network "
         "`python -m nltk.downloader -d FOLDER punkt_tab` fetches it; then set NLTK_DATA=FOLDER"
-        + (f". Languages that are there: {', '.join(others)}" if others else "")
+        + (f". Available languages: {', '.join(others)}" if others else "")
     )
 
 

@@ -1,4 +1,4 @@
-"""The layout of PREFIX.docs, the sidecar that tells where every document came from.
+"""The layout of PREFIX.docs, the sidecar with the origin of every document.
 
 The file, little endian; document k of the .idx is record k here:
 

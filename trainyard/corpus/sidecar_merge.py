@@ -35,7 +35,7 @@ class Part:
 
     url: str
     line_shift: Mapping[str, int] = field(default_factory=dict)
-    """By source, what is added to its line numbers: the lines of it before this part."""
+    """By source, the number added to its line numbers: its lines before this part."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""Independent jobs over threads and processes: no hang, no orphan, the same fault told every time.
+"""Independent jobs over threads and processes: no hang, no orphan, the same error every time.
 
-Threads of one process share what is costly to build, and suffice where the heavy part lets go of
-the interpreter lock; processes do for the rest. Knows nothing of what the jobs do."""
+Threads of one process share what is costly to build. They suffice where the heavy part releases the
+interpreter lock; other jobs need processes. Knows nothing of the jobs' content."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 Outcome = tuple[int, Any, BaseException | None]
-"""Number of a job, its result, or what it raised."""
+"""Number of a job, its result, or its error."""
 
 END_SECONDS = 10.0
-"""How long a thread that was told to stop may take for the piece of work in its hands."""
+"""How long a thread may take to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Crew:
     def of(workers: int, side_by_side: bool, waiting: int = 1) -> Crew:
         """`workers` at work at once; `side_by_side` when threads do not wait for each other.
 
-        Two threads are then worth two processes, and more than two are not: what is left under the
-        interpreter lock would take its share. `waiting` times as many threads are for jobs that
+        Two threads are then worth two processes, and more than two are not, because of the work
+        under the interpreter lock. `waiting` times as many threads are for jobs that
         wait for a network most of that part of their time."""
         if workers == 1 or (side_by_side and workers == 2):
             return Crew(0, workers * waiting)
@@ -52,7 +52,7 @@ class Crew:
 
 
 class Interrupted(BaseException):
-    """Raised by `check_stop` in a job whose result nobody waits for any more."""
+    """Raised by `check_stop` in a job whose result is no longer needed."""
 
 
 _thread = threading.local()
@@ -70,7 +70,7 @@ def run_jobs(
 ) -> Iterator[tuple[J, R]]:
     """Yield every job with its result as it is done.
 
-    A job that raises ends the rest. Of several such the first in order is raised, whatever the
+    A job that raises ends the rest. Of several errors the first in order is raised, for any
     crew. `environment` is set before any worker begins; for processes `function` must be
     importable."""
     if not jobs:
@@ -102,13 +102,13 @@ class _Pool(Protocol):
 def _drive(pool: _Pool, jobs: Sequence[J]) -> Iterator[tuple[J, Any]]:
     pending: set[int] = set()
     fault: tuple[int, BaseException] | None = None
-    following = 0
+    submitted = 0
     while True:
-        while fault is None and following < len(jobs) and pool.free():
-            pool.submit(following, jobs[following])
-            pending.add(following)
-            following += 1
-        if fault is not None:  # only an earlier job could still change what is told
+        while fault is None and submitted < len(jobs) and pool.free():
+            pool.submit(submitted, jobs[submitted])
+            pending.add(submitted)
+            submitted += 1
+        if fault is not None:  # only an earlier job can still change the error
             pending = {number for number in pending if number < fault[0]}
         if not pending:
             break
@@ -132,14 +132,14 @@ class _Threads:
         self,
         function: Callable[[Any], Any],
         count: int,
-        tell: Callable[[Outcome], object] | None = None,
+        report: Callable[[Outcome], object] | None = None,
     ) -> None:
         self._function = function
         self._jobs: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self._tell = tell or self._done.put
+        self._report = report or self._done.put
         self._stop = threading.Event()
-        self._room = count + 1  # one waits, so that nobody does
+        self._room = count + 1  # one job waits, so that no thread does
         self._threads = [
             threading.Thread(target=self._work, name=f"worker-{i}", daemon=True)
             for i in range(count)
@@ -157,7 +157,7 @@ class _Threads:
                 return
             except BaseException as error:
                 outcome = (number, None, error)
-            self._tell(outcome)
+            self._report(outcome)
 
     def free(self) -> bool:
         return self._room > 0
@@ -192,7 +192,7 @@ class _Worker:
 
 
 class _Processes:
-    """Spawned processes, each with some threads, told of jobs through a pipe of its own."""
+    """Spawned processes, each with some threads; each gets its jobs through a separate pipe."""
 
     def __init__(
         self,
@@ -206,8 +206,8 @@ class _Processes:
         self._outcomes: list[Outcome] = []
         self._kills = memory_kills()
         context = get_context("spawn")
-        # Ctrl-C goes to every process of the terminal; it is ours to end them. What is blocked
-        # here they inherit, so that none is caught by it while it starts.
+        # Ctrl-C goes to every process of the terminal, but this process ends the others. They
+        # inherit the blocked signal, so it does not end one while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         patient = retry.state_for_child()
         try:
@@ -247,7 +247,7 @@ class _Processes:
     def _receive(self, worker: _Worker) -> None:
         try:
             number, result, error = worker.channel.recv()
-        except (EOFError, OSError):  # the kernel closes the pipe of whoever dies, however it dies
+        except (EOFError, OSError):  # the kernel closes the pipe of a process that dies
             worker.process.join(END_SECONDS)
             fault = _death(worker.process.exitcode, memory_kills() > self._kills)
             self._outcomes += [(number, None, fault) for number in sorted(worker.numbers)]
@@ -299,12 +299,12 @@ def _serve(
     retry.take_over(patient)
     sending = threading.Lock()
 
-    def tell(outcome: Outcome) -> None:
+    def report(outcome: Outcome) -> None:
         number, result, error = outcome
         with sending:
             channel.send((number, result, None if error is None else _portable(error)))
 
-    pool = _Threads(function, threads, tell)
+    pool = _Threads(function, threads, report)
     with contextlib.suppress(EOFError, OSError):
         while True:
             pool.submit(*channel.recv())

@@ -1,4 +1,4 @@
-"""Arrays as files of their own: numpy's .npy, written as a stream and mapped into memory."""
+"""Arrays as files: numpy's .npy, written as a stream and mapped into memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 
 def digest_array(array: NDArray[Any], dtype: str) -> str:
-    """The digest of an array's length and values, wherever it lies and however it is stored."""
+    """The digest of an array's length and values, for any place and storage type."""
     running = hasher()
     for start in range(0, len(array), CHUNK):
         piece = np.ascontiguousarray(array[start : start + CHUNK], dtype)

@@ -3,7 +3,7 @@
     [CLS] A [SEP] B [SEP]      A and B of one document, B after A or, for half of them, before it
 
 The items are those of Megatron-LM, drawn in its order, but for these: padding is 0 in `types` and
-`padding_mask` whatever the pad id is, and words permuted come from the sample's own generator. An
+`padding_mask` for any pad id, and words permuted come from the sample's own generator. An
 item depends on the seed and its number alone."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The training, validation and test data of a run, from what a person said about them."""
+"""Builds the training, validation and test data of a run from its options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """The data of a run; what was not asked for is None or empty."""
+    """The data of a run; splits that are not requested are None or empty."""
 
     train: Built | None
     valid: tuple[tuple[str, Built], ...]
@@ -72,7 +72,7 @@ def build_datasets(
 ) -> Datasets:
     """Training, validation and test data of at least the given numbers of samples, none for 0.
 
-    With --full-validation a validation set is one epoch of what there is, whatever its number;
+    With --full-validation a validation set is one epoch of its data, for any requested number;
     with --multiple-validation-sets each set has that number. Test data without weights are
     at most one epoch, and none where no path or part of --split is meant for them, or that part
     comes to less than a sample.
@@ -80,7 +80,7 @@ def build_datasets(
     taken: training samples that all steps take. Where the last batch ends behind the data made for
     the given number, they are made for this one; the number alone decides the order otherwise.
 
-    indexer: where their indices come from, `cache.IndexCache` for --data-cache-path.
+    indexer: where their indices come from, `index_cache.IndexCache` for --data-cache-path.
 
     Raises ConfigError when another split that is wanted has no documents or too few tokens."""
     builder = _Builder(data.expanded(), form, indexer)
@@ -92,7 +92,7 @@ def build_datasets(
 
 
 class _Builder:
-    """What is opened once for all splits."""
+    """Opens each file once for all splits."""
 
     def __init__(self, data: DataConfig, form: SampleFormat, indexer: Indexer) -> None:
         self._data = data
@@ -124,9 +124,10 @@ class _Builder:
             yield name, self._dataset(split, wanted, source)
 
     def test(self, size: int) -> tuple[tuple[tuple[str, Built], ...], str]:
-        """The sets of the test data, and why there are none, where some were meant. The part that
-        --split leaves for them, a thousandth unless told otherwise, may be nothing: no reason to
-        refuse a run."""
+        """The sets of the test data, or why there are none.
+
+        The part that --split leaves for them, a thousandth by default, may be empty; the run
+        continues without test data."""
         data = self._data
         begin, end = data.fractions("test")
         if begin == end or not (data.mock_data or data.sources("test")):
@@ -215,8 +216,8 @@ class _Builder:
 
 
 def set_names(sources: Sequence[Source]) -> list[str]:
-    """A name for each: the end of its prefix where that tells them apart, else the prefix, and a
-    prefix that is there several times by its number too."""
+    """A name for each: the end of its prefix if that is unique, else the prefix; a repeated prefix
+    also has its number."""
     ends = [source.prefix.rstrip("/").rsplit("/", 1)[-1] for source in sources]
     names = [
         end if Counter(ends)[end] == 1 else source.prefix

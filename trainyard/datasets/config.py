@@ -12,7 +12,7 @@ from trainyard.errors import ConfigError
 
 SPLIT_NAMES = ("train", "valid", "test")
 MOCK_SPLIT = "1, 1, 1"
-"""How --mock-data is cut, whatever --split says."""
+"""How --mock-data is cut; --split is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class DataConfig:
     """single: once through the samples in order; cyclic: shuffled again every epoch of samples;
     external: a loader that the caller of the library brings along."""
     data_sharding: bool = True
-    """With cyclic: each data-parallel rank shuffles a share of its own."""
+    """With cyclic: each data-parallel rank shuffles a separate share."""
     reset_position_ids: bool = False
     """Count positions from 0 again after each end of document."""
     reset_attention_mask: bool = False
@@ -87,7 +87,7 @@ class DataConfig:
     mmap_bin_files: bool = execution(True)
     """Map local token files into memory; otherwise they are read piece by piece."""
     object_storage_cache_path: str | None = execution(None)
-    """Folder on this node for blocks of token files that lie in an object store; unset: in the
+    """Folder on this node for blocks of token files in an object store; unset: in the
     user's cache folder. All processes of a node may share it."""
     object_storage_cache_size_mb: int = execution(16384)
     """Megabytes that the blocks of all files may take there."""
@@ -95,7 +95,7 @@ class DataConfig:
     """Processes that load samples ahead; 0 loads them between steps."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be read, in words."""
+        """Refuse options that contradict each other."""
         parse_split(self.split)
         self._check_one_kind()
         for flag, paths in self._paths().items():
@@ -206,7 +206,7 @@ class DataConfig:
             raise ConfigError(f"{where}: {error}") from error
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Every prefix as an input of its own, those that a file lists too; its weight is part of
+        """Every prefix as a separate input, those that a file lists too; its weight is part of
         the name, so that it counts."""
         if self._reads_a_list():
             return self.expanded().inputs()

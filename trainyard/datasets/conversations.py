@@ -20,7 +20,7 @@ from trainyard.corpus.indexed import map_file
 from trainyard.errors import DataError
 
 Message = dict[str, Any]
-"""A turn: "role", "content", and whatever else the line says of it."""
+"""A turn: "role", "content", and other keys of the line."""
 
 KEY = "messages"
 NEWLINE = 10
@@ -86,7 +86,7 @@ class ConversationFile:
 
 
 def parse_messages(line: bytes) -> list[Message]:
-    """The messages of a line; ValueError says what is wrong with it."""
+    """The messages of a line; ValueError names its fault."""
     try:
         record = json.loads(line)
     except RecursionError:

@@ -6,9 +6,9 @@
 
 Each text of a sample, from one end of a document to the next, is detokenised, cut at two characters
 and tokenised again, as Megatron-LM does. What differs from it:
-- A sample has a generator of its own, seeded by the run's seed and the number of the sample;
-  Megatron-LM's goes on from whatever sample was asked for before, so that its samples depend on
-  the order of access, the number of workers, and where a run was resumed.
+- Each sample has a separate generator, seeded by the run's seed and the number of the sample.
+  Megatron-LM uses one generator for all, so that its samples depend on the order of access, the
+  number of workers, and where a run was resumed.
 - Empty texts and files keep their end.
 - A character that a sample begins or ends within keeps its bytes.
 - Texts of fewer tokens than the marks they would get stay as they are.
@@ -64,7 +64,7 @@ class FimConfig:
     """Ends a text; the tokenizer's own end of a document when not given."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no share, and a split without its rate."""
+        """Refuse shares outside 0 to 1, and a split without its rate."""
         for flag, share in (
             ("--fim-rate", self.fim_rate),
             ("--fim-spm-rate", self.fim_spm_rate),
@@ -103,7 +103,7 @@ class Texts(Protocol):
 
 
 class Detokenizer(Protocol):
-    """What is asked of a tokenizer."""
+    """The part of a tokenizer that is used."""
 
     @property
     def eod(self) -> int:
@@ -138,7 +138,7 @@ class FIMDataset:
         """What the dataset beneath would give for the rearranged text."""
         text, form = self.text(index), self.texts.form
         segments = None
-        if form.inter_document_masking:  # where pieces of the file began is no longer known
+        if form.inter_document_masking:  # the bounds of the file's documents are lost
             segments = segments_after_ends((text[: form.seq_length] == form.eod)[None])
         sample = first(build_samples(text[None], form, segments))
         filler = sample["labels"] == self._rearrange.marks.pad

@@ -8,12 +8,12 @@ token files lie, or are moved to, changes nothing; files of other contents have 
     CACHE/KEY.json      {"format_version", "facts", "arrays": {NAME: {"size_bytes", "digest"}}},
                         written last; without it the entry does not exist
 
-A file counts when its digest is the one listed, which is looked up once for each machine and
-remembered like that of a raw input; whatever is damaged is made again. Local entries are mapped,
-those of an object store are copied to the cache folder of the machine first, which `copies` bounds.
+A file counts if its digest is the one listed. Each machine computes a digest once and caches it,
+as for a raw input. Damaged entries are built again. Local entries are mapped; entries of an object
+store are first copied to the cache folder of the machine, which `Copies` bounds.
 
-On one machine, one process builds an entry and the others wait for it; machines do not wait for
-each other, since whoever builds an entry writes the same bytes."""
+On one machine, one process builds an entry and the others wait for it. Machines do not wait for
+each other, because all of them write the same bytes."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class Indexer(Protocol):
         """What `build` returns, a pure function of `facts`, which are JSON-able."""
 
     def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
-        """What `scan`, which reads a whole token file, would find, where it is known: nobody waits
+        """The result of `scan`, which reads a whole token file, where it is cached: no run waits
         for it while GPUs stand idle."""
 
 
 class InMemory:
-    """Makes every index anew."""
+    """Builds every index in memory."""
 
     samples = staticmethod(build_sample_indices)
     blend = staticmethod(blends.blend)
@@ -114,7 +114,7 @@ class IndexCache:
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.url = url
         self.read_only = read_only
-        self._told = ""
+        self._warned = ""
         """The entry that was last said to be damaged."""
 
     def samples(
@@ -173,19 +173,19 @@ class IndexCache:
         if found is not None:
             return found
         with one_at_a_time(key):
-            found = self.find(key)  # another process may have made it meanwhile
+            found = self.find(key)  # another process may have built it since
             if found is not None:
                 return found
             made = build()
-            self._told = ""
+            self._warned = ""
             return self.keep(key, facts, made)
 
     def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
-        """What `stages.index` has found."""
+        """The place that `stages.index` has found."""
         return self.find(key_of({"format_version": FORMAT_VERSION, **facts}))
 
     def find(self, key: str) -> Arrays | None:
-        """The entry if it is there and whole."""
+        """The entry if it exists and is whole."""
         url = join(self.url, document_name(key))
         try:
             if not store.exists(url):
@@ -196,9 +196,9 @@ class IndexCache:
             }
         except (ArtifactError, OSError) as error:
             # OSError: of the machine's own folder, in the way or full; those of stores are named.
-            if key != self._told:  # it is looked for twice before it is made
-                log.warning("%s; this index is made again", error)
-            self._told = key
+            if key != self._warned:  # it is looked for twice before it is built
+                log.warning("%s; this index is built again", error)
+            self._warned = key
             return None
 
     def keep(self, key: str, facts: Mapping[str, Any], arrays: Arrays) -> Arrays:
@@ -208,9 +208,9 @@ class IndexCache:
         try:
             write_entry(lambda name: store.open_output(join(self.url, name)), key, facts, arrays)
         except TrainyardError as error:
-            log.warning("--data-cache-path: index %s is not kept: %s", key[:8], error)
+            log.warning("--data-cache-path: index %s is not saved: %s", key[:8], error)
             return arrays
-        log.info("kept index %s (%s) in %s", key[:8], facts["function"], self.url)
+        log.info("saved index %s (%s) in %s", key[:8], facts["function"], self.url)
         folder = local_path(self.url)
         if folder is None:
             return arrays
@@ -236,7 +236,7 @@ def array_name(key: str, name: str) -> str:
 def write_entry(
     open_output: Callable[[str], OutputFile], key: str, facts: Mapping[str, Any], arrays: Arrays
 ) -> None:
-    """The files of an entry; nothing counts before the last of them is there."""
+    """Write the files of an entry; it does not exist before the last of them."""
     listed = {}
     for name, array in arrays.items():
         with open_output(array_name(key, name)) as file:
@@ -276,7 +276,7 @@ def _load(url: str, size_bytes: int, digest: str) -> NDArray[Any]:
 
 
 def _copy(url: str, size_bytes: int, digest: str) -> Path:
-    """A remote file in the cache folder of this machine, found by what it holds."""
+    """A remote file in the cache folder of this machine, by the digest of its contents."""
     copies = Copies(cache_folder() / "indices", max_copied_bytes())
     path = copies.path(digest, COPY)
     if path.exists() and raw_digest(str(path)) == digest:
@@ -324,9 +324,9 @@ class Copies(BlockFolder):
 
 @contextmanager
 def one_at_a_time(key: str) -> Iterator[None]:
-    """Held by one process of this machine at a time; the kernel frees it when its holder dies.
+    """A lock for one process of this machine at a time; the kernel frees it when its holder dies.
 
-    Where no lock can be made, everybody builds: the bytes are the same."""
+    Without a lock every process builds the entry: the bytes are the same."""
     path = cache_folder() / "indices" / f"{key}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -341,6 +341,6 @@ def one_at_a_time(key: str) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile holds it open
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked since then holds it open
             with suppress(OSError):
-                path.unlink()  # whoever waits on it goes on, and finds the entry
+                path.unlink()  # a process that waits on it continues, and finds the entry

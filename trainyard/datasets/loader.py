@@ -21,17 +21,17 @@ from trainyard.errors import ConfigError, TrainyardError
 Batch = dict[str, Tensor]
 
 SAMPLE_IDS = "trainyard.sample_ids"
-"""Key of a batch that tells which samples it is: (b, 2) int64, what `Dataset.ids` says of them; on
-the host, and for no model."""
+"""Key of the sample ids of a batch: (b, 2) int64 from `Dataset.ids`, on the host, not for the
+model."""
 
 
 @runtime_checkable
 class ExternalData(Protocol):
     """A dataset that loads itself: what --dataloader-type external is for.
 
-    A program that calls the library hands one in where a dataset is taken. Which samples a rank
-    gets, in what order, and that a run that is continued goes on where it was, is for it to see
-    to; the ledger can tell nothing of its samples."""
+    A program that calls the library passes one in place of a dataset. It decides which samples a
+    rank gets and in what order, and where a resumed run continues. The ledger cannot record its
+    samples."""
 
     def __len__(self) -> int:
         """Samples."""
@@ -82,16 +82,17 @@ class _RankBatches:
 
 
 @runtime_checkable
-class _Told(Protocol):
-    """A dataset that is told of samples before it is asked for them, see `form.Dataset`."""
+class _Prefetching(Protocol):
+    """A dataset that prefetches announced samples, see `sample_format.Dataset`."""
 
     def prefetch(self, indices: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _ToldOfBatches:
-    """A dataset that is told of a whole batch before it is asked for its first sample: pieces that
-    come from afar are then fetched side by side, in whichever process loads the batch."""
+class _BatchPrefetch:
+    """Announces a whole batch to its dataset before it takes the first sample.
+
+    Pieces from a remote store are then fetched in parallel, in the process that loads the batch."""
 
     dataset: Any
 
@@ -101,8 +102,8 @@ class _ToldOfBatches:
 
 
 class _Named(NamedTuple):
-    """Samples, or the batch of them, and their ids: an array, which comes from a worker process
-    without a file of its own, as a tensor would have."""
+    """Samples, or the batch of them, and their ids: as an array, because a tensor from a worker
+    process needs a separate file."""
 
     samples: Any
     ids: NDArray[np.int64]
@@ -110,8 +111,7 @@ class _Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """A dataset that says with each batch which samples it is, by the very numbers that it was
-    asked for, in whichever process loads it."""
+    """Adds the sample ids to each batch, by the numbers requested, in the process that loads it."""
 
     dataset: Any
     source: Dataset
@@ -123,8 +123,8 @@ class _Naming:
 
 @dataclass(frozen=True, slots=True)
 class _FaultsHandedOver:
-    """A dataset in a worker process: a fault in the data is handed over in place of the batch, as
-    torch would make a traceback of the words that are meant for a person."""
+    """A dataset in a worker process: returns an error in the data in place of the batch, because
+    torch would turn its message into a traceback."""
 
     dataset: Any
 
@@ -162,8 +162,8 @@ class _Loaded(Iterator[Batch]):
         self._batches = iter(())
 
 
-def _told_ahead(dataset: _Told, batches: Iterable[list[int]]) -> Iterator[list[int]]:
-    """The batches; before each is handed over the dataset is told of the one behind it.
+def _announced(dataset: _Prefetching, batches: Iterable[list[int]]) -> Iterator[list[int]]:
+    """The batches; the dataset learns of each one batch early.
 
     For a loader without worker processes, which loads nothing while a step is computed."""
     waiting: list[int] | None = None
@@ -214,7 +214,7 @@ def build_loader(
 ) -> Iterator[Batch]:
     """Micro-batches of one rank, from the sample after `consumed` on.
 
-    named: each tells which samples it is (`SAMPLE_IDS`), unless the data loads itself."""
+    named: each has its `SAMPLE_IDS`, unless the data loads itself."""
     if isinstance(dataset, ExternalData):
         return dataset.batches(shape, consumed, dp_rank)
     _refuse_external(data)
@@ -222,8 +222,9 @@ def build_loader(
 
 
 def end_loading(batches: Iterator[Batch]) -> None:
-    """End the processes that load such batches ahead, where there are any. An error keeps the
-    frames that it came through, and they keep the loader; its workers are to end all the same."""
+    """End the worker processes of such batches, if any.
+
+    An error keeps its frames, and they keep the loader alive; its workers must end all the same."""
     if isinstance(batches, _Loaded):
         batches.end()
 
@@ -235,9 +236,9 @@ def load(
 
     named: with `SAMPLE_IDS`."""
     served: Any = dataset  # torch asks for its own base class, but needs two methods
-    if isinstance(dataset, _Told):
-        served = _ToldOfBatches(dataset)
-        batches = batches if data.num_workers else _told_ahead(dataset, batches)
+    if isinstance(dataset, _Prefetching):
+        served = _BatchPrefetch(dataset)
+        batches = batches if data.num_workers else _announced(dataset, batches)
     if named:
         served = _Naming(served, dataset)
     if data.num_workers:

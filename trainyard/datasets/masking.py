@@ -2,7 +2,7 @@
 
 Whole words are hidden in runs of one to n, chosen in a random order until a budget of tokens is
 spent. A pure function of (tokens, rule, generator): the draws come in Megatron-LM's order, and
-each sample has a generator of its own, so that a sample is the same whoever asks for it and when.
+each sample has a separate generator, so that it does not depend on the order of access.
 Knows nothing of files or torch."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MaskedConfig:
     """Share of the samples that are cut to a random shorter length."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no share."""
+        """Refuse shares outside 0 to 1."""
         if not 0 < self.mask_prob < 1:
             raise ConfigError(f"--mask-prob must be between 0 and 1, got {self.mask_prob}")
         if not 0 <= self.short_seq_prob <= 1:
@@ -178,7 +178,7 @@ def mask_words(
 
 @dataclass(frozen=True, slots=True)
 class BertReplacement:
-    """80 % the mask, 10 % any token of the vocabulary, 10 % what was there."""
+    """80 % the mask, 10 % any token of the vocabulary, 10 % unchanged."""
 
     mask: int
     vocab_size: int

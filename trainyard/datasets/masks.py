@@ -2,10 +2,10 @@
 
 Bounds are what attention kernels for packed sequences take: `cu_seqlens`, the place in the sample
 at which each document begins, ascending from 0, and s in every entry behind the last. They are
-(s + 1,) whatever the number of documents, so that samples stack. Pure functions of arrays.
+(s + 1,) for any number of documents, so that samples stack. Pure functions of arrays.
 
-b samples, s tokens each. A document that is cut by the end of a sample goes on as one of its own in
-the next."""
+b samples, s tokens each. A document that is cut by the end of a sample continues as a separate one
+in the next."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Dataset(Protocol):
     """What the loader and the ledger ask of a dataset.
 
     One that has `__getitems__(indices)` as well, which returns the stacked samples, is asked for
-    whole batches at once. One that has `prefetch(indices)` is told of samples before it is asked
+    whole batches at once. One that has `prefetch(indices)` learns of samples before it is asked
     for them, so that tokens that come from afar can be on their way; it returns at once, or after
     it has looked up where those tokens are."""
 
@@ -64,7 +64,7 @@ class SampleFormat:
     """Ids at or above it are a fault in the data."""
     eod: int
     pad: int = NO_PAD
-    """Fills a last partial sample; wherever it stands, it becomes 0 and does not count."""
+    """Fills a last partial sample; everywhere it becomes 0 and does not count."""
     reset_position_ids: bool = False
     """Positions count from 0 after each end of document."""
     eod_mask_loss: bool = False
@@ -87,7 +87,7 @@ class SampleFormat:
 
 
 class Vocabulary(Protocol):
-    """What is asked of a tokenizer; ids of further special tokens are found by their names."""
+    """The part of a tokenizer that is used; further special tokens are found by their names."""
 
     @property
     def vocab_size(self) -> int:
@@ -129,7 +129,7 @@ def pad_id(pad: int | None, others: Collection[int], allow_ambiguous: bool = Fal
     """The id to fill samples with, given the tokenizer's other special ids.
 
     A pad that is also, say, the end of document would keep every end of document out of the loss:
-    an id that no token has takes its place, unless that is what was asked for."""
+    it is replaced by an id that no token has, unless `allow_ambiguous`."""
     if pad is None:
         return NO_PAD
     if pad not in others:

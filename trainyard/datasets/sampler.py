@@ -85,7 +85,7 @@ def single(shape: SamplerShape, consumed: int) -> Iterator[NDArray[np.int64]]:
 def cyclic(
     shape: SamplerShape, consumed: int, permutation: Permutation, data_sharding: bool = True
 ) -> Iterator[NDArray[np.int64]]:
-    """Shuffled anew each epoch, without an end.
+    """Endless epochs, each shuffled again.
 
     data_sharding: each rank owns a contiguous share and shuffles that; otherwise all shuffle
     together."""
@@ -101,7 +101,7 @@ def cyclic(
 def _sharded(
     shape: SamplerShape, epoch: int, done: int, permutation: Permutation
 ) -> NDArray[np.int64]:
-    """(dp, what is left of the epoch for each rank)"""
+    """(dp, rest of the epoch for each rank)"""
     share = shape.num_samples // shape.per_step * shape.micro_batch_size
     order = permutation(epoch, share)[done // shape.dp :]
     return order + np.arange(shape.dp, dtype=np.int64)[:, None] * share

@@ -5,7 +5,7 @@ the order of the samples. Pure functions of (lengths, sequence length, seed, num
 give bit for bit what Megatron-LM gives; knows nothing of files or torch.
 
 T tokens an epoch, E epochs, s sequence length, e 1 if a sample draws one token more than s (its
-last label). Beyond what it returns it holds a few chunks of documents, whatever their number."""
+last label). Beyond what it returns it holds a few chunks of documents, for any number of them."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _served(serving: Serving, first: int, count: int) -> Ints:
 @lru_cache(maxsize=1)  # steps of many sizes begin in the same epoch
 def torch_permutation(epoch: int, n: int) -> Ints:
     """torch.randperm(n) by a generator seeded with `epoch`: Fisher-Yates from the front, drawing
-    32 bits of mt19937 modulo what is left."""
+    32 bits of mt19937 modulo the rest."""
     assert n < MAX_CYCLIC
     draws = np.random.RandomState(epoch % 2**32)
     order = array("q", range(n))

@@ -73,7 +73,7 @@ class SftFormat:
 
 
 class ChatTokenizer(Protocol):
-    """What is asked of a tokenizer of conversations."""
+    """The part of a conversation tokenizer that is used."""
 
     def tokenize_conversation(
         self, conversation: Sequence[dict[str, Any]]
@@ -104,7 +104,7 @@ class SFTDataset:
         self.lines = lines
         self.form = form
         self._tokenizer = tokenizer
-        self._told = False
+        self._warned = False
         self._bins: Bins | None = None
         if form.packing == "lines":
             if lengths is None:
@@ -130,10 +130,10 @@ class SFTDataset:
             return pad_conversation(self._tokens(self.lines[members[0]], whole=True)[0], self.form)
         pairs = [pair for line in members for pair in self._tokens(self.lines[line])]
         sample, used = pack_conversations(pairs, self.form)
-        if used > self.form.seq_length and not self._told:
-            self._told = True
+        if used > self.form.seq_length and not self._warned:
+            self._warned = True
             log.warning(
-                "%s: %d tokens, cut to --seq-length %d; further ones are not told",
+                "%s: %d tokens, cut to --seq-length %d; further cuts are not logged",
                 *(self.file.where(self.lines[members[0]]), used, self.form.seq_length),
             )
         return sample
@@ -194,7 +194,7 @@ def pack_conversations(
     pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], form: SftFormat
 ) -> tuple[Sample, int]:
     """Conversations one behind the other, cut off at s; and how many tokens they would have
-    taken. The last one goes on over the padding."""
+    taken. The last one continues over the padding."""
     s, begins, used = form.seq_length, [], 0
     tokens: list[NDArray[Any]] = []
     targets: list[NDArray[Any]] = []
@@ -270,7 +270,7 @@ def first_fit(lengths: NDArray[np.int64], capacity: int) -> Bins:
 
 
 class _Rooms:
-    """Room left in each sample, in a tree whose nodes hold the most of what is under them."""
+    """Room left in each sample, in a tree whose nodes hold the maximum of their children."""
 
     def __init__(self, count: int) -> None:
         self._leaves = 1 << max(count - 1, 1).bit_length()

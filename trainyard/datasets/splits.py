@@ -137,5 +137,5 @@ def _refuse(prefix: str, data: DataConfig, form: SampleFormat, split: str) -> No
     try:
         documents_of_split(file, data, form, split)
     except TooLittleDataError:
-        if split != "test" or not data.data_path:  # a run does without what is left for tests
+        if split != "test" or not data.data_path:  # a run needs no test data
             raise

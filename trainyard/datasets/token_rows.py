@@ -88,7 +88,7 @@ def checked_text(
 
 def segments_of_pieces(bounds: list[list[int]], form: SampleFormat) -> Segments | None:
     """Documents of the (b, s) tokens by the pieces that samples were gathered from, if they are
-    asked for; padding goes on with the last one."""
+    requested; padding continues the last one."""
     if not form.inter_document_masking:
         return None
     s = form.seq_length

@@ -1,8 +1,7 @@
 """From the samples of a run to the documents they are made of, and back.
 
-A sample is pieces of documents; `pieces` and `Occurrences` are each other's inverse. When and where
-a sample is served is told by `serving`, where a document came from by its sidecar,
-`corpus.provenance`."""
+A sample is pieces of documents; `pieces` and `Occurrences` are inverses. `serving_order`
+says when and where a sample is served; `corpus.provenance` says where a document came from."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class DocumentFile(Protocol):
 
     @property
     def prefix(self) -> str:
-        """What it is called."""
+        """Its name in errors."""
 
     @property
     def sequence_lengths(self) -> NDArray[np.int32]:

@@ -67,7 +67,7 @@ def check_tokens(
     """Look at a token file. Raises DataError naming file, document, place and id.
 
     vocab_size: 0 where it is not known, as when indices are made ahead. num_sources: files of the
-    run, which share what is looked at: every rank looks by itself. indexer: what may know the
+    run, which share the budget: every rank checks by itself. indexer: may know the
     largest id of a file that is not looked at whole, or want to know it for a later run."""
     dtype = source.dtype
     holds_all = dtype.kind == "u" and np.iinfo(dtype).max < vocab_size
@@ -104,7 +104,7 @@ def _fault_at(source: IndexedDataset, place: int, vocab_size: int) -> DataError:
 
 
 def _blocks(num_tokens: int, num_blocks: int, size: int) -> Iterator[tuple[int, int]]:
-    """Bounds of what is looked at; everything, of a short file."""
+    """Bounds of the blocks to check; everything, of a short file."""
     if num_tokens <= num_blocks * size:
         yield 0, num_tokens
         return
@@ -128,8 +128,9 @@ def largest(tokens: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _facts(source: IndexedDataset, tokens: NDArray[Any]) -> dict[str, Any]:
-    """What the largest id is found again by: the lengths of all sequences, and tokens all over the
-    file. Where neither tells two files apart, samples are looked at still."""
+    """The key of the largest id: the lengths of all sequences, and tokens all over the file.
+
+    Where two files share both, samples are checked still."""
     blocks = _blocks(len(tokens), KEY_BLOCKS, KEY_TOKENS)
     some = np.concatenate([tokens[begin:end] for begin, end in blocks])
     return {

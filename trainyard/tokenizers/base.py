@@ -1,6 +1,6 @@
-"""What every tokenizer offers, and the file that lets one be rebuilt from a checkpoint.
+"""The interface of every tokenizer, and the file that lets a checkpoint rebuild one.
 
-Knows nothing of the libraries that encode: each is imported by the module of its type only."""
+Imports no library that encodes: the module of each type does that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
 
 DESCRIPTION = "trainyard_tokenizer.json"
-"""The file that says which kind the files beside it make up."""
+"""The file that names the tokenizer type of the files beside it."""
 
 FORMAT_VERSION = 2
 """1 named the type, `vocab_size` and `vocab_extra_ids` only."""
@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
     @property
     def config(self) -> TokenizerConfig:
-        """What it was built from."""
+        """The options it was built from."""
 
     @property
     def vocab_size(self) -> int:
@@ -132,14 +132,14 @@ def as_lists(flat: Flat) -> list[list[int]]:
 
 
 def check_unicode(texts: Iterable[str]) -> None:
-    """UnicodeEncodeError for a half of a surrogate pair, of which the libraries say odd things."""
+    """UnicodeEncodeError for a lone surrogate, for which the libraries raise unclear errors."""
     for text in texts:
         text.encode()
 
 
 def description(config: TokenizerConfig) -> bytes:
     """Contents of the file `DESCRIPTION`: every option that shapes ids, and no paths, so that it
-    is the same wherever it was made."""
+    does not depend on where it was made."""
     document = {"format_version": FORMAT_VERSION} | digest_relevant(config)
     return json.dumps(document, indent=1).encode() + b"\n"
 
@@ -154,7 +154,7 @@ def check_vocab_size(config: TokenizerConfig, found: int) -> None:
 
 
 def read_part(flag: str, url: str, what: str) -> bytes:
-    """A file that an option names; a missing one is told by the option."""
+    """The contents of a file that an option names; ArtifactError names the option."""
     if not store.exists(url):
         raise ArtifactError(f"{flag}: there is no {what} at {url}; give the path or URL of a file")
     return store.read_bytes(url)

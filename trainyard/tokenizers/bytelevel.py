@@ -2,7 +2,7 @@
 
 As in Megatron's library there are 512 ids unless `--vocab-size` says another number, id 0 ends a
 document and id 1 fills, and `--tokenizer-special-tokens` come after them, the last one first; they
-are not looked for in a text. Other than there, what is decoded keeps the spaces at its end."""
+are not looked for in a text. Unlike there, decoded text keeps the spaces at its end."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class EngineTokenizer:
         self._prefix, self._suffix = frame or ((), ())
         # A post-processor that does more than put tokens around needs the whole text.
         self._seam = find_seam(library) if frame is not None else None
-        # Models of other kinds are none of gigatoken's business, and no word is lost about them.
+        # gigatoken knows BPE alone; other models use the library without a warning.
         if config.use_gigatoken and frame is not None and type(library.model).__name__ == "BPE":
             self._gigatoken = gigatoken_for(library)
         self._find_named()
@@ -161,7 +161,7 @@ class NamingTokenizer(EngineTokenizer):
 
 
 def read_settings(data: bytes, name: str) -> dict[str, Any]:
-    """One of `SETTINGS`; what is a JSON document and no object says nothing."""
+    """One of `SETTINGS`; empty for a JSON document that is not an object."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -195,7 +195,7 @@ def parse_library(data: bytes, name: str) -> Library:
 
 
 def add_special_tokens(library: Library, tokens: Sequence[str]) -> None:
-    """Tokens found in a text wherever they are spelt out; those it has already stay."""
+    """Add tokens that are found anywhere in a text; existing ones stay."""
     library.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
 
 

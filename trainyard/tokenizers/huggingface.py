@@ -42,7 +42,7 @@ def build_huggingface(config: TokenizerConfig) -> NamingTokenizer:
     if eod is None:
         eod = _usual_end(library, url)
     if config.tokenizer_special_tokens:
-        del files[MODEL]  # what is carried has the tokens added
+        del files[MODEL]  # the saved file has the tokens added
     around = not config.tokenizer_hf_no_include_special_tokens
     pad = _token_id(library, settings, "pad_token", url)
     return NamingTokenizer(config, library, files, eod, pad, around=around)

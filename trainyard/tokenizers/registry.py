@@ -132,11 +132,11 @@ def check_files(config: TokenizerConfig) -> None:
     """Refuse a tokenizer of which a file is missing; one that has them is not built."""
     named = config.inputs()
     if not all(store.exists(url) or store.exists(store.join(url, OF_FOLDER)) for url in named):
-        build_tokenizer(config)  # says what is missing
+        build_tokenizer(config)  # the error names the missing file
 
 
 def load_tokenizer(folder_url: str) -> Tokenizer:
-    """The tokenizer whose `files()` lie in a folder."""
+    """The tokenizer of a folder that holds its `files()`."""
     url = store.join(folder_url, DESCRIPTION)
     document = store.read_json(url)
     kind = _check(document, url)

@@ -4,9 +4,9 @@ All three make the ids that the library's own `encode` makes, with no BOS before
 document with its end-of-sentence piece, as Megatron-LM has it since its newest tokenizers.
 
 SentencePieceTokenizer can do more: with `--vocab-extra-ids` or `--tokenizer-sentencepiece-legacy`
-it is the tokenizer of Megatron-LM up to 0.15 (and its T5): <CLS>, <SEP>, <EOD>, <MASK> and what is
-missing of padding, begin and end get ids above those of the model, then <extra_id_N>; each becomes
-its id wherever a text spells it out, and <EOD> ends a document. With `--tokenizer-special-tokens`
+it is the tokenizer of Megatron-LM up to 0.15 (and its T5): <CLS>, <SEP>, <EOD>, <MASK> and
+missing tokens for padding, begin and end get ids above those of the model, then <extra_id_N>. Each
+becomes its id where a text has it, and <EOD> ends a document. With `--tokenizer-special-tokens`
 (legacy only) it is these tokens instead.
 
 A text for a unigram model is never cut into parts, because the model weighs all of it: the library
@@ -42,7 +42,7 @@ from trainyard.tokenizers.fast.sentencepiece_model import SPACE
 MODEL = "tokenizer.model"
 CLASS, SEPARATOR, END, MASK = STANDARD = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
 EXTRA_SPACE = "\u262f"
-"""Megatron-LM's sign for a space that the model would drop; hardly in any vocabulary."""
+"""Megatron-LM's mark for a space that the model would drop; few vocabularies have it."""
 
 LONG_LETTERS = 1 << 16
 """A part of so many letters or more is encoded as an array."""
@@ -78,8 +78,7 @@ class SentencePieceTokenizer:
 
     @property
     def eod(self) -> int:
-        """Id that ends a document; ConfigError where the model has none, which only those need to
-        know who end documents."""
+        """Id that ends a document; ConfigError where the model has none."""
         return _end_of_document(self._end, self.eos, self.config)
 
     @property

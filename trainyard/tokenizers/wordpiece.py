@@ -3,9 +3,8 @@
 A text becomes its pieces and nothing around them, as in Megatron-LM up to 0.16: datasets put [CLS]
 and [SEP] where they belong. With `--tokenizer-hf-include-special-tokens` they are around every
 text, as Megatron-LM's main has it by default (its datasets then put them once more), and an empty
-text is these two tokens. [SEP] ends a document. The cased kind has the hundred <extra_id_N> of T5
-unless `--vocab-extra-ids` asks for another number, as there; the other has as many as are asked
-for."""
+text is these two tokens. [SEP] ends a document. The cased kind has T5's hundred <extra_id_N> unless
+`--vocab-extra-ids` gives another number, as in Megatron-LM; the other has that number."""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ CASED_EXTRA_IDS = 100
 MAX_WORD_LETTERS = 100
 """A longer word is [UNK]."""
 KEPT_LETTERS = 256
-"""Of the two ends of a word that is far longer, which may be parts of added tokens."""
+"""Characters kept at both ends of a far longer word; they may be parts of added tokens."""
 IN_WORDS = "0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f\U0001f300-\U0001f64f" + LETTERS.replace(
     "\u4e00-\u9fa5", ""
 )
-"""Characters that go on with a word, whatever is before and behind, and are left in it when it is
-cleaned: at least one for each. Ideographs are words of their own."""
+"""Characters that continue a word in any surroundings; cleaning keeps at least one for each.
+Ideographs are separate words."""
 LONG_LETTERS = 1 << 12
 LONG_ROW = re.compile(
     rf"(?<![{IN_WORDS}])([{IN_WORDS}]{{{KEPT_LETTERS}}})[{IN_WORDS}]{{{LONG_LETTERS},}}"
@@ -56,7 +55,7 @@ class WordPieceTokenizer(EngineTokenizer):
             _id_of(library, token) for token in (FIRST, SEPARATOR, MASK, PAD, UNKNOWN)
         )
         self.bos, self.eos = self.cls, self.sep
-        """As Megatron has it where the vocabulary has none of its own."""
+        """As in Megatron for a vocabulary without these tokens."""
         around = config.tokenizer_hf_include_special_tokens
         super().__init__(config, library, files, eod=self.sep, pad=self.pad_id, around=around)
         contents = [token.content for token in library.get_added_tokens_decoder().values()]
@@ -65,8 +64,10 @@ class WordPieceTokenizer(EngineTokenizer):
         )
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of a text by the library, a long one in parts and without the middle of words
-        that are [UNK] whatever their middle: it takes 50 bytes for each of a word."""
+        """The ids of a text by the library.
+
+        A long text goes in parts, and a long word without its middle: it is [UNK] either way, and
+        the library takes 50 bytes for each byte of a word."""
         if self._shortens and is_long(text):
             text = LONG_ROW.sub(lambda row: row[1] + row[2], text)
         return super().reference_array(text)
@@ -78,7 +79,7 @@ class WordPieceTokenizer(EngineTokenizer):
 
     @cached_property
     def begins_word(self) -> NDArray[np.bool_]:
-        """(vocab_size,) whether a token begins a word: "##" goes on with one."""
+        """(vocab_size,) whether a token begins a word: "##" continues one."""
         begins = np.ones(self.vocab_size, np.bool_)
         for token, i in self.library.get_vocab(with_added_tokens=True).items():
             begins[i] = not token.startswith("##")
@@ -122,7 +123,7 @@ def wordpiece_library(vocab: dict[str, int], *, lower: bool) -> Library:
     library.pre_tokenizer = BertPreTokenizer()
     library.decoder = WordPieceDecoder(prefix="##", cleanup=True)
     library.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    library.post_processor = TemplateProcessing(  # for whoever loads the carried files elsewhere
+    library.post_processor = TemplateProcessing(  # for programs that load the saved files
         single=f"{FIRST}:0 $A:0 {SEPARATOR}:0",
         pair=f"{FIRST}:0 $A:0 {SEPARATOR}:0 $B:1 {SEPARATOR}:1",
         special_tokens=[(token, vocab[token]) for token in (FIRST, SEPARATOR)],

@@ -179,7 +179,7 @@ def test_a_machine_folder_that_cannot_be_written_stops_nothing(
         os.utime(path, (1e9, 1e9))  # settled, so that digests would be remembered
     make(IndexCache(s3_url))
     assert same(make(IndexCache(s3_url)), built)
-    assert "made again" in caplog.text
+    assert "built again" in caplog.text
     monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
     assert same(make(IndexCache(local)), built)
 
@@ -219,7 +219,7 @@ def test_a_damaged_entry_is_never_used(
         assert same(make(IndexCache(str(root))), built)
     assert {path: path.read_bytes() for path in files(root)} == whole
     if damage != "gone" or path.suffix != ".json":
-        assert caplog.text.count("made again") == 1
+        assert caplog.text.count("built again") == 1
 
 
 def test_every_byte_of_the_document_counts_or_changes_nothing(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_a_cut_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         samples[0], samples[1]
     assert [r.getMessage() for r in caplog.records] == [
         f"{tmp_path}/chat.jsonl: line 1 (byte 0): 65 tokens, cut to --seq-length 32; "
-        "further ones are not told"
+        "further cuts are not logged"
     ]
 
 

@@ -1,6 +1,6 @@
 """MultimodalTokenizer: conversations about images.
 
-`<image>` stands for an image in a text and is a token of its own, like every other of
+`<image>` stands for an image in a text and is a separate token, like every other of
 `--tokenizer-special-tokens`. Other than in Megatron-LM these count in the size of the vocabulary,
 so that no id lies outside the embedding; the model knows the place of an image by the id -200."""
 

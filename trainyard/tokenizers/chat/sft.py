@@ -65,7 +65,7 @@ class ConversationTokenizer:
 
     @property
     def config(self) -> TokenizerConfig:
-        """What it was built from."""
+        """The options it was built from."""
         return self._inner.config
 
     @property
@@ -144,7 +144,7 @@ class ConversationTokenizer:
         add_generation_prompt: bool = False,
     ) -> Ids | tuple[Ids, Ids]:
         """The tokens of a conversation, and for each of them itself or -100 where it is not to be
-        learnt. DataError names a turn that cannot be told apart from its neighbours."""
+        learnt. DataError names a turn that cannot be separated from its neighbours."""
         turns = self.prepare(conversation)
         text = self.render(turns, invite=add_generation_prompt)
         tokens = self._tokens(text)

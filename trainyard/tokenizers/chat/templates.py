@@ -35,7 +35,7 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, Any], *, invite: bool
     ) -> str:
         """The text of a conversation; `tokens` are the special tokens by their roles."""
-        # Some sources write null for what is not there; templates ask whether it is.
+        # Some sources write null for a missing key; templates test whether the key exists.
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
         try:
             return self._template.render(
@@ -73,7 +73,7 @@ def own_template(files: Mapping[str, bytes], name: str) -> ChatTemplate:
         templates = [entry for entry in template if isinstance(entry, dict)]
         template = {entry.get("name"): entry.get("template") for entry in templates}.get("default")
     if not isinstance(template, str):
-        raise ConfigError(f"{name} has no chat template of its own; give one with --chat-template")
+        raise ConfigError(f"{name} has no chat template; give one with --chat-template")
     return ChatTemplate(template, f"{name}: {SETTINGS[0]}")
 
 

@@ -1,11 +1,10 @@
 """gigatoken as an engine: the ids of a reference library, many times faster.
 
-It is used for a tokenizer only when it accepts it, when nothing in the tokenizer is known to be
-read differently, and when both make the same ids of the probe texts; otherwise a line of the log
-says why not. Texts that the two libraries may cut differently (suspects.py) go to the reference.
+It encodes for a tokenizer if it accepts it, if no part of the tokenizer is known to be read
+differently, and if both libraries make the same ids of the probe texts. Otherwise the log says why
+not. Texts that the libraries may cut differently (unicode_mismatch.py) go to the reference.
 
-Only text goes in and only ids come out: its own readers of files are not used, nor its thread
-pool."""
+gigatoken's readers of files and its thread pool are not used."""
 
 from __future__ import annotations
 
@@ -52,11 +51,11 @@ DOUBTFUL_LETTERS = 1 << 14
 """Of a longer text only the suspect parts go to the reference, which is fifty times slower."""
 
 REBUILD_LETTERS = 1 << 25
-"""A worker is good for at least this many characters: building one costs as much as encoding 10
-million, and another 20 million go by before its memory of words is as good as the old one's."""
+"""A worker encodes at least this many characters: building one costs as much as encoding 10
+million, and its cache of words needs another 20 million to fill."""
 
 REBUILD_GROWTH_BYTES = 192 << 20
-"""By how much the process may have grown when a worker is thrown away."""
+"""Growth of the process at which a worker is discarded."""
 
 REBUILD_UNMEASURED_LETTERS = 1 << 29
 """The same where the size of the process is not known."""
@@ -154,7 +153,7 @@ def _build(
         return None
     try:
         engine = Gigatoken(lambda: load(gigatoken).backend, reference, seam)
-    except Exception as error:  # whatever a library of this age may raise
+    except Exception as error:  # a young library: it may raise anything
         _not_used(" ".join(str(error).split("Location:")[0].split()))
         return None
     if byte_level:
@@ -173,10 +172,10 @@ def _not_used(reason: str) -> None:
 
 
 class Gigatoken:
-    """Encodes in any number of threads at once, each with a worker of its own.
+    """Encodes in any number of threads at once, each with a separate worker.
 
-    A worker remembers the words that it has seen and grows with every new one, without end; so it
-    is thrown away when the process has grown too much since it was made."""
+    A worker caches the words that it has seen and grows with every new one, without end. It is
+    discarded when the process has grown too much since the worker was made."""
 
     def __init__(
         self, make: Callable[[], Any], reference: Reference, seam: Seam | None = None
@@ -189,7 +188,7 @@ class Gigatoken:
         self._idle = [_Worker(make())]
 
     def watch(self, *, nfc: bool) -> None:
-        """From now on leave suspect texts to the reference."""
+        """Leave suspect texts to the reference."""
         self._suspects = Suspects(self._idle[0].backend.vocab, nfc=nfc)
 
     def encode(self, text: str) -> list[int]:
@@ -259,7 +258,7 @@ class Gigatoken:
 
 
 class _Worker:
-    """One object of the library: whoever uses it is alone with it meanwhile."""
+    """One object of the library, for one thread at a time."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -291,7 +290,7 @@ class _Worker:
 
 
 def resident_bytes() -> int | None:
-    """Memory that the process holds; None where the system does not tell."""
+    """Resident memory of the process; None where the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

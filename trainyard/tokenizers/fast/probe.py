@@ -1,8 +1,7 @@
-"""What is asked of a tokenizer before gigatoken encodes for it.
+"""Checks whether gigatoken may encode for a tokenizer.
 
-`refusal` knows the parts of a tokenizer.json that gigatoken 0.10 accepts and reads differently from
-the `tokenizers` library, found by comparing the two; `probe_texts` are for what nobody thought of.
-What it does not accept it says itself."""
+`refusal` names the parts of a tokenizer.json that gigatoken 0.10 accepts but reads differently from
+the `tokenizers` library. `probe_texts` find unknown differences. gigatoken refuses the rest."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Pieces:
         return np.concatenate(rows)
 
     def find(self, token: str) -> int | None:
-        """The id of a piece; None for what is not one, and for the unknown piece."""
+        """The id of a piece; None for the unknown piece and for other texts."""
         found: int = self.library.piece_to_id(token)
         return None if found == self.library.unk_id() else found
 
