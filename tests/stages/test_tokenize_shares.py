@@ -120,9 +120,9 @@ def test_missing_shares_are_named_with_the_command_that_makes_them(
     prefix = str(tmp_path / "out")
     assert run(corpus, prefix, "--rank", "1", "--world-size", "4") == 0
     assert run(corpus, prefix, "--world-size", "4") == 1
-    told = capsys.readouterr().err
-    assert "of 4 shares, those of rank 0, 2, 3 are not made yet" in told
-    assert "--rank 0" in told
+    log = capsys.readouterr().err
+    assert "of 4 shares, those of rank 0, 2, 3 are not made yet" in log
+    assert "--rank 0" in log
     assert not list(tmp_path.glob("out_*"))
 
 
@@ -134,8 +134,8 @@ def test_a_share_of_another_input_or_option_is_foreign(
     other = ("--rank", "1", "--world-size", "2", "--no-append-eod")
     assert run(corpus, prefix, *other) == 0
     assert run(corpus, prefix, "--world-size", "2") == 1
-    told = capsys.readouterr().err
-    assert "those of rank 1 are made of another input or other options" in told
+    log = capsys.readouterr().err
+    assert "those of rank 1 are made of another input or other options" in log
     assert run(corpus, prefix, "--rank", "1", "--world-size", "2") == 0
     assert run(corpus, prefix, "--world-size", "2") == 0
 

@@ -189,14 +189,14 @@ class DataConfig:
     def expanded(self) -> DataConfig:
         """The same options with what --data-args-path and --per-split-data-args-path list."""
         # Reads files: not for --help.
-        from trainyard.datasets.data_args_file import PER_SPLIT, read_list, read_lists
+        from trainyard.datasets.data_args_file import read_list, read_lists
 
         if (url := self.data_args_path) is not None:
             where = f"--data-args-path {url}"
             paths: dict[str, Any] = {"data_path": read_list(url, where)}
         elif (url := self.per_split_data_args_path) is not None:
-            where = f"{PER_SPLIT} {url}"
-            lists = read_lists(url, where)
+            where = f"--per-split-data-args-path {url}"
+            lists = read_lists(url, where, SPLIT_NAMES)
             paths = {f"{split}_data_path": listed for split, listed in lists.items()}
         else:
             return self

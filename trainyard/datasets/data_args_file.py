@@ -7,13 +7,11 @@ a list in a file and the same list as options are the same run."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
-
-PER_SPLIT = "--per-split-data-args-path"
 
 
 def read_list(url: str, where: str) -> tuple[str, ...]:
@@ -24,7 +22,7 @@ def read_list(url: str, where: str) -> tuple[str, ...]:
     return paths
 
 
-def read_lists(url: str, where: str) -> dict[str, tuple[str, ...]]:
+def read_lists(url: str, where: str, splits: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """What --train-data-path, --valid-data-path and --test-data-path would be given."""
     try:
         document = json.loads(_text(url, where))
@@ -33,8 +31,8 @@ def read_lists(url: str, where: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(document, dict):
         raise ConfigError(f'{where} must be a JSON object, {{"train": [...], "valid": [...]}}')
     for key in document:
-        if key not in SPLIT_NAMES:
-            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(SPLIT_NAMES)}")
+        if key not in splits:
+            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(splits)}")
     return {key: _words(value, f"{where}: {key!r}") for key, value in document.items()}
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import orjson
+
+from trainyard.tokenizers.base import Tokenizer, as_lists
 
 SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>", "[CLS]", "[MASK]", "|||IP_ADDRESS|||")
 """Special tokens of one kind of tokenizer or another, spelt out."""
@@ -86,3 +89,52 @@ def corpus(path: Path, step: int = 1) -> list[str]:
         with path.open("rb") as file:
             return [orjson.loads(line)["text"] for k, line in enumerate(file) if k % step == 0]
     return path.read_text().split("\n\n")[::step]
+
+
+def corpora_slice(shared: Path) -> list[str]:
+    """A few documents of every kind."""
+    steps = {"corpus_en": 4000, "wiki_zh": 400, "multilingual_mix": 24, "code": 60}
+    folder = shared / "data/corpora"
+    return [t for name, step in steps.items() for t in corpus(folder / f"{name}.jsonl", step)]
+
+
+def small_corpora(shared: Path, step: int = 20, small_step: int = 1) -> Iterator[list[str]]:
+    """The small corpora, and one of every `step` documents of the large ones."""
+    folder = shared / "data/corpora"
+    for name in ("multilingual_mix.jsonl", "code.jsonl", "tinyshakespeare.txt"):
+        yield corpus(folder / name, small_step)
+    yield corpus(folder / "wikitext-103/wiki.test.articles.jsonl", small_step)
+    yield corpus(folder / "wikitext-2/wiki.valid.tokens", small_step)
+    for name in ("corpus_en.jsonl", "books_en.jsonl", "wiki_zh.jsonl"):
+        yield corpus(folder / name, step)
+
+
+def whole_corpora(shared: Path) -> Iterator[list[str]]:
+    """Every corpus, every code point, and many random texts."""
+    for path in sorted((shared / "data/corpora").rglob("*")):
+        if path.suffix in (".jsonl", ".txt", ".tokens"):
+            yield corpus(path)
+    yield every_block() + random_texts(20_000, seed=3)
+
+
+def blocks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in order, about a million characters at once."""
+    block: list[str] = []
+    letters = 0
+    for text in texts:
+        block.append(text)
+        letters += len(text)
+        if letters > 1 << 20:
+            yield block
+            block, letters = [], 0
+    yield block
+
+
+def assert_equal(
+    tokenizer: Tokenizer, expect: Callable[[list[str]], list[list[int]]], texts: Sequence[str]
+) -> None:
+    """The tokenizer makes the ids that `expect` makes."""
+    for block in blocks(texts):
+        found = as_lists(tokenizer.encode_flat(block))
+        for text, ours, theirs in zip(block, found, expect(block), strict=True):
+            assert ours == theirs, f"{text[:200]!a}"

@@ -8,9 +8,10 @@ from typing import Any
 
 import tokenizers
 
+from trainyard.artifacts import store
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.registry import build_tokenizer
+from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 
 OPTIONS: dict[str, dict[str, str]] = {
     "gpt2": {
@@ -53,6 +54,13 @@ def options(shared: Path, kind: str) -> dict[str, Any]:
 def build(shared: Path, kind: str, **more: Any) -> Tokenizer:
     """One of `OPTIONS`, built."""
     return build_tokenizer(TokenizerConfig(**options(shared, kind), **more))
+
+
+def carried(tokenizer: Tokenizer, folder: Path | str) -> Tokenizer:
+    """The tokenizer that its own files make."""
+    for name, data in tokenizer.files().items():
+        store.write_bytes(store.join(str(folder), name), data)
+    return load_tokenizer(str(folder))
 
 
 def reference(shared: Path, kind: str) -> Callable[[Sequence[str]], list[list[int]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, every_block, random_texts
+from tests.trainyard.tokenizers.hostile import (
+    HOSTILE,
+    assert_equal,
+    blocks,
+    corpora_slice,
+    corpus,
+    every_block,
+    random_texts,
+    small_corpora,
+    whole_corpora,
+)
 from tests.trainyard.tokenizers.kinds import FAST, OPTIONS, build, options, reference
 from trainyard.tokenizers.base import Tokenizer, as_lists
 from trainyard.tokenizers.bytelevel import ByteLevelTokenizer
@@ -25,7 +34,6 @@ pytestmark = pytest.mark.slow
 KINDS = sorted(OPTIONS)
 SOME_KINDS = [kind for kind in KINDS if kind != "bert-chinese"]
 LARGEST = "corpus_en.jsonl"
-BLOCK_LETTERS = 1 << 20
 UNBROKEN = (
     *("a", "ACGT", "the", string.digits, "-", string.punctuation, " ", " \n", "\u4f60\u597d\u4e16"),
     *("\U0001f600", "\u043f\u0440\u0438", "\u00e9e\u0301", string.printable),
@@ -37,26 +45,6 @@ def built(shared: Path) -> dict[str, Tokenizer]:
     return {kind: build(shared, kind) for kind in KINDS}
 
 
-def blocks(texts: Sequence[str]) -> Iterator[list[str]]:
-    block: list[str] = []
-    letters = 0
-    for text in texts:
-        block.append(text)
-        letters += len(text)
-        if letters > BLOCK_LETTERS:
-            yield block
-            block, letters = [], 0
-    yield block
-
-
-def assert_equal(tokenizer: Tokenizer, shared: Path, kind: str, texts: Sequence[str]) -> None:
-    expect = reference(shared, kind)
-    for block in blocks(texts):
-        found = as_lists(tokenizer.encode_flat(block))
-        for text, ours, theirs in zip(block, found, expect(block), strict=True):
-            assert ours == theirs, f"{kind}: {text[:200]!a}"
-
-
 # --- in the unit suite ------------------------------------------------------------------------
 
 
@@ -65,7 +53,7 @@ def test_hostile_text_has_the_ids_of_the_reference(
     built: dict[str, Tokenizer], shared: Path, kind: str
 ) -> None:
     texts = [*HOSTILE, *every_block(step=5)[::5], *random_texts(80)]
-    assert_equal(built[kind], shared, kind, texts)
+    assert_equal(built[kind], reference(shared, kind), texts)
     texts = texts[::17]
     assert built[kind].encode_batch(texts) == [built[kind].encode(text) for text in texts]
     assert built[kind].encode_batch(texts) == list(map(built[kind].encode_reference, texts))
@@ -75,10 +63,7 @@ def test_hostile_text_has_the_ids_of_the_reference(
 def test_a_slice_of_the_corpora_has_the_ids_of_the_reference(
     built: dict[str, Tokenizer], shared: Path, kind: str
 ) -> None:
-    folder = shared / "data/corpora"
-    texts = corpus(folder / LARGEST, 2000) + corpus(folder / "multilingual_mix.jsonl", 24)
-    texts += corpus(folder / "wiki_zh.jsonl", 400) + corpus(folder / "code.jsonl", 60)
-    assert_equal(built[kind], shared, kind, texts)
+    assert_equal(built[kind], reference(shared, kind), corpora_slice(shared))
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
@@ -89,7 +74,7 @@ def test_long_texts_with_and_without_seams_have_the_ids_of_the_reference(
     rng = random.Random(0)
     rows = ["".join(rng.choices(letters, k=1500)) for letters in UNBROKEN]
     texts = [*rows, " ".join(rows), *(f"Go: {row}'s end, {row}\u0378{row}" for row in rows), "x"]
-    assert_equal(built[kind], shared, kind, texts)
+    assert_equal(built[kind], reference(shared, kind), texts)
 
 
 def test_gigatoken_encodes_where_it_can(built: dict[str, Tokenizer], shared: Path) -> None:
@@ -136,12 +121,6 @@ def test_what_bytes_say_is_what_was_said(built: dict[str, Tokenizer], texts: lis
 
 # --- whole corpora ----------------------------------------------------------------------------
 
-SMALL = (
-    *("multilingual_mix.jsonl", "code.jsonl", "tinyshakespeare.txt"),
-    *("wikitext-103/wiki.test.articles.jsonl", "wikitext-2/wiki.valid.tokens"),
-)
-
-
 STEPS = {"gpt2": 10, "neox": 10, "llama": 50, "bert-uncased": 20, "bert-cased": 25}
 """One document of so many: the references take 20 s for 56 MB, that of llama minutes."""
 
@@ -151,23 +130,16 @@ STEPS = {"gpt2": 10, "neox": 10, "llama": 50, "bert-uncased": 20, "bert-cased": 
 def test_every_block_and_the_small_corpora(
     built: dict[str, Tokenizer], shared: Path, kind: str
 ) -> None:
-    assert_equal(built[kind], shared, kind, every_block() + random_texts(1000, seed=4))
-    for name in SMALL:
-        step = 4 if kind == "llama" else 1
-        assert_equal(built[kind], shared, kind, corpus(shared / "data/corpora" / name, step))
-    for name in (LARGEST, "books_en.jsonl", "wiki_zh.jsonl"):
-        texts = corpus(shared / "data/corpora" / name, STEPS[kind])
-        assert_equal(built[kind], shared, kind, texts)
+    assert_equal(built[kind], reference(shared, kind), every_block() + random_texts(1000, seed=4))
+    for texts in small_corpora(shared, STEPS[kind], 4 if kind == "llama" else 1):
+        assert_equal(built[kind], reference(shared, kind), texts)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_corpora(built: dict[str, Tokenizer], shared: Path, kind: str) -> None:
-    folder = shared / "data/corpora"
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in (".jsonl", ".txt", ".tokens"):
-            assert_equal(built[kind], shared, kind, corpus(path))
-    assert_equal(built[kind], shared, kind, every_block() + random_texts(20_000, seed=3))
+    for texts in whole_corpora(shared):
+        assert_equal(built[kind], reference(shared, kind), texts)
 
 
 @pytest.mark.full

@@ -15,11 +15,19 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, every_block, random_texts
+from tests.trainyard.tokenizers.hostile import (
+    HOSTILE,
+    assert_equal,
+    corpora_slice,
+    every_block,
+    random_texts,
+    small_corpora,
+    whole_corpora,
+)
 from tests.trainyard.tokenizers.models import FAST, MODELS, TRAINED, train
 from trainyard.artifacts import store
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.tokenizers.base import Tokenizer, as_lists
+from trainyard.tokenizers.base import as_lists
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast.sentencepiece_model import parse_pieces, refusal_of_pieces
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
@@ -76,16 +84,6 @@ def library(folder: Path, shared: Path) -> dict[str, sentencepiece.SentencePiece
     }
 
 
-def assert_equal(
-    tokenizer: Tokenizer, library: sentencepiece.SentencePieceProcessor, texts: list[str]
-) -> None:
-    for start in range(0, len(texts), 200):
-        block = texts[start : start + 200]
-        found = as_lists(tokenizer.encode_flat(block))
-        for text, ours, theirs in zip(block, found, library.encode(block), strict=True):
-            assert ours == theirs, f"{text[:200]!a}"
-
-
 # --- equal to the library ---------------------------------------------------------------------
 
 
@@ -94,7 +92,7 @@ def test_hostile_text_has_the_ids_of_the_library(
     built: dict[str, SentencePieceTokenizer], library: dict[str, Any], name: str
 ) -> None:
     texts = [*TEXTS, *HOSTILE, *every_block(step=31), *random_texts(80)]
-    assert_equal(built[name], library[name], texts)
+    assert_equal(built[name], library[name].encode, texts)
     some = texts[::5]
     assert [built[name].encode(text) for text in some] == library[name].encode(some)
     assert built[name].encode_batch(some) == list(map(built[name].encode_reference, some))
@@ -104,10 +102,7 @@ def test_hostile_text_has_the_ids_of_the_library(
 def test_a_slice_of_the_corpora_has_the_ids_of_the_library(
     built: dict[str, SentencePieceTokenizer], library: dict[str, Any], shared: Path, name: str
 ) -> None:
-    where = shared / "data/corpora"
-    texts = corpus(where / "corpus_en.jsonl", 4000) + corpus(where / "wiki_zh.jsonl", 400)
-    texts += corpus(where / "multilingual_mix.jsonl", 24) + corpus(where / "code.jsonl", 60)
-    assert_equal(built[name], library[name], texts)
+    assert_equal(built[name], library[name].encode, corpora_slice(shared))
 
 
 RUNS = st.lists(
@@ -163,7 +158,7 @@ def test_a_long_text_is_encoded_in_parts(
         tokenizer = build(str(folder / f"{name}.model"), use_gigatoken=engine)
         lengths = watch(tokenizer, monkeypatch)
         texts = [*(text for text in HOSTILE if len(text) < 2000), "the cat  sat aa on " * 30]
-        assert_equal(tokenizer, library[name], [f"x{text} a b {text}" for text in texts])
+        assert_equal(tokenizer, library[name].encode, [f"x{text} a b {text}" for text in texts])
         assert max(lengths, default=0) < 1500
 
 
@@ -186,21 +181,13 @@ def test_half_a_surrogate_pair_is_no_text(built: dict[str, SentencePieceTokenize
             built[name].encode_flat(["a", "\ud800"])
 
 
-SMALL = (
-    *("multilingual_mix.jsonl", "code.jsonl", "tinyshakespeare.txt"),
-    *("wikitext-103/wiki.test.articles.jsonl", "wikitext-2/wiki.valid.tokens"),
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_small_corpora(
     built: dict[str, SentencePieceTokenizer], library: dict[str, Any], shared: Path, name: str
 ) -> None:
-    for file in SMALL:
-        assert_equal(built[name], library[name], corpus(shared / "data/corpora" / file))
-    for file in ("corpus_en.jsonl", "books_en.jsonl", "wiki_zh.jsonl"):
-        assert_equal(built[name], library[name], corpus(shared / "data/corpora" / file, 20))
+    for texts in small_corpora(shared):
+        assert_equal(built[name], library[name].encode, texts)
 
 
 @pytest.mark.full
@@ -208,10 +195,8 @@ def test_the_small_corpora(
 def test_the_whole_corpora(
     built: dict[str, SentencePieceTokenizer], library: dict[str, Any], shared: Path, name: str
 ) -> None:
-    for path in sorted((shared / "data/corpora").rglob("*")):
-        if path.suffix in (".jsonl", ".txt", ".tokens"):
-            assert_equal(built[name], library[name], corpus(path))
-    assert_equal(built[name], library[name], every_block() + random_texts(20_000, seed=3))
+    for texts in whole_corpora(shared):
+        assert_equal(built[name], library[name].encode, texts)
 
 
 # --- which library encodes --------------------------------------------------------------------

@@ -13,10 +13,18 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, every_block, random_texts
+from tests.trainyard.tokenizers.hostile import (
+    HOSTILE,
+    assert_equal,
+    corpora_slice,
+    every_block,
+    random_texts,
+    small_corpora,
+    whole_corpora,
+)
 from trainyard.artifacts import store
 from trainyard.errors import ArtifactError, ConfigError, DataError
-from trainyard.tokenizers.base import Tokenizer, as_lists
+from trainyard.tokenizers.base import as_lists
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 from trainyard.tokenizers.tiktoken import TikTokenizer, parse_json, parse_lines
@@ -30,6 +38,7 @@ V2 = (
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 PATTERNS = {"v1": V1, "v2": V2}
+Expect = Callable[[list[str]], list[list[int]]]
 NAMED = ["<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>"]
 TEXTS = (
     *("<s>a</s> <SPECIAL_77>x", " <unk><mask>", "<SPECIAL_1>", "<SPECIAL_999>", "<SPECIAL_1000>"),
@@ -75,12 +84,12 @@ def built(gpt2: Path) -> dict[str, TikTokenizer]:
 
 
 @pytest.fixture(scope="module")
-def reference(gpt2: Path) -> dict[str, Callable[[str], list[int]]]:
-    def encoder(name: str) -> Callable[[str], list[int]]:
-        library = encoding(read_ranks(gpt2), name)
-        return lambda text: library.encode(text, allowed_special="all")
+def reference(gpt2: Path) -> dict[str, Expect]:
+    return {name: expecting(encoding(read_ranks(gpt2), name)) for name in PATTERNS}
 
-    return {name: encoder(name) for name in PATTERNS}
+
+def expecting(library: tiktoken.Encoding) -> Expect:
+    return lambda texts: [library.encode(text, allowed_special="all") for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +107,6 @@ def entry(rank: int, token: bytes) -> dict[str, Any]:
     return {"rank": rank, "token_bytes": b64encode(token).decode(), "token_str": text}
 
 
-def assert_equal(
-    tokenizer: Tokenizer, expect: Callable[[str], list[int]], texts: Sequence[str]
-) -> None:
-    for start in range(0, len(texts), 200):
-        block = texts[start : start + 200]
-        found = as_lists(tokenizer.encode_flat(block))
-        for text, ours in zip(block, found, strict=True):
-            assert ours == expect(text), f"{text[:200]!a}"
-
-
 # --- equal to the library ---------------------------------------------------------------------
 
 
@@ -119,7 +118,7 @@ def test_hostile_text_has_the_ids_of_the_library(
     texts = [*TEXTS, *HOSTILE, *every_block(step=61), *random_texts(60)]
     assert_equal(built[name], reference[name], texts)
     some = texts[::5]
-    assert [built[name].encode(text) for text in some] == list(map(reference[name], some))
+    assert [built[name].encode(text) for text in some] == reference[name](some)
     assert built[name].encode_batch(some) == list(map(built[name].encode_reference, some))
 
 
@@ -127,16 +126,7 @@ def test_hostile_text_has_the_ids_of_the_library(
 def test_a_slice_of_the_corpora_has_the_ids_of_the_library(
     built: dict[str, TikTokenizer], reference: dict[str, Any], shared: Path, name: str
 ) -> None:
-    where = shared / "data/corpora"
-    texts = corpus(where / "corpus_en.jsonl", 4000) + corpus(where / "wiki_zh.jsonl", 400)
-    texts += corpus(where / "multilingual_mix.jsonl", 24) + corpus(where / "code.jsonl", 60)
-    assert_equal(built[name], reference[name], texts)
-
-
-SMALL = (
-    *("multilingual_mix.jsonl", "code.jsonl", "tinyshakespeare.txt"),
-    *("wikitext-103/wiki.test.articles.jsonl", "wikitext-2/wiki.valid.tokens"),
-)
+    assert_equal(built[name], reference[name], corpora_slice(shared))
 
 
 @pytest.mark.slow
@@ -144,10 +134,8 @@ SMALL = (
 def test_the_small_corpora(
     built: dict[str, TikTokenizer], reference: dict[str, Any], shared: Path, name: str
 ) -> None:
-    for file in SMALL:
-        assert_equal(built[name], reference[name], corpus(shared / "data/corpora" / file))
-    for file in ("corpus_en.jsonl", "books_en.jsonl", "wiki_zh.jsonl"):
-        assert_equal(built[name], reference[name], corpus(shared / "data/corpora" / file, 20))
+    for texts in small_corpora(shared):
+        assert_equal(built[name], reference[name], texts)
 
 
 @pytest.mark.full
@@ -155,10 +143,8 @@ def test_the_small_corpora(
 def test_the_whole_corpora(
     built: dict[str, TikTokenizer], reference: dict[str, Any], shared: Path, name: str
 ) -> None:
-    for path in sorted((shared / "data/corpora").rglob("*")):
-        if path.suffix in (".jsonl", ".txt", ".tokens"):
-            assert_equal(built[name], reference[name], corpus(path))
-    assert_equal(built[name], reference[name], every_block() + random_texts(20_000, seed=3))
+    for texts in whole_corpora(shared):
+        assert_equal(built[name], reference[name], texts)
 
 
 @settings(max_examples=60, deadline=None)
@@ -201,7 +187,7 @@ def test_special_tokens_come_first(gpt2: Path, built: dict[str, TikTokenizer]) -
     assert other.encode("[INST]!<SPECIAL_4>") == [3, 5, 4]
     expect = encoding(read_ranks(gpt2), "v2", named, 5)
     texts = [*TEXTS, *HOSTILE, "[INST]"]
-    assert_equal(other, lambda text: expect.encode(text, allowed_special="all"), texts)
+    assert_equal(other, expecting(expect), texts)
 
 
 def test_the_json_of_megatron(tiny: Path) -> None:
@@ -210,7 +196,7 @@ def test_the_json_of_megatron(tiny: Path) -> None:
     assert tokenizer.encode("ababab \u4f60") == [267, 266, 42, 270]
     expect = encoding(parse_json(tiny.read_bytes()), "v2", count=10)
     texts = [*TEXTS, *HOSTILE]
-    assert_equal(tokenizer, lambda text: expect.encode(text, allowed_special="all"), texts)
+    assert_equal(tokenizer, expecting(expect), texts)
 
 
 def test_a_vocabulary_is_cut_to_its_size(tiny: Path) -> None:

@@ -12,21 +12,15 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from trainyard.artifacts import store
+from tests.trainyard.tokenizers.hostile import HOSTILE
+from tests.trainyard.tokenizers.kinds import build, carried
 from trainyard.corpus.layout import optimal_dtype
-from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import DESCRIPTION, Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 
-HOSTILE = [
-    "",
-    " ",
-    "The quick brown fox.\n\n  indented\ttabs",
-    "na\u00efve \u4f60\u597d\u4e16\u754c \u0645\u0631\u062d\u0628\u0627 \U0001f468\u200d\U0001f469",
-    "NUL \x00 and <|endoftext|> inside, <s> and </s> too",
-    "a" * 3000,
-]
+TRAINING = ["The quick brown fox.\n\n  indented\ttabs", "na\u00efve \u4f60\u597d", "a" * 3000]
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
-    engine.train_from_iterator(HOSTILE * 3, trainer)
+    engine.train_from_iterator(TRAINING * 3, trainer)
     path = tmp_path_factory.mktemp("tokenizer")
     engine.save(str(path / "tokenizer.json"))
     end = {"__type": "AddedToken", "content": "<|endoftext|>"}
@@ -56,35 +50,18 @@ def huggingface(model: Path | str, **more: Any) -> Tokenizer:
     return build_tokenizer(config)
 
 
-def gpt2(shared: Path, **more: Any) -> Tokenizer:
-    vocab = shared / "data/vocab/gpt2"
-    config = TokenizerConfig(
-        tokenizer_type="GPT2BPETokenizer",
-        vocab_file=str(vocab / "vocab.json"),
-        merge_file=str(vocab / "merges.txt"),
-        **more,
-    )
-    return build_tokenizer(config)
-
-
-def carried(tokenizer: Tokenizer, url: str) -> Tokenizer:
-    for name, data in tokenizer.files().items():
-        store.write_bytes(store.join(url, name), data)
-    return load_tokenizer(url)
-
-
 # --- equal to the reference -------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_gpt2_is_transformers_gpt2(shared: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = gpt2(shared)
+    ours = build(shared, "gpt2")
     assert (ours.vocab_size, ours.eod, ours.pad) == (50257, 50256, None)
-    carried(ours, str(tmp_path / "gpt2"))
+    assert carried(ours, tmp_path / "gpt2").files() == ours.files()
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt2")
     lines = (shared / "data/corpora/multilingual_mix.jsonl").read_text().splitlines()[::20]
-    texts = HOSTILE + [json.loads(line)["text"] for line in lines]
+    texts = [*HOSTILE, *(json.loads(line)["text"] for line in lines)]
     assert ours.encode_batch(texts) == [reference(text).input_ids for text in texts]
     assert ours.eod in ours.encode("a<|endoftext|>b")
     assert reference.eos_token_id == ours.eod
@@ -118,30 +95,11 @@ def test_a_tokenizer_comes_back_from_the_files_it_carries(folder: Path, store_ur
 
 
 @pytest.mark.slow
-def test_gpt2_comes_back_from_the_files_it_carries(shared: Path, tmp_path: Path) -> None:
-    tokenizer = gpt2(shared)
-    again = carried(tokenizer, str(tmp_path))
-    assert again.files() == tokenizer.files()
-    assert again.encode(HOSTILE[3]) == tokenizer.encode(HOSTILE[3])
-
-
-@pytest.mark.slow
 def test_what_is_encoded_is_decoded(folder: Path, shared: Path) -> None:
-    for tokenizer in (huggingface(folder), gpt2(shared)):
+    for tokenizer in (huggingface(folder), build(shared, "gpt2")):
         if tokenizer.config.tokenizer_type == "GPT2BPETokenizer":
-            assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(HOSTILE)] == HOSTILE
+            assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(HOSTILE)] == [*HOSTILE]
         assert tokenizer.encode_batch(HOSTILE) == [tokenizer.encode(text) for text in HOSTILE]
-
-
-def test_null_reads_numbers(tmp_path: Path) -> None:
-    config = TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=100)
-    tokenizer = carried(build_tokenizer(config), str(tmp_path))
-    assert (tokenizer.vocab_size, tokenizer.eod) == (100, 99)
-    assert tokenizer.encode(" 3 14  99\n") == [3, 14, 99]
-    assert tokenizer.decode([3, 14]) == "3 14"
-    for wrong in ("100", "-1", "x", "\u0663"):
-        with pytest.raises(DataError, match="is not an id"):
-            tokenizer.encode(wrong)
 
 
 def move_id(folder: Path, to: Path, old_id: int, new_id: int) -> None:

@@ -14,8 +14,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from tests.trainyard.tokenizers.hostile import HOSTILE
-from tests.trainyard.tokenizers.kinds import build, options
-from trainyard.artifacts import store
+from tests.trainyard.tokenizers.kinds import build, carried, options
 from trainyard.config import ROLE, digest_relevant, from_dict, leaves
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers import hf_tokenizers as library_module
@@ -59,12 +58,6 @@ def test_a_word_that_is_unknown_whatever_its_middle_is_one_unknown(
 
 def simple(kind: Any, **more: Any) -> Tokenizer:
     return build_tokenizer(TokenizerConfig(tokenizer_type=kind, **more))
-
-
-def carried(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    for name, data in tokenizer.files().items():
-        store.write_bytes(store.join(str(folder), name), data)
-    return load_tokenizer(str(folder))
 
 
 # --- WordPiece --------------------------------------------------------------------------------
@@ -164,6 +157,7 @@ def test_bytes_are_ids() -> None:
 
 def test_numbers_are_ids_however_they_are_read() -> None:
     null = simple("NullTokenizer", vocab_size=100)
+    assert (null.vocab_size, null.eod, null.decode([3, 14])) == (100, 99, "3 14")
     texts = ["3 14\n99", "", " \u00a0", "007", "0" * 5000 + "9"]
     expected = [[3, 14, 99], [], [], [7], [9]]
     assert as_lists(null.encode_flat(texts)) == expected
