@@ -100,26 +100,26 @@ class BERTDataset(SentenceDataset[BertFormat]):
     def __getitem__(self, index: int) -> Sample:
         """text, types, labels, padding_mask int64 (s,), loss_mask float32 (s,); is_random and
         truncated, 0 or 1. Labels are -1 where nothing is asked."""
-        form, random = self.form, sample_generator(self.form.seed, index)
+        sample_format, random = self.sample_format, sample_generator(self.sample_format.seed, index)
         target = self.samples.target_length(index)
         first, second, is_random = self._pair(index, random)
         fits = len(first) + len(second) <= target
         first, second = trim(first, second, target, random)
         text, num_first = self._joined(first, second)
-        words = find_words(text, form.begins_word, (form.cls, form.sep))
-        budget = form.masking.budget(len(text), target)
-        replacement = BertReplacement(form.mask, form.vocab_size)
-        masked = mask_words(text, words, budget, form.masking, random, replacement)
-        labels = np.full(form.seq_length, NOT_ASKED, np.int64)
+        words = find_words(text, sample_format.begins_word, (sample_format.cls, sample_format.sep))
+        budget = sample_format.masking.budget(len(text), target)
+        replacement = BertReplacement(sample_format.mask, sample_format.vocab_size)
+        masked = mask_words(text, words, budget, sample_format.masking, random, replacement)
+        labels = np.full(sample_format.seq_length, NOT_ASKED, np.int64)
         labels[masked.places] = masked.labels
-        types = mask_of(len(text), form.seq_length)
+        types = mask_of(len(text), sample_format.seq_length)
         types[:num_first] = 0
         return {
-            "text": padded(masked.tokens, form.seq_length, form.pad),
+            "text": padded(masked.tokens, sample_format.seq_length, sample_format.pad),
             "types": types,
             "labels": labels,
             "is_random": np.array(is_random, np.int64),
-            "padding_mask": mask_of(len(text), form.seq_length),
+            "padding_mask": mask_of(len(text), sample_format.seq_length),
             "loss_mask": (labels != NOT_ASKED).astype(np.float32),
             "truncated": np.array(not fits, np.int64),
         }
@@ -129,7 +129,7 @@ class BERTDataset(SentenceDataset[BertFormat]):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
         """A, B, and whether B is what stood before A."""
         sentences = self.samples.sentences(index)
-        if not self.form.binary_head:
+        if not self.sample_format.binary_head:
             return self.samples.tokens(sentences), np.empty(0, np.int64), False
         pivot = int(random.randint(1, len(sentences))) if len(sentences) > 2 else 1
         is_random = bool(random.random_sample() < 0.5)
@@ -141,7 +141,7 @@ class BERTDataset(SentenceDataset[BertFormat]):
         self, first: NDArray[np.int64], second: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], int]:
         """The marked text, and how much of it is A's."""
-        cls, sep = np.array([self.form.cls]), np.array([self.form.sep])
+        cls, sep = np.array([self.sample_format.cls]), np.array([self.sample_format.sep])
         parts = [cls, first, sep, second, sep] if len(second) else [cls, first, sep]
         return np.concatenate(parts), len(first) + 2
 

@@ -51,21 +51,21 @@ class Datasets:
 
 def build_gpt_datasets(
     data: DataConfig,
-    form: SampleFormat,
+    sample_format: SampleFormat,
     sizes: tuple[int, int, int],
     indexer: Indexer = IN_MEMORY,
 ) -> tuple[Built | None, Built | None, Built | None]:
     """As `build_datasets`, for a run with one set of validation data."""
     if data.multiple_validation_sets:
         raise ConfigError("--multiple-validation-sets: this takes one set of validation data")
-    built = build_datasets(data, form, sizes, indexer)
+    built = build_datasets(data, sample_format, sizes, indexer)
     valid, test = (sets[0][1] if sets else None for sets in (built.valid, built.test))
     return built.train, valid, test
 
 
 def build_datasets(
     data: DataConfig,
-    form: SampleFormat,
+    sample_format: SampleFormat,
     sizes: tuple[int, int, int],
     indexer: Indexer = IN_MEMORY,
     taken: int = 0,
@@ -83,7 +83,7 @@ def build_datasets(
     indexer: where their indices come from, `index_cache.IndexCache` for --data-cache-path.
 
     Raises ConfigError when another split that is wanted has no documents or too few tokens."""
-    builder = _Builder(data.expanded(), form, indexer)
+    builder = _Builder(data.expanded(), sample_format, indexer)
     train = builder.split("train", sizes[0]) if sizes[0] else None
     if train is not None and data.dataloader_type == "single" and len(train) < taken:
         train = builder.split("train", taken)
@@ -94,9 +94,9 @@ def build_datasets(
 class _Builder:
     """Opens each file once for all splits."""
 
-    def __init__(self, data: DataConfig, form: SampleFormat, indexer: Indexer) -> None:
+    def __init__(self, data: DataConfig, sample_format: SampleFormat, indexer: Indexer) -> None:
         self._data = data
-        self._form = form
+        self._form = sample_format
         self._indexer = indexer
         self._opened: dict[str, TokenSource] = {}
         self._num_sources = 1
@@ -198,10 +198,16 @@ class _Builder:
         return self._over(file, split, size)
 
     def _mock(self, split: str, size: int | None) -> GPTDataset:
-        form, wanted = self._form, self._data.dataset_size
-        tokens = None if wanted is None else wanted * form.seq_length + int(form.extra_token)
+        sample_format, wanted = self._form, self._data.dataset_size
+        tokens = (
+            None
+            if wanted is None
+            else wanted * sample_format.seq_length + int(sample_format.extra_token)
+        )
         if "" not in self._opened:
-            self._opened[""] = MockTokens(form.vocab_size, form.eod, tokens_of_a_third=tokens)
+            self._opened[""] = MockTokens(
+                sample_format.vocab_size, sample_format.eod, tokens_of_a_third=tokens
+            )
         return self._over(self._opened[""], split, size)
 
     def _over(self, file: TokenSource, split: str, size: int | None) -> GPTDataset:

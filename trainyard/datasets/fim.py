@@ -86,7 +86,7 @@ class Texts(Protocol):
     """A dataset of samples of text: `GPTDataset`."""
 
     @property
-    def form(self) -> SampleFormat:
+    def sample_format(self) -> SampleFormat:
         """How tokens become a sample."""
 
     def __len__(self) -> int:
@@ -136,18 +136,20 @@ class FIMDataset:
 
     def __getitem__(self, index: int) -> Sample:
         """What the dataset beneath would give for the rearranged text."""
-        text, form = self.text(index), self.texts.form
+        text, sample_format = self.text(index), self.texts.sample_format
         segments = None
-        if form.inter_document_masking:  # the bounds of the file's documents are lost
-            segments = segments_after_ends((text[: form.seq_length] == form.eod)[None])
-        sample = first(build_samples(text[None], form, segments))
+        if sample_format.inter_document_masking:  # the bounds of the file's documents are lost
+            segments = segments_after_ends(
+                (text[: sample_format.seq_length] == sample_format.eod)[None]
+            )
+        sample = first(build_samples(text[None], sample_format, segments))
         filler = sample["labels"] == self._rearrange.marks.pad
         sample["loss_mask"] = np.where(filler, np.float32(0), sample["loss_mask"])
         return sample
 
     def text(self, index: int) -> NDArray[np.int64]:
         """Tokens of a sample, as many as the dataset beneath gives."""
-        text, pad = self.texts.text(index), self.texts.form.pad
+        text, pad = self.texts.text(index), self.texts.sample_format.pad
         filled = len(text)
         while filled and text[filled - 1] == pad:
             filled -= 1
@@ -157,7 +159,7 @@ class FIMDataset:
 
     def _generator(self, index: int) -> np.random.RandomState:
         source, number = self.texts.ids(np.array([index]))[0].tolist()
-        seed = self.texts.form.seed % 2**32
+        seed = self.texts.sample_format.seed % 2**32
         return np.random.RandomState([seed, source, number % 2**32, number >> 32])
 
 

@@ -1,8 +1,8 @@
 """GPT samples: s tokens and the token after each of them, over the documents of a split.
 
-A dataset is read-only and indexes whole runs, so where to go on after a restart is a number of
-samples and nothing else. Tokens are gathered piece by piece in the type in which the file stores
-them, several samples in one array; all else is done for the whole batch at once (`form`)."""
+A dataset is read-only and indexes whole runs, so a restart needs nothing but a number of samples.
+Tokens are gathered piece by piece in the type of the file, several samples in one array; all else
+is done for the whole batch at once (`sample_format`)."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ class GPTDataset:
         indexed: TokenSource,
         documents: NDArray[np.int32],
         num_samples: int | None,
-        form: SampleFormat,
+        sample_format: SampleFormat,
         drop_last_partial: bool = True,
         indexer: Indexer = IN_MEMORY,
     ) -> None:
         refuse_floats(indexed)
         self.indexed = indexed
-        self.form = form
+        self.sample_format = sample_format
         self.indices: SampleIndices = indexer.samples(
             indexed.sequence_lengths,
             documents,
-            form.seq_length,
-            form.seed,
+            sample_format.seq_length,
+            sample_format.seed,
             num_samples,
-            extra_token=form.extra_token,
+            extra_token=sample_format.extra_token,
             drop_last_partial=drop_last_partial,
         )
 
@@ -83,12 +83,14 @@ class GPTDataset:
 
     def __getitems__(self, indices: Sequence[int]) -> Sample:
         """Several samples, stacked."""
-        rows = np.empty((len(indices), self.form.text_length), self.indexed.dtype)
+        rows = np.empty((len(indices), self.sample_format.text_length), self.indexed.dtype)
         bounds = self.fill(indices, rows)
         text = checked_text(
-            rows, bounds, self.form, lambda row, t: self.refuse_token(indices[row], t)
+            rows, bounds, self.sample_format, lambda row, t: self.refuse_token(indices[row], t)
         )
-        return build_samples(text, self.form, segments_of_pieces(bounds, self.form))
+        return build_samples(
+            text, self.sample_format, segments_of_pieces(bounds, self.sample_format)
+        )
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Say which samples will be asked for soon."""
@@ -102,10 +104,10 @@ class GPTDataset:
 
     def text(self, index: int) -> NDArray[np.int64]:
         """(s + 1,) tokens, filled with the pad id behind the end of the documents."""
-        rows = np.empty((1, self.form.text_length), np.int64)
+        rows = np.empty((1, self.sample_format.text_length), np.int64)
         bounds = self.fill([index], rows)
         text: NDArray[np.int64] = checked_text(
-            rows, bounds, self.form, lambda _, token: self.refuse_token(index, token)
+            rows, bounds, self.sample_format, lambda _, token: self.refuse_token(index, token)
         )[0]
         return text
 
@@ -133,7 +135,7 @@ class GPTDataset:
         sample = self.indices.shuffle_index.item(index)
         position, offset = begins.item(sample, 0), begins.item(sample, 1)
         last, end = begins.item(sample + 1, 0), begins.item(sample + 1, 1)
-        end += self.form.extra_token
+        end += self.sample_format.extra_token
         if position == last:
             return [(documents.item(position), offset, end - offset)]
         length_of, pieces = self.indexed.sequence_lengths.item, []
@@ -152,7 +154,7 @@ class GPTDataset:
             if len(places):
                 of = f" (sample {sample})"
                 place = offset + int(places[0])
-                raise fault(self.indexed, document, place, token, self.form.vocab_size, of)
+                raise fault(self.indexed, document, place, token, self.sample_format.vocab_size, of)
         raise AssertionError((sample, token))
 
     def _refuse_piece(self, document: int, asked: int, found: int) -> None:
@@ -184,9 +186,9 @@ class BlendedDataset:
         return first(self.__getitems__([index]))
 
     @property
-    def form(self) -> SampleFormat:
+    def sample_format(self) -> SampleFormat:
         """How tokens become a sample, the same for all."""
-        return self.datasets[0].form
+        return self.datasets[0].sample_format
 
     def text(self, index: int) -> NDArray[np.int64]:
         """(s + 1,) tokens, filled with the pad id behind the end of the documents."""
@@ -196,8 +198,8 @@ class BlendedDataset:
     def __getitems__(self, indices: Sequence[int]) -> Sample:
         """Several samples, stacked."""
         places = [self._place(index) for index in indices]
-        form = self.form
-        rows = np.empty((len(indices), form.text_length), self._dtype)
+        sample_format = self.sample_format
+        rows = np.empty((len(indices), sample_format.text_length), self._dtype)
         bounds = []
         for row, (source, within) in enumerate(places):
             bounds += source.fill([within], rows[row : row + 1])
@@ -207,7 +209,9 @@ class BlendedDataset:
             source.refuse_token(within, token)
 
         return build_samples(
-            checked_text(rows, bounds, form, refuse), form, segments_of_pieces(bounds, form)
+            checked_text(rows, bounds, sample_format, refuse),
+            sample_format,
+            segments_of_pieces(bounds, sample_format),
         )
 
     def prefetch(self, indices: Sequence[int]) -> None:

@@ -146,26 +146,36 @@ def pad_id(pad: int | None, others: Collection[int], allow_ambiguous: bool = Fal
 
 
 def build_samples(
-    text: NDArray[Any], form: SampleFormat, segments: Segments | None = None
+    text: NDArray[Any], sample_format: SampleFormat, segments: Segments | None = None
 ) -> Sample:
     """text: (b, s + 1) tokens of any integer type, (b, s) without the extra token. Tokens are
     text[:, :s], labels the token after each. segments: the documents of the (b, s) tokens, where
     --dataloader-inter-document-masking asks for them.
 
     Arrays that are the same for every sample are shared, and read-only for that reason."""
-    b, s = len(text), form.seq_length
+    b, s = len(text), sample_format.seq_length
     tokens = text[:, :s].astype(np.int64)
-    labels = text[:, 1:].astype(np.int64) if form.extra_token else _shifted(tokens, form.pad)
+    labels = (
+        text[:, 1:].astype(np.int64)
+        if sample_format.extra_token
+        else _shifted(tokens, sample_format.pad)
+    )
     places, loss_mask = (constant[:b] for constant in _constants(s))
     ends = None
-    if form.eod_mask_loss or form.reset_position_ids or form.reset_attention_mask:
-        ends = text[:, :s] == form.eod
-    if form.eod_mask_loss and ends is not None:
+    if (
+        sample_format.eod_mask_loss
+        or sample_format.reset_position_ids
+        or sample_format.reset_attention_mask
+    ):
+        ends = text[:, :s] == sample_format.eod
+    if sample_format.eod_mask_loss and ends is not None:
         loss_mask = np.logical_not(ends).astype(np.float32)
-    if not form.extra_token or (_can_hold(text, form.pad) and (text == form.pad).any()):
-        padding = labels == form.pad
+    if not sample_format.extra_token or (
+        _can_hold(text, sample_format.pad) and (text == sample_format.pad).any()
+    ):
+        padding = labels == sample_format.pad
         loss_mask = np.where(padding, np.float32(0), loss_mask)
-        tokens[tokens == form.pad] = 0
+        tokens[tokens == sample_format.pad] = 0
         labels[padding] = 0
     sample = {
         "tokens": tokens,
@@ -173,25 +183,28 @@ def build_samples(
         "loss_mask": loss_mask,
         "position_ids": places,
     }
-    _add_documents(sample, form, ends, segments)
+    _add_documents(sample, sample_format, ends, segments)
     return sample
 
 
 def _add_documents(
-    sample: Sample, form: SampleFormat, ends: NDArray[np.bool_] | None, segments: Segments | None
+    sample: Sample,
+    sample_format: SampleFormat,
+    ends: NDArray[np.bool_] | None,
+    segments: Segments | None,
 ) -> None:
     by_file = segments is not None
-    by_ends = form.reset_position_ids or form.reset_attention_mask
+    by_ends = sample_format.reset_position_ids or sample_format.reset_attention_mask
     if segments is None and ends is not None and by_ends:
         segments = segments_after_ends(ends)
     bounds = None
-    if segments is not None and (form.reset_position_ids or by_file):
+    if segments is not None and (sample_format.reset_position_ids or by_file):
         sample["position_ids"] = positions(segments)
-    if segments is not None and (form.reset_attention_mask or by_file):
+    if segments is not None and (sample_format.reset_attention_mask or by_file):
         bounds, longest = cu_seqlens(segments)
         sample["cu_seqlens"], sample["max_seqlen"] = bounds, longest
-    if form.create_attention_mask:
-        mask = attention_mask(bounds, form.seq_length)
+    if sample_format.create_attention_mask:
+        mask = attention_mask(bounds, sample_format.seq_length)
         sample["attention_mask"] = np.broadcast_to(mask, (len(sample["tokens"]), *mask.shape[-3:]))
 
 
@@ -220,9 +233,9 @@ def first(stacked: Sample) -> Sample:
     return {key: values[0] for key, values in stacked.items()}
 
 
-def build_sample(text: NDArray[Any], form: SampleFormat) -> Sample:
+def build_sample(text: NDArray[Any], sample_format: SampleFormat) -> Sample:
     """One sample from (s + 1,) tokens; `build_samples` says more."""
-    return first(build_samples(text[None], form))
+    return first(build_samples(text[None], sample_format))
 
 
 def positions_in_documents(tokens: NDArray[Any], eod: int) -> NDArray[np.int64]:

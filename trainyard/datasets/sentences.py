@@ -110,12 +110,17 @@ class SentenceDataset(Generic[Format]):
         indexed: IndexedDataset,
         documents: range,
         num_samples: int | None,
-        form: Format,
+        sample_format: Format,
         indexer: Indexer = IN_MEMORY,
     ) -> None:
-        self.form = form
+        self.sample_format = sample_format
         self.samples = SentenceSamples(
-            indexed, documents, num_samples, form.mapping, form.vocab_size, indexer
+            indexed,
+            documents,
+            num_samples,
+            sample_format.mapping,
+            sample_format.vocab_size,
+            indexer,
         )
 
     def __len__(self) -> int:

@@ -93,7 +93,7 @@ class SFTDataset:
         file: ConversationFile,
         lines: range,
         num_samples: int | None,
-        form: SftFormat,
+        sample_format: SftFormat,
         tokenizer: ChatTokenizer,
         lengths: NDArray[np.int64] | None = None,
     ) -> None:
@@ -102,14 +102,14 @@ class SFTDataset:
         assert lines[-1] < len(file)
         self.file = file
         self.lines = lines
-        self.form = form
+        self.sample_format = sample_format
         self._tokenizer = tokenizer
         self._warned = False
         self._bins: Bins | None = None
-        if form.packing == "lines":
+        if sample_format.packing == "lines":
             if lengths is None:
                 lengths = self.line_lengths()
-            self._bins = first_fit(lengths, form.seq_length)
+            self._bins = first_fit(lengths, sample_format.seq_length)
         self._count = len(lines) if self._bins is None else len(self._bins)
         self._num_samples = self._count if num_samples is None else num_samples
 
@@ -126,15 +126,17 @@ class SFTDataset:
         cu_seqlens int32 (s + 1,), s behind the last bound, and max_seqlen. Labels are -100 where
         nothing is to be learnt."""
         members = self._members(index % self._count)
-        if self.form.packing == "off":
-            return pad_conversation(self._tokens(self.lines[members[0]], whole=True)[0], self.form)
+        if self.sample_format.packing == "off":
+            return pad_conversation(
+                self._tokens(self.lines[members[0]], whole=True)[0], self.sample_format
+            )
         pairs = [pair for line in members for pair in self._tokens(self.lines[line])]
-        sample, used = pack_conversations(pairs, self.form)
-        if used > self.form.seq_length and not self._warned:
+        sample, used = pack_conversations(pairs, self.sample_format)
+        if used > self.sample_format.seq_length and not self._warned:
             self._warned = True
             log.warning(
                 "%s: %d tokens, cut to --seq-length %d; further cuts are not logged",
-                *(self.file.where(self.lines[members[0]]), used, self.form.seq_length),
+                *(self.file.where(self.lines[members[0]]), used, self.sample_format.seq_length),
             )
         return sample
 
@@ -142,7 +144,7 @@ class SFTDataset:
         """(lines,) tokens that each line takes in a sample."""
         return np.array(
             [
-                sum(rounded(len(tokens), self.form) for tokens, _ in self._tokens(line))
+                sum(rounded(len(tokens), self.sample_format) for tokens, _ in self._tokens(line))
                 for line in self.lines
             ],
             np.int64,
@@ -170,43 +172,46 @@ class SFTDataset:
                 f"{len(targets)} targets; is the chat template that of the tokenizer?"
             )
         if whole:  # the end is put behind the cut
-            limit = self.form.seq_length - 1
+            limit = self.sample_format.seq_length - 1
             tokens, targets = tokens[:limit], targets[:limit]
-        if whole or tokens[-1] != self.form.eod:
-            tokens, targets = np.append(tokens, self.form.eod), np.append(targets, self.form.eod)
+        if whole or tokens[-1] != self.sample_format.eod:
+            tokens, targets = (
+                np.append(tokens, self.sample_format.eod),
+                np.append(targets, self.sample_format.eod),
+            )
         return tokens, targets
 
 
-def rounded(num_tokens: int, form: SftFormat) -> int:
+def rounded(num_tokens: int, sample_format: SftFormat) -> int:
     """Tokens that a conversation takes in a sample."""
-    return -(-num_tokens // form.multiple) * form.multiple
+    return -(-num_tokens // sample_format.multiple) * sample_format.multiple
 
 
-def pad_conversation(pair: tuple[NDArray[Any], NDArray[Any]], form: SftFormat) -> Sample:
+def pad_conversation(pair: tuple[NDArray[Any], NDArray[Any]], sample_format: SftFormat) -> Sample:
     """One conversation of at most s tokens, filled up."""
     tokens, targets = pair
-    sample = _rows([tokens], [targets], form)
-    sample["position_ids"] = np.arange(form.seq_length, dtype=np.int64)
+    sample = _rows([tokens], [targets], sample_format)
+    sample["position_ids"] = np.arange(sample_format.seq_length, dtype=np.int64)
     return sample
 
 
 def pack_conversations(
-    pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], form: SftFormat
+    pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], sample_format: SftFormat
 ) -> tuple[Sample, int]:
     """Conversations one behind the other, cut off at s; and how many tokens they would have
     taken. The last one continues over the padding."""
-    s, begins, used = form.seq_length, [], 0
+    s, begins, used = sample_format.seq_length, [], 0
     tokens: list[NDArray[Any]] = []
     targets: list[NDArray[Any]] = []
     for ids, wanted in pairs:
-        filler = rounded(len(ids), form) - len(ids)
+        filler = rounded(len(ids), sample_format) - len(ids)
         if used < s:
             begins.append(used)
-            tokens.append(np.append(ids, [form.filler] * filler).astype(np.int64))
+            tokens.append(np.append(ids, [sample_format.filler] * filler).astype(np.int64))
             targets.append(np.append(wanted, [IGNORED] * filler).astype(np.int64))
             targets[-1][0] = IGNORED
         used += len(ids) + filler
-    sample = _rows(tokens, targets, form)
+    sample = _rows(tokens, targets, sample_format)
     bounds = np.full(s + 1, s, np.int32)
     bounds[: len(begins)] = begins
     lengths = np.diff([*begins, s])
@@ -216,10 +221,12 @@ def pack_conversations(
     return sample, used
 
 
-def _rows(tokens: list[NDArray[Any]], targets: list[NDArray[Any]], form: SftFormat) -> Sample:
+def _rows(
+    tokens: list[NDArray[Any]], targets: list[NDArray[Any]], sample_format: SftFormat
+) -> Sample:
     """Tokens, and the target behind each as its label; both cut or filled up to s."""
-    s = form.seq_length
-    row = np.full(s + 1, form.filler, np.int64)
+    s = sample_format.seq_length
+    row = np.full(s + 1, sample_format.filler, np.int64)
     goal = np.full(s + 1, IGNORED, np.int64)
     text, wanted = np.concatenate(tokens)[:s], np.concatenate(targets)[:s]
     row[: len(text)], goal[: len(wanted)] = text, wanted

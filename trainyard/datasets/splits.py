@@ -64,12 +64,14 @@ def drops_last(data: DataConfig, split: str) -> bool:
     return split != "valid" or data.drop_last_partial_validation_sequence
 
 
-def _least_tokens(data: DataConfig, form: SampleFormat, split: str) -> int:
-    return form.text_length if drops_last(data, split) else 1 + int(form.extra_token)
+def _least_tokens(data: DataConfig, sample_format: SampleFormat, split: str) -> int:
+    return (
+        sample_format.text_length if drops_last(data, split) else 1 + int(sample_format.extra_token)
+    )
 
 
 def documents_of_split(
-    file: TokenSource, data: DataConfig, form: SampleFormat, split: str
+    file: TokenSource, data: DataConfig, sample_format: SampleFormat, split: str
 ) -> NDArray[np.int32]:
     """The ids of its documents. Raises TooLittleDataError where they do not come to a sample."""
     documents = split_documents(len(file), data.fractions(split))
@@ -80,10 +82,10 @@ def documents_of_split(
             "give it a larger part, or add documents"
         )
     num_tokens = count_tokens(file.sequence_lengths, documents)
-    if num_tokens < _least_tokens(data, form, split):
+    if num_tokens < _least_tokens(data, sample_format, split):
         raise TooLittleDataError(
             f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
-            f"sample of --seq-length {form.seq_length} and the token after it; shorten "
+            f"sample of --seq-length {sample_format.seq_length} and the token after it; shorten "
             f"that, enlarge the split (--split {data.split!r}), or add documents"
         )
     return documents
@@ -98,7 +100,7 @@ def check_splits(data: DataConfig, seq_length: int, splits: Sequence[str]) -> No
     data = data.expanded()
     if data.mock_data:
         return
-    form = SampleFormat(seq_length, seed=0, vocab_size=0, eod=0)
+    sample_format = SampleFormat(seq_length, seed=0, vocab_size=0, eod=0)
     given = [split for split in splits if split != "test" or _is_tested(data)]
     sources = {split: [source.prefix for source in sources_of(data, split)] for split in given}
     prefixes = list(dict.fromkeys(prefix for named in sources.values() for prefix in named))
@@ -106,8 +108,8 @@ def check_splits(data: DataConfig, seq_length: int, splits: Sequence[str]) -> No
         outlines = dict(zip(prefixes, pool.map(_outline, prefixes), strict=True))
     for split, named in sources.items():
         for prefix in named:
-            if not _is_enough(outlines[prefix], data, form, split):
-                _refuse(prefix, data, form, split)
+            if not _is_enough(outlines[prefix], data, sample_format, split):
+                _refuse(prefix, data, sample_format, split)
 
 
 def _is_tested(data: DataConfig) -> bool:
@@ -124,18 +126,22 @@ def _outline(prefix: str) -> Outline | None:
     return found if found.is_whole and found.index.dtype.kind != "f" else None
 
 
-def _is_enough(found: Outline | None, data: DataConfig, form: SampleFormat, split: str) -> bool:
+def _is_enough(
+    found: Outline | None, data: DataConfig, sample_format: SampleFormat, split: str
+) -> bool:
     if found is None:
         return False
     first, last = _range(len(found.index.sequence_lengths), data.fractions(split))
-    return first < last and found.count_tokens(first, last) >= _least_tokens(data, form, split)
+    return first < last and found.count_tokens(first, last) >= _least_tokens(
+        data, sample_format, split
+    )
 
 
-def _refuse(prefix: str, data: DataConfig, form: SampleFormat, split: str) -> None:
+def _refuse(prefix: str, data: DataConfig, sample_format: SampleFormat, split: str) -> None:
     file = open_tokens(prefix, data)
     refuse_floats(file)
     try:
-        documents_of_split(file, data, form, split)
+        documents_of_split(file, data, sample_format, split)
     except TooLittleDataError:
         if split != "test" or not data.data_path:  # a run needs no test data
             raise

@@ -108,25 +108,27 @@ class T5Dataset(SentenceDataset[T5Format]):
     def __getitem__(self, index: int) -> Sample:
         """text_enc, enc_mask int64 (s,); text_dec, labels, dec_mask int64 and loss_mask float32
         (decoder length,); truncated, 0 or 1. Labels are -1 behind the end."""
-        form = self.form
+        sample_format = self.sample_format
         target = self.samples.target_length(index)
         whole = self.samples.tokens(self.samples.sentences(index))
         text = whole[:target]
-        words = find_words(text, form.begins_word, form.special)
-        budget = form.masking.budget(len(text), target)
-        random = sample_generator(form.seed, index)
-        chosen = mask_words(text, words, budget, form.masking, random).spans
-        spans = fitting(chosen, len(form.extra_ids), form.decoder_seq_length - 1)
-        encoder, answer = cut_spans(text, spans, form.extra_ids)
-        decoder_length, filled = form.decoder_seq_length, len(answer) + 1
+        words = find_words(text, sample_format.begins_word, sample_format.special)
+        budget = sample_format.masking.budget(len(text), target)
+        random = sample_generator(sample_format.seed, index)
+        chosen = mask_words(text, words, budget, sample_format.masking, random).spans
+        spans = fitting(chosen, len(sample_format.extra_ids), sample_format.decoder_seq_length - 1)
+        encoder, answer = cut_spans(text, spans, sample_format.extra_ids)
+        decoder_length, filled = sample_format.decoder_seq_length, len(answer) + 1
         mask = mask_of(filled, decoder_length)
         return {
-            "text_enc": padded(encoder, form.seq_length, form.pad),
-            "text_dec": padded(np.append(form.bos, answer), decoder_length, form.pad),
-            "labels": padded(np.append(answer, form.eos), decoder_length, NOT_ASKED),
+            "text_enc": padded(encoder, sample_format.seq_length, sample_format.pad),
+            "text_dec": padded(
+                np.append(sample_format.bos, answer), decoder_length, sample_format.pad
+            ),
+            "labels": padded(np.append(answer, sample_format.eos), decoder_length, NOT_ASKED),
             "loss_mask": mask.astype(np.float32),
             "truncated": np.array(len(whole) > target, np.int64),
-            "enc_mask": mask_of(len(encoder), form.seq_length),
+            "enc_mask": mask_of(len(encoder), sample_format.seq_length),
             "dec_mask": mask,
         }
 

@@ -67,31 +67,31 @@ def is_mapped(indexed: TokenSource) -> bool:
 
 
 def checked_text(
-    text: NDArray[Any], bounds: list[list[int]], form: SampleFormat, refuse: Refuse
+    text: NDArray[Any], bounds: list[list[int]], sample_format: SampleFormat, refuse: Refuse
 ) -> NDArray[Any]:
     """The gathered rows checked, and filled up with the pad id."""
-    length = form.text_length
+    length = sample_format.text_length
     partial = [row for row, pieces in enumerate(bounds) if pieces[-1] < length]
     for row in partial:
         text[row, bounds[row][-1] :] = 0
     unsigned = text.view(UNSIGNED[text.itemsize])  # a negative id is a huge one
-    if text.size and np.maximum.reduce(unsigned, axis=None) >= form.vocab_size:
-        row, column = np.argwhere(unsigned >= form.vocab_size)[0].tolist()
+    if text.size and np.maximum.reduce(unsigned, axis=None) >= sample_format.vocab_size:
+        row, column = np.argwhere(unsigned >= sample_format.vocab_size)[0].tolist()
         refuse(row, int(text[row, column]))
     if not partial:
         return text
     wide = text.astype(np.int64)  # the pad id need not fit the type of the file
     for row in partial:
-        wide[row, bounds[row][-1] :] = form.pad
+        wide[row, bounds[row][-1] :] = sample_format.pad
     return wide
 
 
-def segments_of_pieces(bounds: list[list[int]], form: SampleFormat) -> Segments | None:
+def segments_of_pieces(bounds: list[list[int]], sample_format: SampleFormat) -> Segments | None:
     """Documents of the (b, s) tokens by the pieces that samples were gathered from, if they are
     requested; padding continues the last one."""
-    if not form.inter_document_masking:
+    if not sample_format.inter_document_masking:
         return None
-    s = form.seq_length
+    s = sample_format.seq_length
     begins = [
         row * s + begin
         for row, pieces in enumerate(bounds)

@@ -146,7 +146,7 @@ class _Found:
         )
         lengths = indexed.sequence_lengths[index.document_index[positions]].astype(np.int64)
         begins = np.where(positions == first, offset, 0)
-        ends = np.where(positions == last, bound + int(source.form.extra_token), lengths)
+        ends = np.where(positions == last, bound + int(source.sample_format.extra_token), lengths)
         some = begins < ends
         return _Found(source, numbers[some], positions[some], begins[some], ends[some])
 

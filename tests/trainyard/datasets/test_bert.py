@@ -28,7 +28,7 @@ TOKENIZER = SimpleNamespace(
 )
 
 
-def form(seq_length: int = 64, binary_head: bool = True) -> BertFormat:
+def sample_format(seq_length: int = 64, binary_head: bool = True) -> BertFormat:
     return BertFormat.of(TOKENIZER, MaskedConfig(), seq_length, 1234, binary_head)
 
 
@@ -54,7 +54,7 @@ def parts(item: dict[str, np.ndarray]) -> tuple[list[int], list[int]]:
 def test_the_tokens_of_both_parts_are_those_of_neighbouring_sentences(
     sentences: IndexedDataset, seq_length: int
 ) -> None:
-    dataset = BERTDataset(sentences, range(200), None, form(seq_length))
+    dataset = BERTDataset(sentences, range(200), None, sample_format(seq_length))
     truncated = 0
     for index in range(len(dataset)):
         item, run = dataset[index], dataset.samples.sentences(index)
@@ -81,7 +81,7 @@ def is_within(part: list[int], whole: list[int]) -> bool:
 
 
 def test_shapes_padding_and_masks_agree(sentences: IndexedDataset) -> None:
-    dataset = BERTDataset(sentences, range(200), None, form())
+    dataset = BERTDataset(sentences, range(200), None, sample_format())
     for index in range(0, len(dataset), 7):
         item = dataset[index]
         filled = int(item["padding_mask"].sum())
@@ -96,11 +96,11 @@ def test_shapes_padding_and_masks_agree(sentences: IndexedDataset) -> None:
 
 
 def test_an_item_is_the_same_in_any_order_of_access(sentences: IndexedDataset) -> None:
-    dataset = BERTDataset(sentences, range(200), 900, form())
+    dataset = BERTDataset(sentences, range(200), 900, sample_format())
     assert len(dataset) >= 900
     order = np.random.RandomState(1).permutation(60).tolist()
     shuffled = {index: dataset[index] for index in order}
-    again = pickle.loads(pickle.dumps(BERTDataset(sentences, range(200), 900, form())))
+    again = pickle.loads(pickle.dumps(BERTDataset(sentences, range(200), 900, sample_format())))
     for index in range(60):
         item = again[index]
         assert all(np.array_equal(item[key], shuffled[index][key]) for key in item)
@@ -110,7 +110,11 @@ def test_a_kept_mapping_is_that_of_its_documents_and_rule(
     sentences: IndexedDataset, tmp_path: Path
 ) -> None:
     cache = IndexCache(str(tmp_path / "cache"))
-    for documents, form_ in ((range(200), form()), (range(90), form()), (range(200), form(32))):
+    for documents, form_ in (
+        (range(200), sample_format()),
+        (range(90), sample_format()),
+        (range(200), sample_format(32)),
+    ):
         made = BERTDataset(sentences, documents, None, form_)
         for _ in range(2):
             kept = BERTDataset(sentences, documents, None, form_, cache)
@@ -119,7 +123,7 @@ def test_a_kept_mapping_is_that_of_its_documents_and_rule(
 
 
 def test_without_the_binary_head_there_is_one_part(sentences: IndexedDataset) -> None:
-    dataset = BERTDataset(sentences, range(200), None, form(binary_head=False))
+    dataset = BERTDataset(sentences, range(200), None, sample_format(binary_head=False))
     item = dataset[0]
     assert not item["types"].any()
     assert not item["is_random"]
@@ -127,7 +131,7 @@ def test_without_the_binary_head_there_is_one_part(sentences: IndexedDataset) ->
 
 
 def test_half_the_pairs_are_swapped(sentences: IndexedDataset) -> None:
-    dataset = BERTDataset(sentences, range(200), None, form())
+    dataset = BERTDataset(sentences, range(200), None, sample_format())
     swapped = [int(dataset[index]["is_random"]) for index in range(len(dataset))]
     assert 0.4 < np.mean(swapped) < 0.6
 
@@ -146,12 +150,12 @@ def test_trimming_is_token_by_token_from_the_longer_part() -> None:
 
 
 def test_items_are_numbered_for_the_ledger(sentences: IndexedDataset) -> None:
-    dataset = BERTDataset(sentences, range(200), None, form())
+    dataset = BERTDataset(sentences, range(200), None, sample_format())
     assert dataset.ids(np.array([5, 2])).tolist() == [[0, 5], [0, 2]]
 
 
 def test_only_the_documents_of_the_split_are_used(sentences: IndexedDataset) -> None:
-    dataset = BERTDataset(sentences, range(50, 60), None, form())
+    dataset = BERTDataset(sentences, range(50, 60), None, sample_format())
     first, end = sentences.document_indices[[50, 60]].tolist()
     assert dataset.samples.rows[:, 0].min() >= first
     assert dataset.samples.rows[:, 1].max() <= end
@@ -172,10 +176,10 @@ def test_a_tokenizer_without_marks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="which of its tokens begin a word"):
         BertFormat.of(wordless, MaskedConfig(), 64, 1)
     with pytest.raises(ConfigError, match="--seq-length 4"):
-        form(4)
+        sample_format(4)
     empty = write_sentences(tmp_path / "empty", 0)
     with pytest.raises(DataError, match="empty: none of the 0 documents"):
-        BERTDataset(empty, range(0), None, form())
+        BERTDataset(empty, range(0), None, sample_format())
 
 
 @pytest.mark.parametrize("kind", ["LowerCase", "Case"])

@@ -62,10 +62,10 @@ def test_an_empty_or_too_small_split_is_refused_in_words(tmp_path: Path) -> None
 
 def test_a_token_outside_the_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "t", [500])
-    form = SampleFormat(seq_length=16, seed=1, vocab_size=100, eod=99)
+    sample_format = SampleFormat(seq_length=16, seed=1, vocab_size=100, eod=99)
     data = DataConfig(data_path=(prefix,), split="1")
     with pytest.raises(DataError, match=r"t: token [0-9]{3} in .* outside the vocabulary of 100"):
-        build_gpt_datasets(data, form, (30, 0, 0))
+        build_gpt_datasets(data, sample_format, (30, 0, 0))
 
 
 def test_a_blend_is_as_long_as_its_shares_rounded_up(tmp_path: Path) -> None:
@@ -173,8 +173,10 @@ def test_a_validation_set_shorter_than_a_sample_is_served_if_nothing_is_dropped(
 
 
 def test_mock_data_needs_no_files_and_gives_each_split_a_third() -> None:
-    form = SampleFormat(64, 1, 50000, 49999)
-    built = build_datasets(DataConfig(mock_data=True, full_validation=True), form, (10, 10, 10))
+    sample_format = SampleFormat(64, 1, 50000, 49999)
+    built = build_datasets(
+        DataConfig(mock_data=True, full_validation=True), sample_format, (10, 10, 10)
+    )
     assert isinstance(built.train, GPTDataset)
     assert len(np.unique(built.train.indices.document_index)) == 33333
     ((_, valid),) = built.valid

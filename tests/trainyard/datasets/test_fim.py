@@ -59,7 +59,7 @@ class ByteTokenizer:
 
 
 def put_together(tokens: list[int]) -> list[int]:
-    """Prefix, middle and suffix in their order, of one text in either form."""
+    """Prefix, middle and suffix in their order, of one text in either sample_format."""
     if PREFIX not in tokens:
         return tokens
     assert tokens[0] == PREFIX
@@ -157,9 +157,9 @@ def texts(folder: Path, seq_length: int = 40, **options: bool) -> GPTDataset:
             )
             writer.add_document([tokenizer.encode(words + "<eod>")])
         writer.write_index(idx_file)
-    form = SampleFormat(seq_length, seed=1234, vocab_size=263, eod=EOD, **options)
+    sample_format = SampleFormat(seq_length, seed=1234, vocab_size=263, eod=EOD, **options)
     indexed = IndexedDataset(str(folder / "t"))
-    return GPTDataset(indexed, np.arange(60, dtype=np.int32), 150, form)
+    return GPTDataset(indexed, np.arange(60, dtype=np.int32), 150, sample_format)
 
 
 def same(a: dict[str, NDArray], b: dict[str, NDArray]) -> bool:

@@ -43,9 +43,9 @@ def write_pair(prefix: Path, lengths: list[int], first: int = 0) -> str:
     return str(prefix)
 
 
-def sample_of(text: list[int], form: SampleFormat) -> dict[str, list[float]]:
-    form = replace(form, seq_length=len(text) - 1)
-    sample = build_sample(np.array(text), form)
+def sample_of(text: list[int], sample_format: SampleFormat) -> dict[str, list[float]]:
+    sample_format = replace(sample_format, seq_length=len(text) - 1)
+    sample = build_sample(np.array(text), sample_format)
     return {key: values.tolist() for key, values in sample.items()}
 
 
@@ -113,8 +113,8 @@ def test_end_of_document_resets_positions_and_loss_if_asked() -> None:
     plain = sample_of(text, FORM)
     assert plain["loss_mask"] == [1.0] * 6
     assert plain["position_ids"] == [0, 1, 2, 3, 4, 5]
-    form = SampleFormat(6, 1, 1000, EOD, reset_position_ids=True, eod_mask_loss=True)
-    reset = sample_of(text, form)
+    sample_format = SampleFormat(6, 1, 1000, EOD, reset_position_ids=True, eod_mask_loss=True)
+    reset = sample_of(text, sample_format)
     assert reset["loss_mask"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     assert reset["position_ids"] == [0, 1, 0, 1, 2, 0]
     assert positions_in_documents(np.array([EOD, 1, 2]), EOD).tolist() == [0, 0, 1]
@@ -142,9 +142,11 @@ class Numbers(MockTokens):
 
 
 def over(
-    source: Numbers, form: SampleFormat, num_samples: int | None = None, drop: bool = True
+    source: Numbers, sample_format: SampleFormat, num_samples: int | None = None, drop: bool = True
 ) -> GPTDataset:
-    return GPTDataset(source, np.arange(len(source), dtype=np.int32), num_samples, form, drop)
+    return GPTDataset(
+        source, np.arange(len(source), dtype=np.int32), num_samples, sample_format, drop
+    )
 
 
 def same(one: Sample, other: Sample) -> bool:
@@ -164,8 +166,8 @@ def test_every_token_of_an_epoch_is_served_in_the_order_of_its_documents(
     lengths: list[int], s: int, extra: bool, num_samples: int | None
 ) -> None:
     source = Numbers(lengths)
-    form = SampleFormat(s, 7, 1000, EOD, extra_token=extra)
-    dataset = over(source, form, num_samples, drop=False)
+    sample_format = SampleFormat(s, 7, 1000, EOD, extra_token=extra)
+    dataset = over(source, sample_format, num_samples, drop=False)
     order = np.argsort(dataset.indices.shuffle_index)  # place of each sample before shuffling
     texts = [dataset.text(int(place)) for place in order]
     told = np.concatenate([source.get(d) for d in dataset.indices.document_index])
@@ -174,7 +176,7 @@ def test_every_token_of_an_epoch_is_served_in_the_order_of_its_documents(
         steps.append(texts[-1][-1:])
     served = np.concatenate(steps)
     assert served[: len(told)].tolist() == told.tolist()
-    assert (served[len(told) :] == form.pad).all()
+    assert (served[len(told) :] == sample_format.pad).all()
     assert len(served) - len(told) < s + extra
     for text, following in pairwise(texts):
         assert not extra or text[-1] == following[0]
@@ -191,14 +193,14 @@ def test_every_token_of_an_epoch_is_served_in_the_order_of_its_documents(
 def test_a_batch_is_its_samples_stacked(
     lengths: list[int], s: int, extra: bool, by_file: bool, picks: list[int]
 ) -> None:
-    form = SampleFormat(
+    sample_format = SampleFormat(
         *(s, 7, 1000, 5),
         reset_position_ids=True,
         reset_attention_mask=True,
         inter_document_masking=by_file,
         extra_token=extra,
     )
-    dataset = over(Numbers(lengths), form, drop=False)
+    dataset = over(Numbers(lengths), sample_format, drop=False)
     indices = [pick % len(dataset) for pick in picks]
     alone = [dataset[index] for index in indices]
     batch = dataset.__getitems__(indices)
@@ -211,8 +213,8 @@ def test_bounds_by_file_are_where_its_documents_begin(
     lengths: list[int], s: int, extra: bool
 ) -> None:
     source = Numbers(lengths)
-    form = SampleFormat(s, 7, 1000, EOD, inter_document_masking=True, extra_token=extra)
-    dataset = over(source, form, drop=False)
+    sample_format = SampleFormat(s, 7, 1000, EOD, inter_document_masking=True, extra_token=extra)
+    dataset = over(source, sample_format, drop=False)
     numbers = np.concatenate([np.full(lengths[d], d) for d in dataset.indices.document_index])
     order = np.argsort(dataset.indices.shuffle_index)
     for number, place in enumerate(order.tolist()):
@@ -251,10 +253,10 @@ def test_a_batch_of_a_blend_mixes_files_of_several_types() -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 def test_a_token_outside_the_vocabulary_is_refused_by_the_file_it_is_in(dtype: type) -> None:
-    form = replace(FORM, vocab_size=500)
+    sample_format = replace(FORM, vocab_size=500)
     good, bad = Numbers([200]), Numbers([600], 0, dtype)
     bad.prefix = "corpora/bad"
-    datasets = [over(good, form, 20), over(bad, form, 20)]
+    datasets = [over(good, sample_format, 20), over(bad, sample_format, 20)]
     blended = BlendedDataset(datasets, *blend([0.5, 0.5], 20))
     with pytest.raises(DataError, match=r"corpora/bad: token \d+ in sequence 0 at "):
         blended.__getitems__(range(20))

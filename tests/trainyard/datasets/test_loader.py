@@ -83,8 +83,8 @@ def opened(prefix: str, folder: Path, reader: Reader = "ranged") -> IndexedDatas
 
 
 def samples(indexed: IndexedDataset) -> GPTDataset:
-    form = SampleFormat(seq_length=SEQ, seed=1, vocab_size=200, eod=199)
-    return GPTDataset(indexed, np.arange(len(indexed), dtype=np.int32), None, form)
+    sample_format = SampleFormat(seq_length=SEQ, seed=1, vocab_size=200, eod=199)
+    return GPTDataset(indexed, np.arange(len(indexed), dtype=np.int32), None, sample_format)
 
 
 def blocks_of(dataset: GPTDataset, indices: list[int]) -> set[int]:

@@ -39,10 +39,10 @@ def test_a_small_vocabulary_begins_again() -> None:
 
 
 def test_a_dataset_has_the_samples_that_were_asked_for() -> None:
-    form = SampleFormat(seq_length=24, seed=1, vocab_size=300, eod=299)
+    sample_format = SampleFormat(seq_length=24, seed=1, vocab_size=300, eod=299)
     data = DataConfig(mock_data=True, dataset_size=10)
-    built = build_datasets(data, form, (10, 10, 10))
-    whole = build_datasets(data, form, (25, 0, 0)).train
+    built = build_datasets(data, sample_format, (10, 10, 10))
+    whole = build_datasets(data, sample_format, (25, 0, 0)).train
     assert built.train is not None
     assert whole is not None
     assert (len(built.train), len(built.valid[0][1]), len(built.test[0][1])) == (10, 10, 10)

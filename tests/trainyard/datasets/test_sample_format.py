@@ -39,56 +39,58 @@ forms = st.builds(
 )
 
 
-def slow(text: list[int], form: SampleFormat) -> dict[str, Any]:
+def slow(text: list[int], sample_format: SampleFormat) -> dict[str, Any]:
     """One token at a time."""
-    s = form.seq_length
+    s = sample_format.seq_length
     tokens = text[:s]
-    labels = text[1:] if form.extra_token else [*text[1:], form.pad]
+    labels = text[1:] if sample_format.extra_token else [*text[1:], sample_format.pad]
     loss, places, begins, place = [], [], [0], 0
     for i, (token, label) in enumerate(zip(tokens, labels, strict=True)):
-        counts = label != form.pad and not (form.eod_mask_loss and token == EOD)
+        counts = label != sample_format.pad and not (sample_format.eod_mask_loss and token == EOD)
         loss.append(float(counts))
-        places.append(place if form.reset_position_ids else i)
+        places.append(place if sample_format.reset_position_ids else i)
         place += 1
         if token == EOD:
             place = 0
             if i + 1 < s:
                 begins.append(i + 1)
     sample: dict[str, Any] = {
-        "tokens": [0 if t == form.pad else t for t in tokens],
-        "labels": [0 if t == form.pad else t for t in labels],
+        "tokens": [0 if t == sample_format.pad else t for t in tokens],
+        "labels": [0 if t == sample_format.pad else t for t in labels],
         "loss_mask": loss,
         "position_ids": places,
     }
-    if form.reset_attention_mask:
+    if sample_format.reset_attention_mask:
         sample["cu_seqlens"] = begins + [s] * (s + 1 - len(begins))
         ends = [*begins[1:], s]
         sample["max_seqlen"] = max(e - b for b, e in zip(begins, ends, strict=True))
-    if form.create_attention_mask:
-        cut = begins if form.reset_attention_mask else [0]
+    if sample_format.create_attention_mask:
+        cut = begins if sample_format.reset_attention_mask else [0]
         of = [sum(b <= i for b in cut) for i in range(s)]
         sample["attention_mask"] = [[[j > i or of[i] != of[j] for j in range(s)] for i in range(s)]]
     return sample
 
 
 @given(forms, st.data())
-def test_samples_equal_a_walk_over_their_tokens(form: SampleFormat, data: st.DataObject) -> None:
-    length = form.text_length
+def test_samples_equal_a_walk_over_their_tokens(
+    sample_format: SampleFormat, data: st.DataObject
+) -> None:
+    length = sample_format.text_length
     rows = data.draw(
         st.lists(
             st.lists(st.integers(0, 9), min_size=length, max_size=length), min_size=1, max_size=3
         )
     )
     dtype = data.draw(st.sampled_from([np.uint8, np.int8, np.uint16, np.int32, np.int64]))
-    stacked = build_samples(np.array(rows, dtype), form)
+    stacked = build_samples(np.array(rows, dtype), sample_format)
     for number, row in enumerate(rows):
         sample = {key: values[number].tolist() for key, values in stacked.items()}
-        assert sample == slow(row, form)
+        assert sample == slow(row, sample_format)
 
 
 def test_types_and_shapes() -> None:
-    form = replace(PLAIN, reset_attention_mask=True, create_attention_mask=True)
-    sample = build_sample(np.arange(5, dtype=np.uint16), form)
+    sample_format = replace(PLAIN, reset_attention_mask=True, create_attention_mask=True)
+    sample = build_sample(np.arange(5, dtype=np.uint16), sample_format)
     assert {key: (v.dtype.name, v.shape) for key, v in sample.items()} == {
         "tokens": ("int64", (4,)),
         "labels": ("int64", (4,)),
@@ -101,8 +103,8 @@ def test_types_and_shapes() -> None:
 
 
 def test_no_sample_carries_a_dense_mask_unless_asked() -> None:
-    form = replace(PLAIN, reset_attention_mask=True, reset_position_ids=True)
-    sample = build_sample(np.arange(5), form)
+    sample_format = replace(PLAIN, reset_attention_mask=True, reset_position_ids=True)
+    sample = build_sample(np.arange(5), sample_format)
     assert max(values.size for values in sample.values()) == 5
 
 
@@ -143,8 +145,8 @@ def test_a_pad_that_is_another_special_id_is_not_taken_for_padding() -> None:
 def test_ends_of_document_stay_in_the_loss_when_they_are_also_the_pad(special: Specials) -> None:
     text = np.array([3, EOD, 3, EOD, 1])
     data = DataConfig(data_path=("x",))
-    form = sample_format(data, special, 4, 1)
-    assert build_sample(text, form)["loss_mask"].tolist() == [1.0] * 4
+    built = sample_format(data, special, 4, 1)
+    assert build_sample(text, built)["loss_mask"].tolist() == [1.0] * 4
     asked = DataConfig(data_path=("x",), allow_ambiguous_pad_tokens=True)
     assert not build_sample(text, sample_format(asked, special, 4, 1))["loss_mask"].all()
 
@@ -158,5 +160,5 @@ def test_every_option_reaches_the_format() -> None:
         dataloader_inter_document_masking=True,
         create_attention_mask_in_dataloader=True,
     )
-    form = sample_format(data, Specials(pad=3), 4, 5)
-    assert form == SampleFormat(4, 5, 10, EOD, 3, True, True, True, True, True)
+    built = sample_format(data, Specials(pad=3), 4, 5)
+    assert built == SampleFormat(4, 5, 10, EOD, 3, True, True, True, True, True)

@@ -70,15 +70,15 @@ def write(folder: Path, lines: list[Any]) -> ConversationFile:
 
 
 def dataset(
-    folder: Path, form: SftFormat = FORM, lines: list[Any] = LINES, **rest: Any
+    folder: Path, sample_format: SftFormat = FORM, lines: list[Any] = LINES, **rest: Any
 ) -> SFTDataset:
     file = write(folder, lines)
-    return SFTDataset(file, range(len(lines)), None, form, Chat(), **rest)
+    return SFTDataset(file, range(len(lines)), None, sample_format, Chat(), **rest)
 
 
-def slow_sample(line: list[dict[str, Any]], form: SftFormat) -> dict[str, list[int]]:
+def slow_sample(line: list[dict[str, Any]], sample_format: SftFormat) -> dict[str, list[int]]:
     """Megatron-LM's packing of a line, one token after the other."""
-    s, tokens, goals, places, bounds = form.seq_length, [], [], [], [0]
+    s, tokens, goals, places, bounds = sample_format.seq_length, [], [], [], [0]
 
     def fill(count: int) -> None:
         for _ in range(count):
@@ -91,8 +91,8 @@ def slow_sample(line: list[dict[str, Any]], form: SftFormat) -> dict[str, list[i
         tokens += [*ids, EOD]
         goals += [IGNORED, *wanted[1:], EOD]
         places += range(len(ids) + 1)
-        if form.context_parallel_size > 1:
-            fill(-len(tokens) % (2 * form.context_parallel_size))
+        if sample_format.context_parallel_size > 1:
+            fill(-len(tokens) % (2 * sample_format.context_parallel_size))
         bounds.append(len(tokens))
         if len(tokens) > s:
             tokens, goals, places = [*tokens[:s], PAD], [*goals[:s], IGNORED], places[: s + 1]
@@ -113,11 +113,11 @@ def slow_sample(line: list[dict[str, Any]], form: SftFormat) -> dict[str, list[i
 @pytest.mark.parametrize("seq_length", [8, 16, 24, 32, 64, 96])
 @pytest.mark.parametrize("cp", [1, 2, 4])
 def test_a_line_is_packed_as_by_the_slow_rule(tmp_path: Path, seq_length: int, cp: int) -> None:
-    form = replace(FORM, seq_length=seq_length, context_parallel_size=cp)
-    samples = dataset(tmp_path, form)
+    sample_format = replace(FORM, seq_length=seq_length, context_parallel_size=cp)
+    samples = dataset(tmp_path, sample_format)
     for index, line in enumerate(LINES):
         found = {key: values.tolist() for key, values in samples[index].items()}
-        assert found == slow_sample(line, form)
+        assert found == slow_sample(line, sample_format)
 
 
 def test_what_counts_is_the_answers_and_the_ends(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_an_end_that_is_there_is_not_put_twice(tmp_path: Path) -> None:
 
 
 def test_without_packing_a_line_is_one_conversation(tmp_path: Path) -> None:
-    form = replace(FORM, packing="off")
-    samples = dataset(tmp_path, form)
+    sample_format = replace(FORM, packing="off")
+    samples = dataset(tmp_path, sample_format)
     tokens, targets = Chat().tokenize_conversation(TWO)
     item = samples[1]
     filled = len(tokens) + 1
@@ -333,8 +333,8 @@ def test_files_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_real_conversations(shared: Path, packing: Any) -> None:
     file = ConversationFile(str(shared / "data" / "sft" / "chat_multiturn.jsonl"))
     assert len(file) == 316
-    form = replace(FORM, seq_length=4096, packing=packing)
-    samples = SFTDataset(file, range(60), None, form, Chat())
+    sample_format = replace(FORM, seq_length=4096, packing=packing)
+    samples = SFTDataset(file, range(60), None, sample_format, Chat())
     for index in range(len(samples)):
         item = samples[index]
         assert 0 < item["loss_mask"].sum() < 4096

@@ -28,7 +28,7 @@ TOKENIZER = SimpleNamespace(
 )
 
 
-def form(seq_length: int = 128, decoder_seq_length: int = 64) -> T5Format:
+def sample_format(seq_length: int = 128, decoder_seq_length: int = 64) -> T5Format:
     return T5Format.of(TOKENIZER, MaskedConfig(), seq_length, decoder_seq_length, 1234)
 
 
@@ -56,7 +56,7 @@ def restored(item: dict[str, np.ndarray]) -> list[int]:
 def test_encoder_and_labels_together_are_the_text(
     sentences: IndexedDataset, lengths: tuple[int, int]
 ) -> None:
-    dataset = T5Dataset(sentences, range(200), None, form(*lengths))
+    dataset = T5Dataset(sentences, range(200), None, sample_format(*lengths))
     for index in range(len(dataset)):
         item, target = dataset[index], dataset.samples.target_length(index)
         whole = dataset.samples.tokens(dataset.samples.sentences(index)).tolist()
@@ -65,7 +65,7 @@ def test_encoder_and_labels_together_are_the_text(
 
 
 def test_the_decoder_sees_what_it_was_to_say_one_place_later(sentences: IndexedDataset) -> None:
-    dataset = T5Dataset(sentences, range(200), None, form())
+    dataset = T5Dataset(sentences, range(200), None, sample_format())
     for index in range(0, len(dataset), 5):
         item = dataset[index]
         filled = int(item["dec_mask"].sum())
@@ -82,7 +82,7 @@ def test_the_decoder_sees_what_it_was_to_say_one_place_later(sentences: IndexedD
 
 
 def test_spans_are_a_fifteenth_of_a_hundred(sentences: IndexedDataset) -> None:
-    dataset = T5Dataset(sentences, range(200), None, form())
+    dataset = T5Dataset(sentences, range(200), None, sample_format())
     hidden = text = 0
     for index in range(len(dataset)):
         item = dataset[index]
@@ -93,10 +93,10 @@ def test_spans_are_a_fifteenth_of_a_hundred(sentences: IndexedDataset) -> None:
 
 
 def test_an_item_is_the_same_in_any_order_of_access(sentences: IndexedDataset) -> None:
-    dataset = T5Dataset(sentences, range(200), None, form())
+    dataset = T5Dataset(sentences, range(200), None, sample_format())
     order = np.random.RandomState(1).permutation(60).tolist()
     shuffled = {index: dataset[index] for index in order}
-    again = pickle.loads(pickle.dumps(T5Dataset(sentences, range(200), None, form())))
+    again = pickle.loads(pickle.dumps(T5Dataset(sentences, range(200), None, sample_format())))
     for index in range(60):
         item = again[index]
         assert all(np.array_equal(item[key], shuffled[index][key]) for key in item)
@@ -133,4 +133,4 @@ def test_a_tokenizer_without_sentinels_is_refused() -> None:
     with pytest.raises(ConfigError, match="no eos token, which T5 needs"):
         T5Format.of(SimpleNamespace(bos=1), MaskedConfig(), 128, 64, 1)
     with pytest.raises(ConfigError, match="--decoder-seq-length 2"):
-        form(128, 2)
+        sample_format(128, 2)

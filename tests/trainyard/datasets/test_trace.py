@@ -40,8 +40,10 @@ def tokens_of(indexed: IndexedDataset, piece: DocumentPiece) -> list[int]:
     return whole[piece.begin : piece.end].tolist()
 
 
-def dataset_of(indexed: IndexedDataset, num_samples: int | None, **form: Any) -> GPTDataset:
-    shape = SampleFormat(seq_length=8, seed=3, vocab_size=10**6, eod=0, **form)
+def dataset_of(
+    indexed: IndexedDataset, num_samples: int | None, **sample_format: Any
+) -> GPTDataset:
+    shape = SampleFormat(seq_length=8, seed=3, vocab_size=10**6, eod=0, **sample_format)
     ids = np.arange(len(indexed), dtype=np.int32)
     return GPTDataset(indexed, ids, num_samples, shape, drop_last_partial=False)
 

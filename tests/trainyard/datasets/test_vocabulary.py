@@ -89,9 +89,9 @@ def test_the_rest_is_found_when_it_is_gathered(
     monkeypatch.setattr(vocabulary, "BLOCK_TOKENS", 10)
     monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", 1000)
     prefix = pair(tmp_path / "t", 10_000, {4321: 2000})
-    form = SampleFormat(seq_length=32, seed=1, vocab_size=VOCABULARY, eod=0)
+    sample_format = SampleFormat(seq_length=32, seed=1, vocab_size=VOCABULARY, eod=0)
     data = DataConfig(data_path=(prefix,), split="1")
-    train = build_datasets(data, form, (300, 0, 0)).train
+    train = build_datasets(data, sample_format, (300, 0, 0)).train
     assert train is not None
     with pytest.raises(DataError) as refused:
         train.__getitems__(range(len(train)))
