@@ -1,4 +1,4 @@
-# trainyard: the commands one types. `make` alone lists them.
+# trainyard's commands. `make` alone lists them.
 
 PYTHON ?= python3
 YARD ?= yard
@@ -16,15 +16,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-# Prefect's database of the runs; beside what they made, where that is on this machine.
+# Prefect's database of the runs: beside their outputs if those are on this machine.
 LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
 
 # One for every stage, and one for the flows.
 ALL_IMAGES = $(filter-out cuda/%,$(patsubst images/locks/%.txt,%,$(filter-out \
   %/build.txt %/faiss.txt %/sbom.txt %/torch.txt,$(wildcard images/locks/*.txt))))
 
-# Whatever the environment says: tests start hundreds of programs, each of which would compile all
-# that it imports anew.
+# Overrides the environment: tests start hundreds of programs, each of which would recompile its
+# imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Tests run side by side, so one thread each.
@@ -33,7 +33,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Each of these starts up to eight processes, so one at a time.
 LAYOUTS := tests/trainyard/training/layouts
 
-# These want the one cluster that this machine can be.
+# These need the one Slurm cluster that a machine can have.
 CLUSTERED := $(wildcard tests/yard/test_slurm*.py) tests/yard/test_profile_on_slurm.py \
   tests/yard/test_everywhere.py tests/yard/test_scheduled.py
 
@@ -48,7 +48,7 @@ help: ## List targets and variables
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 20
 	@echo
 	@echo "  PYTHON=$(PYTHON)  interpreter for .venv, 3.11 or newer"
-	@echo "  YARD=$(YARD)  folder for everything that a quick start makes"
+	@echo "  YARD=$(YARD)  folder for all output"
 	@echo "  RECIPE=$(RECIPE)  what make pretrain-gpt runs"
 	@echo "  PROFILE=$(PROFILE)  where it runs: a file of deploy/yards, by its name or path"
 	@echo "  TORCH_INDEX=$(TORCH_INDEX)  where pip takes torch from, if not from your usual index:"
@@ -56,9 +56,9 @@ help: ## List targets and variables
 	@echo "      CUDA 13:           https://download.pytorch.org/whl/cu130"
 	@echo "  JOBS=$(JOBS)  test processes side by side"
 	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
-	@echo "  BROWSE_PORT=$(BROWSE_PORT)  port where make ui shows YARD itself, which links lead to"
+	@echo "  BROWSE_PORT=$(BROWSE_PORT)  port where make ui shows the files of YARD"
 	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS)  seconds for each target of make fuzz"
-	@echo "  FUZZ_SEED=$(FUZZ_SEED)  where its chance begins; 0: anew every time"
+	@echo "  FUZZ_SEED=$(FUZZ_SEED)  random seed; 0: a new one every time"
 
 install: $(STAMP) ## Make .venv with everything that quickstart, tests and checks need
 
@@ -69,17 +69,17 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "Name another one: make install PYTHON=python3.12"; exit 2; } >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	@echo "installing into $(VENV): one to two minutes, more where pip must fetch CUDA libraries"
-	@# A new pip first: it looks at the 170 pins twice as fast as the one that Python 3.11 brings.
+	@# Upgrade pip first: it checks the 170 pins twice as fast as the one of Python 3.11.
 	@$(PIP) install -qq --no-compile --constraint constraints.txt --upgrade pip setuptools
 	@test -z "$(TORCH_INDEX)" || $(PIP) install -qq --no-compile --no-deps \
 	  --constraint constraints.txt --index-url "$(TORCH_INDEX)" torch
 	@$(PIP) install -qq --no-compile --no-build-isolation --constraint constraints.txt \
 	  --editable '.[all,dev]'
-	@# pip compiles on one core; this takes all of them.
+	@# pip compiles bytecode on one core; this uses all.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib trainyard stages flows >/dev/null || true
 	@touch $@
 
-# Where `make ui` shows what the pages of these runs link to.
+# Where `make ui` shows the targets of the pages' links.
 quickstart pretrain-gpt: export TRAINYARD_BROWSE ?= $(if $(findstring \
   ://,$(YARD)),$(YARD),$(abspath $(YARD)))=http://127.0.0.1:$(BROWSE_PORT)
 quickstart: export YARD := $(YARD)
@@ -107,7 +107,7 @@ locks: ## Update images/locks after a change of pyproject.toml or constraints.tx
 pins: ## Update the digests of the base images (docs/images.md)
 	@$(PYTHON) images/pins.py
 
-# The worker comes last: what another version has registered it refuses.
+# The worker starts last: it refuses deployments that another version registered.
 up: env ## Start database, Prefect, worker and object store (docs/operate.md)
 	@docker compose up --detach --wait server
 	@docker compose run --rm flow python -m flows.register --yard compose
@@ -128,7 +128,7 @@ test-slow: install ## Slow and kill-anywhere suites, every case, minutes
 test-yard: install ## Images, compose, Slurm and an object store, started and removed by itself
 	@deploy/dev/with-yard.sh $(MAKE) --no-print-directory test-in-yard
 
-# The quick start's own recipe, too, by `docker compose run --rm` on the store of the yard.
+# Also runs the quick start's recipe with `docker compose run --rm` on the yard's store.
 test-in-yard:
 	@$(BIN)/python -m tests.yard.engine $(ALL_IMAGES) postgres store
 	@$(PYTEST) -q -n $(JOBS) --dist loadfile -m 'yard and not full' $(CLUSTERED:%=--ignore=%) tests/yard

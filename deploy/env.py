@@ -2,8 +2,8 @@
 
     python3 deploy/env.py [--file .env]
 
-A second run keeps every value that is there, adds what is missing, and brings version and revision
-up to date: that is the first step of an upgrade. Standard library only."""
+A second run keeps every value, adds missing ones, and updates version and revision: the first step
+of an upgrade. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = """\
 
 
 def version() -> str:
-    """Of trainyard: the tag of its images."""
+    """Returns trainyard's version, the tag of its images."""
     text = (ROOT / "trainyard" / "version.py").read_text()
     found = re.search(r'^VERSION = "([^"]+)"', text, re.MULTILINE)
     assert found, "trainyard/version.py says no version"
@@ -34,7 +34,7 @@ def version() -> str:
 
 
 def revision() -> str:
-    """Of the source, with a mark when it differs from what is committed; empty without git."""
+    """Returns the commit of the source, marked `-dirty` if uncommitted; `unknown` without git."""
     command = [
         "git",
         "-C",
@@ -46,14 +46,14 @@ def revision() -> str:
         "--dirty",
     ]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True)
+        described = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return told.stdout.strip()
+    return described.stdout.strip()
 
 
 def engine_socket() -> Path:
-    """Where the engine listens on this machine."""
+    """Returns the path of the engine's socket on this machine."""
     host = os.environ.get("DOCKER_HOST", "")
     return Path(host.removeprefix("unix://")) if host.startswith("unix://") else SOCKET
 

@@ -1,5 +1,5 @@
-# Images of the stages and of the flows, for CPUs; built by `make images`, told in docs/images.md.
-# And faiss for GPUs, which wants no image of NVIDIA's: its CUDA comes as wheels.
+# CPU images of the stages and the flows, built by `make images` (docs/images.md). Also faiss for
+# GPUs, whose CUDA comes as wheels and not from an NVIDIA image.
 #
 #     docker build -f images/cpu.Dockerfile --target stage --build-arg STAGE=tokenize \
 #         --build-arg VERSION=0.1.0 -t trainyard/tokenize:0.1.0 .
@@ -7,9 +7,9 @@
 #     ... --target flow --build-arg STAGE=flow
 #     ... --target faiss-gpu --build-arg STAGE=faiss --build-arg LOCK=cuda/faiss
 #
-# STAGE names a package in stages and, unless LOCK does, a lock in images/locks; faiss is the one that
-# has no stage yet. Whatever differs between stages enters late, or through a step of its own: equal
-# locks share the layers of their packages, and all images with torch share the one of torch.
+# STAGE names a package in stages and, unless LOCK does, a lock in images/locks; only faiss has no
+# stage yet. What differs between stages enters late, or in its own build step: equal locks share
+# the layers of their packages, and all images with torch share its layer.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 ARG PACKAGES=packages
@@ -38,8 +38,8 @@ ENV PATH=/opt/trainyard/bin:/usr/local/bin:/usr/bin:/bin \
 
 FROM base AS torch
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# A wheel in images/wheels comes before the index. Alone among the packages torch has no hash: its
-# CPU build comes from an index of its own, or from that folder. torch.txt pins it.
+# A wheel in images/wheels is preferred to the index. Only torch has no hash: its CPU build comes
+# from its own index, or from that folder. torch.txt pins it.
 # hadolint ignore=DL3013
 RUN --mount=type=bind,source=images/locks/torch.txt,target=/torch.txt \
     --mount=type=bind,source=images/wheels,target=/wheels \

@@ -1,16 +1,16 @@
-# Images of the stages that train, for NVIDIA GPUs, on NVIDIA's own PyTorch image: it brings torch,
-# Transformer Engine, flash-attn, apex and NCCL in builds that fit each other.
+# Images of the stages that use GPUs, on NVIDIA's PyTorch image, which brings torch, Transformer
+# Engine, flash-attn, apex and NCCL in matching builds.
 #
 #     docker build -f images/cuda.Dockerfile --target stage --build-arg STAGE=pretrain \
 #         --build-arg VERSION=0.1.0 -t trainyard/pretrain:0.1.0-cuda .
 #
-# STAGE: benchmark, evaluate, pretrain, reshard; the other stages have no use for a GPU and are in
-# images/cpu.Dockerfile. The line below is the one place that names NVIDIA's image.
+# STAGE: benchmark, evaluate, pretrain, reshard; the other stages use no GPU and are in
+# images/cpu.Dockerfile. Only the line below names NVIDIA's image.
 
 ARG NGC_IMAGE=nvcr.io/nvidia/pytorch:26.06-py3@sha256:43c018d6a12963f1a1bad85ef8574b5c2a978eec2be0ebcacfb87f69e0d210e1
 
 FROM ${NGC_IMAGE} AS base
-# NVIDIA's image brings no init; tini from Debian's packages ends a stage in seconds.
+# NVIDIA's image has no init; with tini from Debian's packages a stage stops in seconds.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends tini && \
     rm -rf /var/lib/apt/lists/* && \
@@ -33,7 +33,7 @@ COPY images/locks/cuda/${STAGE}.txt /named.txt
 RUN grep -v '^#' /named.txt >/lock.txt
 
 FROM base AS packages
-# NVIDIA holds versions by PIP_CONSTRAINT; the lock holds ours, and leaves alone what NVIDIA built.
+# NVIDIA pins versions by PIP_CONSTRAINT; our lock pins ours and leaves NVIDIA's builds alone.
 RUN --mount=type=bind,from=lock,source=/lock.txt,target=/lock.txt \
     --mount=type=cache,target=/root/.cache/pip \
     PIP_CONSTRAINT="" pip --python /opt/trainyard install --require-hashes --no-deps -r /lock.txt

@@ -1,11 +1,11 @@
-"""Whether an object store can hold a yard: reached, lets us in, honours conditional writes.
+"""Checks whether an object store can hold a yard: reachable, accessible, with conditional writes.
 
     python deploy/dev/s3check.py [--make-bucket] s3://BUCKET[/FOLDER]
 
-Endpoint and credentials come from AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and the like. What is tried
-is what stages rest on (`trainyard.artifacts.store_probe`), in a folder of its own that is removed
-after. Exit status 0: fit; 1: two runs could publish the same artifact, or something else that
-stages need is wrong; otherwise a stage's own: 2 for a wrong setting, 3 for a store not reached."""
+Endpoint and credentials come from AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and the like. It tries what
+stages need (`trainyard.artifacts.store_probe`) in a temporary folder. Exit status 0: fit; 1: two
+runs could publish the same artifact, or something else that stages need fails; 2: a wrong setting;
+3: the store is unreachable."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SECONDS = 10.0
 
 
 def make_bucket(url: str) -> None:
-    """Make the bucket unless it is there."""
+    """Creates the bucket unless it exists."""
     bucket = S3Backend("s3").address(url)["Bucket"]
-    with store.operation("make", url):  # which has words for who is not let in
+    with store.operation("make", url):  # explains refused access
         try:
             s3_client.call("head_bucket", Bucket=bucket)
         except FileNotFoundError:
@@ -34,7 +34,7 @@ def make_bucket(url: str) -> None:
 
 
 def check(url: str) -> bool:
-    """Try everything and say what came of it; True when the store is fit."""
+    """Tries everything and prints the results; returns whether the store is fit."""
     trials = list(probe(url))
     for trial in trials:
         print(f"{'WRONG' if trial.fault else 'ok':<6}{trial.name:<26}{trial.fault}")

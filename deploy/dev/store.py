@@ -1,8 +1,8 @@
 """moto as an object store in memory, for tests: `python store.py HOST PORT`.
 
-As `moto_server`, but for one thing: what changes the store is done one request after another. moto
-looks whether an object is there and then writes it, so of several that create the same object at
-once more than one may be told that it came first, and such a store is not fit for a yard."""
+Like `moto_server`, but requests that change the store run one after another. moto checks whether an
+object exists and then writes it, so two concurrent creations of one object may both succeed, which
+makes a store unfit for a yard."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ READING = ("GET", "HEAD", "OPTIONS")
 
 def one_after_another(application: Application) -> Application:
     """A WSGI application whose requests that change something wait for each other."""
-    turn = threading.Lock()
+    lock = threading.Lock()
 
     def answer(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in READING:
             return application(environ, start)
-        with turn:
+        with lock:
             return application(environ, start)
 
     return answer
