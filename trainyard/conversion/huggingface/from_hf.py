@@ -1,7 +1,7 @@
-"""Weights of a Hugging Face class as those of our GPT: `foreign.hf` the other way round.
+"""Weights of a Hugging Face class as those of our GPT: `to_hf` reversed.
 
-Weights are moved and turned, never computed with, so that out and in again, or in and out, gives
-the same bits.
+Weights are moved and transposed, never computed with, so that a round trip either way gives the
+same bits.
 
 n query heads, g key and value heads, d head channels, h hidden."""
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainyard.conversion.huggingface.config import GPT2
-from trainyard.conversion.huggingface.to_hf import targets
+from trainyard.conversion.huggingface.to_hf import names
 from trainyard.conversion.lazy_tensors import Make, Recipe, as_is
+from trainyard.models.gpt.checkpoint_names import Part
 from trainyard.models.gpt.config import GPTConfig
 
 
@@ -31,26 +31,24 @@ def join_qkv(parts: Sequence[Tensor], config: GPTConfig) -> Tensor:
 
 def recipes(config: GPTConfig, name: str) -> dict[str, Recipe]:
     """Every tensor of our model, by its name, from those of the class `name`."""
-    parts: dict[str, list[str]] = {}
-    for target in targets(config, name):
-        parts.setdefault(target.source, []).append(target.name)
-    make = _of_gpt2 if name == GPT2 else _of_llama
-    return {ours: Recipe(tuple(theirs), make(ours, config)) for ours, theirs in parts.items()}
+    sources: dict[str, list[str]] = {}
+    parts: dict[str, Part] = {}
+    for theirs, ours, part in names(config, name):
+        sources.setdefault(ours, []).append(theirs)
+        parts[ours] = part
+    return {ours: Recipe(tuple(sources[ours]), _make(part, config)) for ours, part in parts.items()}
 
 
-def _of_llama(name: str, config: GPTConfig) -> Make:
-    if ".linear_qkv." in name:
+def _make(part: Part, config: GPTConfig) -> Make:
+    """How tensors of theirs, the last of which is `part`, make one of ours."""
+    if part == "v":
         return lambda parts: join_qkv(parts, config)
-    if ".linear_fc1." in name:
-        return lambda parts: torch.cat(list(parts))  # gate, up
-    return as_is
-
-
-def _of_gpt2(name: str, config: GPTConfig) -> Make:
-    if name.endswith(".linear_qkv.weight"):
+    if part == "up":
+        return lambda parts: torch.cat(list(parts))
+    if part == "qkv transposed":
         return lambda parts: join_qkv(parts[0].t().chunk(3), config)
-    if name.endswith(".linear_qkv.bias"):
+    if part == "qkv":
         return lambda parts: join_qkv(parts[0].chunk(3), config)
-    if ".linear_" in name and name.endswith(".weight"):
-        return lambda parts: parts[0].t().contiguous()  # Conv1D keeps (in, out)
+    if part == "transposed":
+        return lambda parts: parts[0].t().contiguous()
     return as_is

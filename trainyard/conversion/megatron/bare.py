@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.megatron.rank import RankFile
 from trainyard.errors import ConfigError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
 POSITIONS = "embedding.position_embeddings.weight"
 FC1 = "decoder.layers.0.mlp.linear_fc1.weight"

@@ -1,6 +1,7 @@
 """Names of parameters in Megatron-LM's checkpoints, and ours, both ways.
 
-Ours are those of a core GPTModel with the local layer. `core` may also be of Transformer Engine's
+The tables are in `models/gpt/checkpoint_names.py`. Ours are those of a core GPTModel with the local
+layer. `core` may also be of Transformer Engine's
 layer, which keeps a norm inside the matrix that follows it; `legacy` is the model class of before,
 with names of its own, some of them in several spellings. Layers are numbered from 0 on every
 pipeline stage. Names here are dotted paths: those of nested dicts joined."""
@@ -11,6 +12,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from trainyard.models.gpt.checkpoint_names import (
+    ENGINE,
+    FINAL_NORM,
+    LAYER,
+    LEGACY,
+    LEGACY_READ,
+    OUTPUT,
+    REGISTRATION_ORDER,
+)
 from trainyard.models.gpt.config import GPTConfig
 
 ModelClass = Literal["core", "legacy"]
@@ -19,46 +29,13 @@ TransformerImpl = Literal["transformer_engine", "local"]
 TIED_COPY = "tied copy"
 """In the place of a name of ours: the output layer of a last stage that repeats the embedding."""
 
-LAYER = "decoder.layers."
-
 OURS_LAYER = re.compile(r"decoder\.layers\.(\d{1,9})\.(.+)", re.ASCII)
-
-ENGINE = {
-    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
-    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
-}
-"""Core, layer of Transformer Engine: beginnings of names, by what ours begin with."""
-
-LEGACY = {
-    "input_norm.": "input_layernorm.",
-    "self_attention.query_key_value.": "self_attention.linear_qkv.",
-    "self_attention.dense.": "self_attention.linear_proj.",
-    "post_attention_norm.": "pre_mlp_layernorm.",
-    "mlp.dense_h_to_4h.": "mlp.linear_fc1.",
-    "mlp.dense_4h_to_h.": "mlp.linear_fc2.",
-}
-"""Legacy, as it is written since 2023-09."""
-
-LEGACY_READ = LEGACY | {
-    "input_layernorm.": "input_layernorm.",
-    "post_attention_layernorm.": "pre_mlp_layernorm.",
-    # --transformer-impl transformer_engine
-    "self_attention.layernorm_qkv.layer_norm_": "input_layernorm.",
-    "self_attention.layernorm_qkv.": "self_attention.linear_qkv.",
-    "self_attention.proj.": "self_attention.linear_proj.",
-    "layernorm_mlp.layer_norm_": "pre_mlp_layernorm.",
-    "layernorm_mlp.fc1_": "mlp.linear_fc1.",
-    "layernorm_mlp.fc2_": "mlp.linear_fc2.",
-}
 
 LEGACY_ROOT = "language_model."
 LEGACY_ENCODER = re.compile(r"language_model\.(?:encoder|transformer)\.(?:transformer\.)?(.+)")
 LEGACY_EMBEDDING = re.compile(r"language_model\.embedding\.(word|position)_embeddings\.weight")
 LEGACY_FINAL = re.compile(r"final_(?:norm|layernorm)\.(weight|bias)")
 LEGACY_COPY = "word_embeddings_for_head.weight"
-
-OUTPUT, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
-FINAL_NORM = "decoder.final_layernorm."
 
 
 def flatten(model: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -135,45 +112,10 @@ def layer_of(name: str) -> int | None:
 
 # --- ours to theirs ---------------------------------------------------------------------------
 
-ORDER: dict[str, tuple[str, ...]] = {
-    "legacy": (
-        "input_layernorm.",
-        "self_attention.linear_qkv.",
-        "self_attention.linear_proj.",
-        "pre_mlp_layernorm.",
-        "mlp.linear_fc1.",
-        "mlp.linear_fc2.",
-    ),
-    "local": (
-        "input_layernorm.",
-        "self_attention.core_attention.",
-        "self_attention.linear_proj.",
-        "self_attention.linear_qkv.",
-        "self_attention.q_layernorm.",
-        "self_attention.k_layernorm.",
-        "pre_mlp_layernorm.",
-        "mlp.linear_fc1.",
-        "mlp.linear_fc2.",
-    ),
-    "transformer_engine": (
-        "self_attention.core_attention.",
-        "self_attention.linear_proj.",
-        "input_layernorm.",
-        "self_attention.linear_qkv.",
-        "self_attention.q_layernorm.",
-        "self_attention.k_layernorm.",
-        "pre_mlp_layernorm.",
-        "mlp.linear_fc1.",
-        "mlp.linear_fc2.",
-    ),
-}
-"""Parameters of a layer in the order in which its modules register them: it is the order of the
-file, and by it an optimizer numbers its states."""
-
 
 def registration_order(names: list[str], style: str) -> list[str]:
-    """Names of ours in the order of Megatron's modules. style: a key of ORDER."""
-    prefixes = ORDER[style]
+    """Names of ours in the order of Megatron's modules. style: a key of REGISTRATION_ORDER."""
+    prefixes = REGISTRATION_ORDER[style]
 
     def place(name: str) -> tuple[int, int, int, int]:
         is_bias = int(name.endswith(".bias"))
@@ -228,7 +170,8 @@ def nested(flat: Mapping[str, Any], style: str) -> dict[str, Any]:
 
 
 def style_of(model_class: ModelClass, transformer_impl: TransformerImpl | None) -> str:
-    """Key of ORDER; unset: Transformer Engine's layer for core, as Megatron's own default is."""
+    """Key of REGISTRATION_ORDER. transformer_impl: None for Megatron's default, which is
+    Transformer Engine's layer."""
     if model_class == "legacy":
         return "legacy"
     return transformer_impl or "transformer_engine"

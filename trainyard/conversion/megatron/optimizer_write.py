@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from trainyard.conversion.megatron.model import WholeModel
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.megatron.optimizer import MAIN, MOMENTS
 from trainyard.conversion.torch_save.write import LazyTensor
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.optim.groups import is_embedding_or_output
 
 HALF = ("F16", "BF16")

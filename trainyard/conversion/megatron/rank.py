@@ -10,7 +10,6 @@ from typing import Any
 
 from trainyard.artifacts.strict_json import shown
 from trainyard.conversion.megatron.names import (
-    EMBEDDING,
     TIED_COPY,
     flatten,
     is_legacy,
@@ -26,6 +25,7 @@ from trainyard.conversion.torch_save.pickle_names import ANYTHING
 from trainyard.conversion.torch_save.pickles import Noted, TensorRef
 from trainyard.errors import ArtifactError
 from trainyard.models.config import MAX_LAYERS
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
 ALLOWED = (ANYTHING,)
 """Of the files that hold more than tensors: `args`, states of random generators, the scaler of the

@@ -34,7 +34,6 @@ from trainyard.conversion.megatron.layout import (
     joined_shape,
     rows_by_head,
 )
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.megatron.optimizer import (
     MOMENTS,
     Parameter,
@@ -55,6 +54,7 @@ from trainyard.conversion.megatron.tokens import tokens_of
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)

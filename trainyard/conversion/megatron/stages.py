@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.conversion.megatron.names import (
-    FINAL_NORM,
-    OUTPUT,
     has_tied_copy,
     layer_of,
 )
 from trainyard.conversion.megatron.optimizer import Unknown
 from trainyard.errors import ConfigError
 from trainyard.models.config import MAX_LAYERS
+from trainyard.models.gpt.checkpoint_names import FINAL_NORM, OUTPUT
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition, StageLayers, partition
 
@@ -42,7 +41,7 @@ class _Split:
 
 
 def style_in(args: Mapping[str, Any]) -> str:
-    """The order of the modules, a key of `megatron_names.ORDER`."""
+    """The order of the modules, a key of `checkpoint_names.REGISTRATION_ORDER`."""
     style = args.get("transformer_impl")
     other = [name for name in OTHER_ORDERS if args.get(name)]
     if style not in ("local", "transformer_engine") or other:

@@ -31,9 +31,7 @@ from trainyard.conversion.megatron.folder import (
 from trainyard.conversion.megatron.layout import Boxes, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import WholeModel, whole_model
 from trainyard.conversion.megatron.names import (
-    EMBEDDING,
     LEGACY_COPY,
-    OUTPUT,
     ModelClass,
     TransformerImpl,
     has_tied_copy,
@@ -52,6 +50,7 @@ from trainyard.conversion.megatron.optimizer_write import (
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import LazyTensor, lazy_tensors, write_torch_file
 from trainyard.errors import ConfigError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT
 from trainyard.parallel.pipeline.partition import Partition, arrange, nearest, stages_in_order
 
 log = logging.getLogger(__name__)

@@ -43,6 +43,7 @@ from trainyard.conversion.meta.params import EMBEDDING, OUTPUT, read_params
 from trainyard.conversion.tokenizer_files import find_tokenizer
 from trainyard.conversion.torch_save.weights import TorchWeights
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.gpt.checkpoint_names import META_LAYER
 from trainyard.models.gpt.config import GPTConfig
 
 PARAMS = "params.json"
@@ -200,27 +201,15 @@ def recipes(config: GPTConfig) -> dict[str, Recipe]:
     }
     if config.untie_embeddings_and_output_weights:
         found["output_layer.weight"] = Recipe((OUTPUT,), as_is)
+    sources: dict[str, list[str]] = {}
+    for theirs, ours, _ in META_LAYER:
+        sources.setdefault(ours, []).append(theirs)
+    makes: dict[int, Make] = {1: as_is, 2: _one_below_the_other, 3: _qkv_of(config)}
     for layer in range(config.num_layers):
-        for ours, theirs in _of_layer(f"layers.{layer}.").items():
-            make: Make = as_is
-            if len(theirs) == 3:
-                make = _qkv_of(config)
-            elif len(theirs) == 2:
-                make = _one_below_the_other
-            found[f"decoder.layers.{layer}.{ours}.weight"] = Recipe(theirs, make)
+        for ours, names in sources.items():
+            parts = tuple(f"layers.{layer}.{name}" for name in names)
+            found[f"decoder.layers.{layer}.{ours}"] = Recipe(parts, makes[len(parts)])
     return found
-
-
-def _of_layer(prefix: str) -> dict[str, tuple[str, ...]]:
-    attention, mlp = f"{prefix}attention.", f"{prefix}feed_forward."
-    return {
-        "input_layernorm": (f"{prefix}attention_norm.weight",),
-        "self_attention.linear_qkv": tuple(f"{attention}w{part}.weight" for part in "qkv"),
-        "self_attention.linear_proj": (f"{attention}wo.weight",),
-        "pre_mlp_layernorm": (f"{prefix}ffn_norm.weight",),
-        "mlp.linear_fc1": (f"{mlp}w1.weight", f"{mlp}w3.weight"),
-        "mlp.linear_fc2": (f"{mlp}w2.weight",),
-    }
 
 
 def _one_below_the_other(parts: Sequence[Tensor]) -> Tensor:

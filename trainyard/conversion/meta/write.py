@@ -15,14 +15,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.file import TensorSpec
-from trainyard.conversion.huggingface.to_hf import split_qkv
+from trainyard.conversion.huggingface.to_hf import part_of
 from trainyard.conversion.megatron.layout import Boxes, Cut, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import WholeModel, whole_model
 from trainyard.conversion.meta.params import EMBEDDING, OUTPUT, read_params
@@ -35,6 +34,8 @@ from trainyard.conversion.meta.read import PARAMS, slice_name
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
 from trainyard.errors import ConfigError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING as OUR_EMBEDDING
+from trainyard.models.gpt.checkpoint_names import META_LAYER, Part
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import nearest
 from trainyard.tokenizers.base import DESCRIPTION
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 
 TP = "--target-tensor-parallel-size"
 
-OUR_EMBEDDING = "embedding.word_embeddings.weight"
 
 PIECES = "tokenizer.model"
 """The one file of a tokenizer that Meta's program looks for."""
@@ -214,22 +214,13 @@ def targets(config: GPTConfig, tp: int) -> list[Target]:
 
 def _of_layer(config: GPTConfig, tp: int, theirs: str, ours: str) -> list[Target]:
     local = _of_rank(config, tp)
-    qkv, fc1 = f"{ours}self_attention.linear_qkv.weight", f"{ours}mlp.linear_fc1.weight"
-    proj, fc2 = f"{ours}self_attention.linear_proj.weight", f"{ours}mlp.linear_fc2.weight"
-    attention, mlp = f"{theirs}attention", f"{theirs}feed_forward"
+
+    def convert(part: Part) -> Callable[[Tensor], Tensor]:
+        return lambda tensor: _part_of(tensor, part, local)
+
     return [
-        Target(f"{theirs}attention_norm.weight", f"{ours}input_layernorm.weight", _as_is),
-        *(
-            Target(f"{attention}.w{part}.weight", qkv, partial(_heads, local, number))
-            for number, part in enumerate("qkv")
-        ),
-        Target(f"{attention}.wo.weight", proj, _as_is),
-        Target(f"{theirs}ffn_norm.weight", f"{ours}pre_mlp_layernorm.weight", _as_is),
-        *(
-            Target(f"{mlp}.w{part}.weight", fc1, partial(_half, number))
-            for number, part in enumerate("13")
-        ),
-        Target(f"{mlp}.w2.weight", fc2, _as_is),
+        Target(f"{theirs}{name}", f"{ours}{source}", convert(part))
+        for name, source, part in META_LAYER
     ]
 
 
@@ -248,15 +239,10 @@ def _as_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _half(number: int, tensor: Tensor) -> Tensor:
-    """Gate or up."""
-    return tensor.chunk(2, dim=0)[number]
-
-
-def _heads(local: GPTConfig, part: int, tensor: Tensor) -> Tensor:
-    """Queries, keys or values; of the first two, rows as they are rotated there."""
-    rows = split_qkv(tensor, local)[part]
-    return rows if part == 2 else pairs_of_halves(rows, local.head_dim)
+def _part_of(tensor: Tensor, part: Part, local: GPTConfig) -> Tensor:
+    """The part of one of our tensors, rows of queries and keys as they are rotated there."""
+    found = part_of(tensor, part, local)
+    return pairs_of_halves(found, local.head_dim) if part in ("q", "k") else found
 
 
 def pairs_of_halves(tensor: Tensor, d: int) -> Tensor:

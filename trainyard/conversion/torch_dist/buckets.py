@@ -28,8 +28,6 @@ from torch import Tensor
 from trainyard.artifacts.urls import join
 from trainyard.conversion.megatron.layout import Cut, boxes_of_rank, cut_of, join_parts
 from trainyard.conversion.megatron.names import (
-    EMBEDDING,
-    OUTPUT,
     layer_of,
     registration_order,
 )
@@ -51,6 +49,7 @@ from trainyard.conversion.megatron.stages import (
 from trainyard.conversion.torch_dist.index import Place, Shape, StoredTensor
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TorchFile
+from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT
 from trainyard.models.gpt.config import GPTConfig
 
 KINDS = (MAIN, *MOMENTS)

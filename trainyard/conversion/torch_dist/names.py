@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainyard.conversion.megatron.names import (
-    LAYER,
     OURS_LAYER,
     is_state_of_engine,
     our_name,
     their_name,
 )
 from trainyard.models.config import MAX_LAYERS
+from trainyard.models.gpt.checkpoint_names import LAYER, WITH_EXTRA_STATE
 
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\.(.+)")
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.")
@@ -109,23 +109,12 @@ def stacked_key(name: str) -> tuple[str, int | None]:
     return LAYER + theirs.removeprefix(f"{LAYER}{match[1]}."), int(match[1])
 
 
-WITH_STATE = (
-    "self_attention.linear_qkv",
-    "self_attention.linear_proj",
-    "self_attention.q_layernorm",
-    "self_attention.k_layernorm",
-    "mlp.linear_fc1",
-    "mlp.linear_fc2",
-)
-"""Modules of a layer that keep an `_extra_state` in Megatron core's shards."""
-
-
 def extra_states(keys: Iterable[str], num_layers: int) -> list[str]:
     """Names of the pickled objects that Megatron core asks for beside the tensors: FP8 scales, of
     which there are none."""
     modules = {key.rpartition(".")[0] for key in keys}
     found = []
-    for module in WITH_STATE:
+    for module in WITH_EXTRA_STATE:
         if f"{LAYER}{module}" in modules:
             state = f"{LAYER}{module}._extra_state"
             found += [f"{state}/shard_{layer}_{num_layers}" for layer in range(num_layers)]

@@ -14,7 +14,6 @@ from typing import Any
 from trainyard.checkpoint.safetensors.file import TensorSpec
 from trainyard.conversion.megatron.args import args_of
 from trainyard.conversion.megatron.model import WholeModel
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.megatron.optimizer import MAIN, MOMENTS
 from trainyard.conversion.megatron.optimizer_write import (
     HALF,
@@ -23,6 +22,7 @@ from trainyard.conversion.megatron.optimizer_write import (
 )
 from trainyard.conversion.torch_dist.names import extra_states, stacked_key
 from trainyard.errors import ArtifactError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.parallel.pipeline.partition import arrange
 
 CHECKPOINT_VERSION = 3.0

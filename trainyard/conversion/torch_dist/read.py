@@ -29,7 +29,6 @@ from trainyard.conversion.documents import read_document
 from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.folder import BACKEND, find_iteration
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.megatron.optimizer import HALF, MAIN, MOMENTS, Unknown
 from trainyard.conversion.megatron.optimizer import num_updates as updates_of
 from trainyard.conversion.megatron.progress import (
@@ -57,6 +56,7 @@ from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.errors import ArtifactError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,158 @@
+"""Names of a GPT's parameters in the checkpoints of others. Data only: `conversion` applies it.
+
+Ours are those of Megatron core's GPTModel with its local layer. Tables of Hugging Face and Meta
+have rows (their name, our name, part): the part of our tensor that theirs is, see `Part`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Part = Literal["whole", "transposed", "q", "k", "v", "qkv", "qkv transposed", "gate", "up"]
+"""q, k, v: queries, keys or values of our QKV tensor, which is grouped by query group.
+qkv: all three, ungrouped. gate, up: halves of linear_fc1. transposed: (in, out), as in GPT-2's
+Conv1D."""
+
+Names = tuple[tuple[str, str, Part], ...]
+
+LAYER = "decoder.layers."
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+FINAL_NORM = "decoder.final_layernorm."
+
+# --- Megatron-LM ------------------------------------------------------------------------------
+
+ENGINE = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""Core with Transformer Engine's layer, which keeps a norm inside the matrix that follows it:
+prefixes of names, and ours."""
+
+LEGACY = {
+    "input_norm.": "input_layernorm.",
+    "self_attention.query_key_value.": "self_attention.linear_qkv.",
+    "self_attention.dense.": "self_attention.linear_proj.",
+    "post_attention_norm.": "pre_mlp_layernorm.",
+    "mlp.dense_h_to_4h.": "mlp.linear_fc1.",
+    "mlp.dense_4h_to_h.": "mlp.linear_fc2.",
+}
+"""The legacy model class, as written since 2023-09."""
+
+LEGACY_READ = LEGACY | {
+    "input_layernorm.": "input_layernorm.",
+    "post_attention_layernorm.": "pre_mlp_layernorm.",
+    # --transformer-impl transformer_engine
+    "self_attention.layernorm_qkv.layer_norm_": "input_layernorm.",
+    "self_attention.layernorm_qkv.": "self_attention.linear_qkv.",
+    "self_attention.proj.": "self_attention.linear_proj.",
+    "layernorm_mlp.layer_norm_": "pre_mlp_layernorm.",
+    "layernorm_mlp.fc1_": "mlp.linear_fc1.",
+    "layernorm_mlp.fc2_": "mlp.linear_fc2.",
+}
+"""All spellings of the legacy class."""
+
+REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
+    "legacy": (
+        "input_layernorm.",
+        "self_attention.linear_qkv.",
+        "self_attention.linear_proj.",
+        "pre_mlp_layernorm.",
+        "mlp.linear_fc1.",
+        "mlp.linear_fc2.",
+    ),
+    "local": (
+        "input_layernorm.",
+        "self_attention.core_attention.",
+        "self_attention.linear_proj.",
+        "self_attention.linear_qkv.",
+        "self_attention.q_layernorm.",
+        "self_attention.k_layernorm.",
+        "pre_mlp_layernorm.",
+        "mlp.linear_fc1.",
+        "mlp.linear_fc2.",
+    ),
+    "transformer_engine": (
+        "self_attention.core_attention.",
+        "self_attention.linear_proj.",
+        "input_layernorm.",
+        "self_attention.linear_qkv.",
+        "self_attention.q_layernorm.",
+        "self_attention.k_layernorm.",
+        "pre_mlp_layernorm.",
+        "mlp.linear_fc1.",
+        "mlp.linear_fc2.",
+    ),
+}
+"""Parameters of a layer in the order in which Megatron's modules register them: the order of the
+file, by which an optimizer numbers its states."""
+
+WITH_EXTRA_STATE = (
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "self_attention.q_layernorm",
+    "self_attention.k_layernorm",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
+"""Modules of a layer that keep an `_extra_state` in Megatron core's sharded checkpoints."""
+
+# --- Hugging Face, in the order of its files --------------------------------------------------
+
+LLAMA: Names = (
+    ("model.embed_tokens.weight", EMBEDDING, "whole"),
+    ("model.norm.weight", "decoder.final_layernorm.weight", "whole"),
+    ("lm_head.weight", OUTPUT, "whole"),
+)
+LLAMA_LAYER: Names = (
+    ("self_attn.q_proj.bias", "self_attention.linear_qkv.bias", "q"),  # Qwen2
+    ("self_attn.k_proj.bias", "self_attention.linear_qkv.bias", "k"),
+    ("self_attn.v_proj.bias", "self_attention.linear_qkv.bias", "v"),
+    ("self_attn.q_norm.weight", "self_attention.q_layernorm.weight", "whole"),  # Qwen3
+    ("self_attn.k_norm.weight", "self_attention.k_layernorm.weight", "whole"),
+    ("input_layernorm.weight", "input_layernorm.weight", "whole"),
+    ("self_attn.q_proj.weight", "self_attention.linear_qkv.weight", "q"),
+    ("self_attn.k_proj.weight", "self_attention.linear_qkv.weight", "k"),
+    ("self_attn.v_proj.weight", "self_attention.linear_qkv.weight", "v"),
+    ("self_attn.o_proj.weight", "self_attention.linear_proj.weight", "whole"),
+    ("post_attention_layernorm.weight", "pre_mlp_layernorm.weight", "whole"),
+    ("mlp.gate_proj.weight", "mlp.linear_fc1.weight", "gate"),
+    ("mlp.up_proj.weight", "mlp.linear_fc1.weight", "up"),
+    ("mlp.down_proj.weight", "mlp.linear_fc2.weight", "whole"),
+)
+"""Below `model.layers.N.`; of Mistral and Qwen too."""
+
+GPT2: Names = (
+    ("transformer.wte.weight", EMBEDDING, "whole"),
+    ("transformer.wpe.weight", "embedding.position_embeddings.weight", "whole"),
+    ("transformer.ln_f.weight", "decoder.final_layernorm.weight", "whole"),
+    ("transformer.ln_f.bias", "decoder.final_layernorm.bias", "whole"),
+)
+GPT2_LAYER: Names = (
+    ("ln_1.weight", "input_layernorm.weight", "whole"),
+    ("ln_1.bias", "input_layernorm.bias", "whole"),
+    ("attn.c_attn.weight", "self_attention.linear_qkv.weight", "qkv transposed"),
+    ("attn.c_attn.bias", "self_attention.linear_qkv.bias", "qkv"),
+    ("attn.c_proj.weight", "self_attention.linear_proj.weight", "transposed"),
+    ("attn.c_proj.bias", "self_attention.linear_proj.bias", "whole"),
+    ("ln_2.weight", "pre_mlp_layernorm.weight", "whole"),
+    ("ln_2.bias", "pre_mlp_layernorm.bias", "whole"),
+    ("mlp.c_fc.weight", "mlp.linear_fc1.weight", "transposed"),
+    ("mlp.c_fc.bias", "mlp.linear_fc1.bias", "whole"),
+    ("mlp.c_proj.weight", "mlp.linear_fc2.weight", "transposed"),
+    ("mlp.c_proj.bias", "mlp.linear_fc2.bias", "whole"),
+)
+"""Below `transformer.h.N.`."""
+
+# --- Meta -------------------------------------------------------------------------------------
+
+META_LAYER: Names = (
+    ("attention_norm.weight", "input_layernorm.weight", "whole"),
+    ("attention.wq.weight", "self_attention.linear_qkv.weight", "q"),
+    ("attention.wk.weight", "self_attention.linear_qkv.weight", "k"),
+    ("attention.wv.weight", "self_attention.linear_qkv.weight", "v"),
+    ("attention.wo.weight", "self_attention.linear_proj.weight", "whole"),
+    ("ffn_norm.weight", "pre_mlp_layernorm.weight", "whole"),
+    ("feed_forward.w1.weight", "mlp.linear_fc1.weight", "gate"),
+    ("feed_forward.w3.weight", "mlp.linear_fc1.weight", "up"),
+    ("feed_forward.w2.weight", "mlp.linear_fc2.weight", "whole"),
+)
+"""Below `layers.N.`; rows of queries and keys are ordered for interleaved rotation."""
