@@ -126,6 +126,14 @@ def check_above_zero(config: Any, *names: str) -> None:
             raise ConfigError(f"{flag(name)} must be above 0, got {value}")
 
 
+def check_at_least(config: Any, limit: int, *names: str) -> None:
+    """Raise ConfigError for a given value below `limit`; None passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= limit:
+            raise ConfigError(f"{flag(name)} must be at least {limit}, got {value}")
+
+
 def check_at_most(config: Any, limit: int, *names: str) -> None:
     """Raise ConfigError for a given value above `limit`; None passes."""
     for name in names:

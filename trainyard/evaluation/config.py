@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainyard.config import check_at_least
 from trainyard.errors import ConfigError
 
 TaskName = Literal["WIKITEXT103"]
@@ -26,11 +27,8 @@ class EvaluationConfig:
     """Windows evaluated at a time."""
 
     def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        for name in ("overlapping_eval", "seq_length", "micro_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        """Raise ConfigError for counts below one."""
+        check_at_least(self, 1, "overlapping_eval", "seq_length", "micro_batch_size")
 
     def for_file(self, path: str) -> EvaluationConfig:
         """The same with `auto` settled: "wiki" in the file's name or its folder's decides.

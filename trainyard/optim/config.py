@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import execution
+from trainyard.config import check_at_least, execution, flag
 from trainyard.errors import ConfigError
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
@@ -50,9 +50,9 @@ class OptimizerConfig:
     decoupled_min_lr: float | None = None
     """Their learning rate at the end of the decay; unset: --min-lr."""
     override_opt_param_scheduler: bool = False
-    """Go on from --load with these rates where they differ from the checkpoint's."""
+    """Resume from --load with these rates where they differ from the checkpoint's."""
     use_checkpoint_opt_param_scheduler: bool = False
-    """Go on from --load with the checkpoint's rates where they differ from these."""
+    """Resume from --load with the checkpoint's rates where they differ from these."""
     weight_decay: float = 0.01
     """Decoupled weight decay of matrices; biases and other vectors have none."""
     start_weight_decay: float | None = None
@@ -60,7 +60,7 @@ class OptimizerConfig:
     end_weight_decay: float | None = None
     """Weight decay at the end, when it changes over the run."""
     weight_decay_incr_style: IncreaseStyle = "constant"
-    """How weight decay goes from one to the other."""
+    """How weight decay changes from one to the other."""
     clip_grad: float = 1.0
     """Bound of the gradient's L2 norm over the whole model; 0 for none."""
     adam_beta1: float = 0.9
@@ -70,13 +70,13 @@ class OptimizerConfig:
     adam_eps: float = 1e-8
     """Added to the root of Adam's second moment."""
     optimizer_backend: Literal["auto", "torch", "apex", "transformer_engine"] = execution("auto")
-    """Whose kernel updates: torch's, or for adam apex's or Transformer Engine's (CUDA, where
+    """Kernel of the update: torch's, or for adam apex's or Transformer Engine's (CUDA, where
     installed); auto: torch."""
     sgd_momentum: float = 0.9
     """Share of the last step that SGD keeps."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, in words."""
+        """Raise ConfigError for options that contradict each other."""
         self._check_rates()
         self._check_warmup()
         self._check_weight_decay()
@@ -92,10 +92,8 @@ class OptimizerConfig:
             )
         for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{_flag(name)} must be in [0, 1), got {getattr(self, name)}")
-        for name in ("clip_grad", "adam_eps"):
-            if not getattr(self, name) >= 0.0:
-                raise ConfigError(f"{_flag(name)} must be at least 0, got {getattr(self, name)}")
+                raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
+        check_at_least(self, 0, "clip_grad", "adam_eps")
 
     def _check_rates(self) -> None:
         if not 0.0 <= self.min_lr <= self.lr:
@@ -106,14 +104,8 @@ class OptimizerConfig:
             raise ConfigError(
                 f"--lr-warmup-init ({self.lr_warmup_init}) must be between 0 and --lr ({self.lr})"
             )
-        for name in (
-            "lr_decay_iters",
-            "lr_decay_samples",
-            "lr_wsd_decay_iters",
-            "lr_wsd_decay_samples",
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
+        lengths = ("lr_decay_iters", "lr_decay_samples")
+        check_at_least(self, 1, *lengths, "lr_wsd_decay_iters", "lr_wsd_decay_samples")
         wsd_lengths = (self.lr_wsd_decay_iters, self.lr_wsd_decay_samples)
         if (self.lr_decay_style == "WSD") != (wsd_lengths != (None, None)):
             raise ConfigError(
@@ -136,14 +128,12 @@ class OptimizerConfig:
             )
 
     def _check_warmup(self) -> None:
-        for name in ("lr_warmup_iters", "lr_warmup_samples"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{_flag(name)} must be at least 0, got {getattr(self, name)}")
+        check_at_least(self, 0, "lr_warmup_iters", "lr_warmup_samples")
         if self.lr_warmup_fraction is None:
             return
         for name in ("lr_warmup_iters", "lr_warmup_samples"):
             if getattr(self, name):
-                raise ConfigError(f"give --lr-warmup-fraction or {_flag(name)}, not both")
+                raise ConfigError(f"give --lr-warmup-fraction or {flag(name)}, not both")
         if not 0.0 <= self.lr_warmup_fraction < 1.0:
             raise ConfigError(
                 f"--lr-warmup-fraction must be in [0, 1), got {self.lr_warmup_fraction}"
@@ -161,11 +151,4 @@ class OptimizerConfig:
                 f"--weight-decay-incr-style {self.weight_decay_incr_style} needs "
                 "--start-weight-decay and --end-weight-decay"
             )
-        for name in ("weight_decay", "start_weight_decay", "end_weight_decay"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"{_flag(name)} must be at least 0, got {value}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        check_at_least(self, 0, "weight_decay", "start_weight_decay", "end_weight_decay")

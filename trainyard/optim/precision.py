@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import execution
+from trainyard.config import check_above_zero, check_at_least, execution
 from trainyard.errors import ConfigError
 
 NumberFormat = Literal["fp32", "bf16", "fp16"]
@@ -38,7 +38,7 @@ class PrecisionConfig:
     """Keep the optimizer's state in fewer bits: not there yet."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, in words."""
+        """Raise ConfigError for options that contradict each other."""
         if self.bf16 and self.fp16:
             raise ConfigError("give --bf16 or --fp16, not both")
         if self.use_precision_aware_optimizer:
@@ -61,19 +61,13 @@ class PrecisionConfig:
             raise ConfigError(
                 "--loss-scale is for --fp16: other formats do not lose small gradients"
             )
-        for name in ("loss_scale", "initial_loss_scale", "min_loss_scale"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+        check_above_zero(self, "loss_scale", "initial_loss_scale", "min_loss_scale")
         if self.min_loss_scale > self.initial_loss_scale:
             raise ConfigError(
                 f"--min-loss-scale ({self.min_loss_scale}) must be at most --initial-loss-scale "
                 f"({self.initial_loss_scale})"
             )
-        for name in ("loss_scale_window", "hysteresis"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_at_least(self, 1, "loss_scale_window", "hysteresis")
 
     @property
     def params_format(self) -> NumberFormat:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from trainyard.config import flag
 from trainyard.errors import ConfigError
 from trainyard.optim.config import DecayStyle, IncreaseStyle, OptimizerConfig, WsdDecayStyle
 
@@ -182,8 +183,8 @@ def _of_iterations(config: OptimizerConfig, train_iters: int, global_batch_size:
     for name in ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples"):
         if getattr(config, name):
             raise ConfigError(
-                f"{_flag(name)} goes with --train-samples; a run of --train-iters takes "
-                f"{_flag(name.replace('samples', 'iters'))}"
+                f"{flag(name)} goes with --train-samples; a run of --train-iters takes "
+                f"{flag(name.replace('samples', 'iters'))}"
             )
     decay_iters = config.lr_decay_iters or train_iters
     decay = decay_iters * global_batch_size
@@ -203,8 +204,8 @@ def _of_samples(config: OptimizerConfig, train_samples: int) -> _Lengths:
     for name in ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters"):
         if getattr(config, name):
             raise ConfigError(
-                f"{_flag(name)} goes with --train-iters; a run of --train-samples takes "
-                f"{_flag(name.replace('iters', 'samples'))}"
+                f"{flag(name)} goes with --train-iters; a run of --train-samples takes "
+                f"{flag(name.replace('iters', 'samples'))}"
             )
     decay = config.lr_decay_samples or train_samples
     fraction = config.lr_warmup_fraction
@@ -222,8 +223,4 @@ def _of_samples(config: OptimizerConfig, train_samples: int) -> _Lengths:
 def _warmup_option(config: OptimizerConfig, name: str) -> str:
     if config.lr_warmup_fraction is not None:
         return f"--lr-warmup-fraction {config.lr_warmup_fraction}"
-    return f"{_flag(name)} {getattr(config, name)}"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return f"{flag(name)} {getattr(config, name)}"

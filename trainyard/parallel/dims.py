@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from trainyard.errors import ConfigError
-from trainyard.parallel.config import AXES, DEFAULT_ORDER, ParallelConfig
-from trainyard.parallel.divisible import check_world_size
+from trainyard.parallel.config import AXES, CP, DEFAULT_ORDER, PP, TP, ParallelConfig
+from trainyard.parallel.divisible import multiples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +98,6 @@ class ParallelDims:
             for outer in self._places(fixed)
         ]
 
-    def group_of(self, rank: int, *axes: str) -> list[int]:
-        """The one of `group_ranks(*axes)` that holds `rank`."""
-        return next(ranks for ranks in self.group_ranks(*axes) if rank in ranks)
-
     def _places(self, axes: list[str]) -> list[dict[str, int]]:
         """All places along these axes, the last axis moving fastest."""
         return [
@@ -117,9 +113,22 @@ class ParallelDims:
 
 def dims_of(config: ParallelConfig, world_size: int) -> ParallelDims:
     """The grid for a number of ranks: what tensor, pipeline and context leave is data parallel."""
-    check_world_size(config, world_size)
+    unit = config.model_ranks
+    if world_size % unit:
+        degrees = {
+            TP: config.tensor_model_parallel_size,
+            PP: config.pipeline_model_parallel_size,
+            CP: config.context_parallel_size,
+        }
+        product = " x ".join(f"{flag} ({size})" for flag, size in degrees.items())
+        choices = " or ".join(str(count) for count in multiples(world_size, unit))
+        raise ConfigError(
+            f"{world_size} rank{'s' if world_size != 1 else ''} cannot be shared out: {product} = "
+            f"{unit} must divide their number (what it leaves is data parallel); start {choices} "
+            "ranks, or change a degree"
+        )
     return ParallelDims(
-        dp=world_size // config.model_ranks,
+        dp=world_size // unit,
         tp=config.tensor_model_parallel_size,
         pp=config.pipeline_model_parallel_size,
         cp=config.context_parallel_size,

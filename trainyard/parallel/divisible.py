@@ -1,35 +1,15 @@
-"""Sizes that degrees of parallelism must divide: every refusal names both numbers and what would
-work. Standard library only, so that it is told before torch is loaded."""
+"""Checks that degrees of parallelism divide sizes; errors name both numbers and what would work.
+Standard library only, so that they run before torch is loaded."""
 
 from __future__ import annotations
 
 import math
 
 from trainyard.errors import ConfigError
-from trainyard.parallel.config import CP, PP, TP, ParallelConfig
-
-
-def check_world_size(config: ParallelConfig, world_size: int) -> None:
-    """Refuse a number of ranks that the degrees do not divide."""
-    unit = config.model_ranks
-    if world_size % unit == 0:
-        return
-    degrees = {
-        TP: config.tensor_model_parallel_size,
-        PP: config.pipeline_model_parallel_size,
-        CP: config.context_parallel_size,
-    }
-    product = " x ".join(f"{flag} ({size})" for flag, size in degrees.items())
-    choices = " or ".join(str(count) for count in multiples(world_size, unit))
-    raise ConfigError(
-        f"{world_size} rank{'s' if world_size != 1 else ''} cannot be shared out: {product} = "
-        f"{unit} must divide their number (what it leaves is data parallel); start {choices} "
-        "ranks, or change a degree"
-    )
 
 
 def divides(what: str, value: int, by: str, divisor: int) -> None:
-    """Refuse a value that `divisor` does not divide, with the nearest that would."""
+    """Raise ConfigError unless `divisor` divides `value`, naming the nearest that would."""
     if value % divisor:
         raise ConfigError(
             f"{what} ({value}) must be divisible by {by} ({divisor}); "

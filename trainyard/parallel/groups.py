@@ -85,20 +85,9 @@ class ProcessGroups:
         return self.coordinates.pp
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank begins the pipeline."""
-        return self.pp_rank == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """Whether this rank ends the pipeline."""
         return self.pp_rank == self.dims.pp - 1
-
-    def pp_neighbour(self, by: int) -> int:
-        """The rank (of all ranks) `by` places on in the pipeline, around its end: 1 the next."""
-        here = self.coordinates
-        place = (here.pp + by) % self.dims.pp
-        return self.dims.rank_of(tp=here.tp, cp=here.cp, ep=here.ep, dp=here.dp, pp=place)
 
     def model_parallel(self, config: ParallelConfig) -> ModelParallel:
         """What the modules of a model are told."""

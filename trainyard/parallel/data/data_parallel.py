@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainyard.parallel.comm_errors import communicating
+from trainyard.parallel.config import DataParallelConfig
 from trainyard.parallel.data.buckets import shard_multiple
 from trainyard.parallel.data.buffers import Bucket, Member, Place, build_buckets
 from trainyard.parallel.data.param_gather import ParameterGather
-from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.model import group_rank, group_size
 
 FULL_PRECISION = (torch.float32, torch.float64)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import even_shard, mark_partial_grad, mark_shard
-from trainyard.parallel.tensor.mappings import gather_from_tp, reduce_from_tp, reduce_scatter_to_sp
+from trainyard.parallel.tensor.mappings import reduce_from_tp, reduce_scatter_to_sp
 from trainyard.parallel.tensor.overlap import column_linear, row_linear
 
 
@@ -32,11 +32,9 @@ class ColumnParallelLinear(nn.Module):
         bias: bool,
         parallel: ModelParallel,
         parts: int = 1,
-        gather_output: bool = False,
     ) -> None:
         super().__init__()
-        assert not gather_output or parts == 1, "gathered parts would lie interleaved"
-        self.parallel, self.gather_output = parallel, gather_output
+        self.parallel = parallel
         size, rank = parallel.tp_size, parallel.tp_rank
         self.weight = nn.Parameter(torch.empty(out_features // size, in_features))
         self.bias = nn.Parameter(torch.empty(out_features // size)) if bias else None
@@ -45,11 +43,9 @@ class ColumnParallelLinear(nn.Module):
             if self.bias is not None:
                 mark_shard(self.bias, even_shard((out_features,), 0, size, rank, parts))
 
-    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n), or
-        (s, b, out) with gather_output. weight: in place of its own (a tied output layer)."""
-        y = column_linear(x, self.weight if weight is None else weight, self.bias, self.parallel)
-        return gather_from_tp(y, self.parallel.tp) if self.gather_output else y
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
+        return column_linear(x, self.weight, self.bias, self.parallel)
 
 
 class RowParallelLinear(nn.Module):

@@ -55,11 +55,9 @@ def check_grad(parameter: nn.Parameter | None, whole: Tensor, parallel: ModelPar
     torch.testing.assert_close(grad, expected, **FP32_SUM_ORDER)
 
 
-def check_column(cut: dict[str, bool], bias: bool, parts: int, gather_output: bool) -> None:
+def check_column(cut: dict[str, bool], bias: bool, parts: int) -> None:
     parallel = ModelParallel(tp=dist.group.WORLD, **cut)
-    layer = ColumnParallelLinear(
-        IN, OUT, bias=bias, parallel=parallel, parts=parts, gather_output=gather_output
-    )
+    layer = ColumnParallelLinear(IN, OUT, bias=bias, parallel=parallel, parts=parts)
     weight = fill(layer.weight, draw(OUT, IN, seed=1))
     b = fill(layer.bias, draw(OUT, seed=2)) if bias else None
     x, grad = draw(S, B, IN, seed=3).requires_grad_(), draw(S, B, OUT, seed=4)
@@ -70,7 +68,7 @@ def check_column(cut: dict[str, bool], bias: bool, parts: int, gather_output: bo
     channels = shard_of(layer.weight)
     assert channels is not None
     rows = [torch.arange(p.whole, p.whole + p.length) for p in channels.pieces]
-    index = torch.arange(OUT) if gather_output else torch.cat(rows)
+    index = torch.cat(rows)
     torch.testing.assert_close(y, expected[..., index], **FP32_SUM_ORDER)
     y.backward(grad[..., index])
     assert x.grad is not None
@@ -84,13 +82,11 @@ def check_column(cut: dict[str, bool], bias: bool, parts: int, gather_output: bo
 @pytest.mark.distributed
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize(
-    ("bias", "parts", "gather_output"), [(True, 1, False), (False, 2, False), (True, 1, True)]
-)
+@pytest.mark.parametrize(("bias", "parts"), [(True, 1), (False, 2)])
 def test_column_parallel_matches_linear(
-    ranks: RankPool, tp: int, cut: dict[str, bool], bias: bool, parts: int, gather_output: bool
+    ranks: RankPool, tp: int, cut: dict[str, bool], bias: bool, parts: int
 ) -> None:
-    ranks.run(check_column, tp, cut, bias, parts, gather_output)
+    ranks.run(check_column, tp, cut, bias, parts)
 
 
 def check_row(cut: dict[str, bool], bias: bool) -> None:

@@ -21,21 +21,13 @@ S, B, H = 8, 3, 12
 
 REGIONS = {
     # name: (space of the argument, space of the result, dim of the argument that is cut)
-    "copy_to_tp": ("whole", "parts", None),
     "reduce_from_tp": ("parts", "whole", None),
     "gather_from_tp": ("parts", "whole", 2),
-    "scatter_to_tp": ("whole", "parts", None),
-    "gather_from_sp": ("parts", "parts", 0),
     "reduce_scatter_to_sp": ("parts", "parts", None),
-    "scatter_to_sp": ("whole", "parts", None),
-    "gather_whole_from_sp": ("parts", "whole", 0),
-    "all_to_all": ("parts", "parts", 0),
 }
 
 
 def region(name: str) -> Callable[[Tensor, ProcessGroup | None], Tensor]:
-    if name == "all_to_all":
-        return lambda x, group: mappings.all_to_all(x, group, split_dim=2, concat_dim=0)
     found: Callable[[Tensor, ProcessGroup | None], Tensor] = getattr(mappings, name)
     return found
 
@@ -80,18 +72,11 @@ def check_values() -> None:
     whole = member((S, B, H), "whole", 3)
     summand = member((S, B, H), "parts", 4)
     total = all_reduce(summand, group)
-    along_s, along_h = whole.chunk(size)[rank], whole.chunk(size, dim=2)[rank]
-    assert torch.equal(mappings.copy_to_tp(whole, group), whole)
+    along_h = whole.chunk(size, dim=2)[rank]
     assert torch.equal(mappings.reduce_from_tp(summand, group), total)
-    assert torch.equal(mappings.scatter_to_sp(whole, group), along_s)
-    assert torch.equal(mappings.scatter_to_tp(whole, group), along_h)
-    assert torch.equal(mappings.gather_from_sp(along_s, group), whole)
-    assert torch.equal(mappings.gather_whole_from_sp(along_s, group), whole)
     assert torch.equal(mappings.gather_from_tp(along_h, group), whole)
     scattered = mappings.reduce_scatter_to_sp(summand, group)
     torch.testing.assert_close(scattered, total.chunk(size)[rank])
-    exchanged = mappings.all_to_all(along_s, group, split_dim=2, concat_dim=0)
-    assert torch.equal(exchanged, along_h), "sequence parts have become channel parts"
 
 
 @pytest.mark.distributed

@@ -17,8 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
-from trainyard.parallel.data_config import DataParallelConfig
+from trainyard.parallel.config import DEFAULT_ORDER, DataParallelConfig, ParallelConfig
 from trainyard.parallel.layout_checks import check_model
 from trainyard.testing.covering import Row, covering_rows, cross
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.optim.flat_boxes import boxes_of_range
-from trainyard.optim.state import state_boxes
+from trainyard.optim.state import boxes_of_range, state_boxes
 from trainyard.parallel.sharding import Shard, even_shard
 
 shapes = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
