@@ -37,7 +37,7 @@ MODULES = {
     "build_loader": "datasets.loader",
     "build_schedule": "optim.schedule",
     "build_tokenizer": "tokenizers.registry",
-    "build_trainee": "training.loop.build",
+    "build_train_module": "training.loop.build",
     "built_in_provider": "training.loop.build",
     "generate": "inference.static",
     "init_parameters": "models.init",
