@@ -85,13 +85,13 @@ async def pretrain_gpt(
     }
     written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
     # What is wrong in the recipe is said before any waiting.
-    checked = await asyncio.to_thread(pretrain_jobs, written, place.means())
+    checked = await asyncio.to_thread(pretrain_jobs, written, place.training_resources())
     if remark := unknown_gpu_memory(place, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")
     async with StageRunner("pretrain-gpt", written.root, card, profile=place) as line:
         # Anew: while another run had the turn files may have come, or a version of the corpus.
-        jobs = await asyncio.to_thread(pretrain_jobs, written, place.means())
+        jobs = await asyncio.to_thread(pretrain_jobs, written, place.training_resources())
         await line.expect(jobs.all())
         await line.run(jobs.plan, jobs.collect)  # a layout that fits nowhere ends here
         await line.run(jobs.train_tokenizer)

@@ -50,8 +50,8 @@ async def run_stage(
     written = read_job(stage, config).document if config is not None else {}
     where = config or f"options of {stage}"
     job = stage_job(stage, {**written, **(options or {})}, where)
-    plan = plan_before(job, place.means(), where)
-    if is_unknown(job, place.means()):
+    plan = plan_before(job, place.training_resources(), where)
+    if is_unknown(job, place.training_resources()):
         get_run_logger().warning("%s: %s", where, UNKNOWN)
     if remark := unknown_gpu_memory_of_stage(job, place):
         get_run_logger().warning("%s", remark)

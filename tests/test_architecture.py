@@ -107,7 +107,7 @@ PLANTED = {
     ],
     "the floors of the flows": [
         ("flows.recipes.recipe", "flows.pages.run_pages"),
-        ("flows.yard.place", "flows.recipes.stage_job"),
+        ("flows.yard.profile", "flows.recipes.stage_job"),
         ("flows.backends.slurm.job", "flows.runner.retry"),
     ],
     "no circles": [

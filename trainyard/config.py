@@ -16,7 +16,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from trainyard.errors import ConfigError
@@ -179,10 +179,19 @@ def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
         if others.get(key) in document:
             raise ConfigError(f"{where}: {key!r} is another name of {others[key]!r}; give one")
         if key not in known and key not in others and key not in passed_over:
-            candidates = [*known, *sorted(passed_over)]
-            near = difflib.get_close_matches(str(key).replace("-", "_"), candidates, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            hint = suggest(str(key), known, "known keys:", [*known, *sorted(passed_over)])
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def suggest(
+    name: str, known: Iterable[str], listed: str = "known:", candidates: Iterable[str] | None = None
+) -> str:
+    """A hint for an unknown name: the nearest candidate, else all known names after `listed`."""
+    known = list(known)
+    options = known if candidates is None else list(candidates)
+    near = difflib.get_close_matches(name.replace("-", "_"), options, n=1)
+    near = near or difflib.get_close_matches(name, options, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{listed} {', '.join(known)}"
 
 
 def partial_config(
@@ -205,7 +214,7 @@ def _partial(cls: type, document: Mapping[str, Any], where: str, missing: Any) -
         if _is_config(annotation):
             value = _partial(annotation, document, where, missing)
         elif field.name in document:
-            value = _convert(document[field.name], annotation, f"{where}: {field.name}")
+            value = convert(document[field.name], annotation, f"{where}: {field.name}")
         else:
             value = missing if field.default is dataclasses.MISSING else field.default
         object.__setattr__(config, field.name, value)
@@ -231,21 +240,28 @@ def _validated(config: C, where: str) -> C:
     return type(config)(**values)
 
 
-def _convert(value: Any, annotation: Any, where: str) -> Any:
+def convert(value: Any, annotation: Any, where: str) -> Any:
+    """A value of a document as a field's type; ConfigError for a wrong type."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return value
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        (inner,) = [a for a in args if a is not types.NoneType]
-        return _convert(value, inner, where)
+        (inner,) = [arg for arg in args if arg is not types.NoneType]
+        return None if value is None else convert(value, inner, where)
     if origin is Literal:
         if value not in args:
             raise ConfigError(f"{where} is {value!r}; choose one of {', '.join(map(repr, args))}")
         return value
     if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, list | tuple):
+        if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} must be a list, got {value!r}")
-        return tuple(_convert(item, args[0], where) for item in value)
+        return tuple(convert(item, args[0], where) for item in value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} must be a table, got {value!r}")
+        return {key: convert(item, args[1], f"{where}.{key}") for key, item in value.items()}
+    if _is_config(annotation):
+        return from_table(annotation, value, where)
     return _convert_scalar(value, annotation, where)
 
 
@@ -259,6 +275,37 @@ def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
         names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
         raise ConfigError(f"{where} must be {names.get(annotation, annotation)}, got {value!r}")
     return value
+
+
+# --- nested tables ----------------------------------------------------------------------------
+
+
+def check_known(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise ConfigError for a key that is not known, with the nearest one that is."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; {suggest(key, known)}")
+
+
+def from_table(cls: type[C], table: Any, where: str) -> C:
+    """The dataclass that a nested table describes, such as a part of a profile.
+
+    Raises ConfigError for an unknown or missing key, a wrong type, or a rule of the class."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table, got {table!r}")
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls))}
+    check_known(table, fields, where)
+    for name, field in fields.items():
+        has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
+        if name not in table and not has_default:
+            raise ConfigError(f"{where}: {name} is required and was not given")
+    hints = _hints(typing.cast(Any, cls))
+    values = {key: convert(value, hints[key], f"{where}: {key}") for key, value in table.items()}
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 # --- texts ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ RECIPE_FLOWS = {
     ),
     "pretrain_gpt": RecipeFlow(
         description="Turn raw text into a trained, evaluated and benchmarked GPT.",
-        check=lambda recipe, profile, given: pretrain_jobs(recipe, profile.means()),
+        check=lambda recipe, profile, given: pretrain_jobs(recipe, profile.training_resources()),
         prints="card",
     ),
     "corpus_refresh": RecipeFlow(
@@ -118,7 +118,7 @@ def _run_stage(argv: Sequence[str] | None) -> int:
     try:
         profile = read_profile_of_flow(given)
         job = read_job(given.stage, given.config)
-        plan_before(job, profile.means(), given.config)
+        plan_before(job, profile.training_resources(), given.config)
     except TrainyardError as error:
         return fail(error)
     status, result = _run(RUN_STAGE, profile, given, stage=given.stage, config=given.config)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flows.yard.place import StageEnvironment
-from flows.yard.profile import Profile
+from flows.yard.profile import Profile, StageEnvironment
 from trainyard.artifacts.urls import is_local, join
 from trainyard.machine import Machine, look_around
 
@@ -29,7 +28,7 @@ class YardContext:
     @cached_property
     def place(self) -> StageEnvironment:
         """Where stages run."""
-        return self.profile.place(join(self.root, FOLDER))
+        return self.profile.stage_environment(join(self.root, FOLDER))
 
     @cached_property
     def here(self) -> Machine:

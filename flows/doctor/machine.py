@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
-from flows.yard.place import CONTAINED
+from flows.yard.profile import CONTAINED
 from trainyard.artifacts.inputs import cache_folder
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ConfigError, InfrastructureError

@@ -26,7 +26,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from flows.doctor.check import Answer, Check, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.runner.limits import Slots, describe_task_runs, read_slots
-from flows.yard.place import limit_tag
+from flows.yard.profile import limit_tag
 from trainyard.errors import InfrastructureError
 
 PAGE = 200

@@ -13,7 +13,7 @@ from flows.recipes.recipe import Recipe
 from flows.recipes.release import release_jobs
 from flows.recipes.stage_job import StageJob, build_config, stage_job
 from flows.stage_configs import CONFIGS
-from flows.yard.place import TrainingResources
+from flows.yard.profile import TrainingResources
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 

@@ -14,7 +14,6 @@ may stand
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from flows.recipes.stage_job import StageJob, stage_job, unreadable
 from flows.stage_configs import CONFIGS
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename, join, parent
-from trainyard.config import leaves, other_names, parse_document
+from trainyard.config import convert, leaves, other_names, parse_document, suggest
 from trainyard.errors import ConfigError, TrainyardError
 
 TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "preset")
@@ -95,14 +94,16 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
     for key, value in document.items():
         _check_key(key, value, path)
     tables = {key: value for key, value in document.items() if key in TABLES}
-    if preset := _string(document.get("preset", ""), f"{path}: preset"):
+    if preset := convert(document.get("preset", ""), str, f"{path}: preset"):
         tables["pretrain"] = {**_preset(preset, path), **tables.get("pretrain", {})}
     return Recipe(
         where=path,
         root=join(yard_root(yard), name.stem),
-        corpus=tuple(_strings(document.get("corpus", []), f"{path}: corpus")),
-        evaluation_data=_string(document.get("evaluation_data", ""), f"{path}: evaluation_data"),
-        tokens=_string(document.get("tokens", ""), f"{path}: tokens"),
+        corpus=convert(document.get("corpus", []), tuple[str, ...], f"{path}: corpus"),
+        evaluation_data=convert(
+            document.get("evaluation_data", ""), str, f"{path}: evaluation_data"
+        ),
+        tokens=convert(document.get("tokens", ""), str, f"{path}: tokens"),
         tables=tables,
     )
 
@@ -132,7 +133,6 @@ def _keys_of(stage: str) -> set[str]:
 def _check_key(key: str, value: Any, path: str) -> None:
     known = (*TOP_LEVEL, *TABLES)
     if key not in known:
-        near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
         what = "table" if isinstance(value, dict) else "key"
         if key in _keys_of("pretrain"):
             raise ConfigError(
@@ -141,19 +141,6 @@ def _check_key(key: str, value: Any, path: str) -> None:
                 f"as those of recipes/models, name it in a recipe, by its path from there: "
                 f'preset = "models/gpt-7b.toml"'
             )
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise ConfigError(f"{path}: unknown {what} {key!r}; {hint}")
+        raise ConfigError(f"{path}: unknown {what} {key!r}; {suggest(key, known)}")
     if key in TABLES and not isinstance(value, dict):
         raise ConfigError(f"{path}: {key} must be a table, [{key}], got {value!r}")
-
-
-def _strings(value: Any, where: str) -> list[str]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{where} must be a list of files, patterns or URLs, got {value!r}")
-    return [_string(item, where) for item in value]
-
-
-def _string(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} must be text in quotes, got {value!r}")
-    return value

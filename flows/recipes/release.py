@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flows.recipes.corpus import heldout_of
 from flows.recipes.recipe import Recipe
 from flows.recipes.stage_job import STEP_MANIFEST, StageJob, stage_job
-from flows.yard.place import CONTAINED
+from flows.yard.profile import CONTAINED
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.output import MANIFEST, is_housekeeping

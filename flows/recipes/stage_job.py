@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 from flows.stage_configs import CONFIGS
 from trainyard.artifacts import store
 from trainyard.artifacts.output import MANIFEST, Output
-from trainyard.config import from_dict, parse_document
+from trainyard.config import from_dict, parse_document, suggest
 from trainyard.errors import ConfigError, TrainyardError
 
 STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
@@ -44,9 +43,7 @@ class StageJob:
 def config_class(stage: str) -> type[Any]:
     """The class of a stage's options; ConfigError for a stage that does not exist."""
     if stage not in CONFIGS:
-        near = difflib.get_close_matches(stage, CONFIGS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"stages: {', '.join(CONFIGS)}"
-        raise ConfigError(f"there is no stage {stage!r}; {hint}")
+        raise ConfigError(f"there is no stage {stage!r}; {suggest(stage, CONFIGS, 'stages:')}")
     return CONFIGS[stage]
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError as NotValid
 
 from flows.register.desired_state import ROOT, DesiredDeployment, DesiredState
 from flows.yard.profile import Schedule
-from flows.yard.tables import refuse_unknown
+from trainyard.config import check_known
 from trainyard.errors import ConfigError
 
 Flows = Mapping[str, Flow[..., Any]]
@@ -79,7 +79,7 @@ def _zone(schedule: Schedule) -> str:
 
 def check_parameters(given: Mapping[str, Any], form: dict[str, Any], where: str) -> None:
     """ConfigError for a parameter that the flow has not, or that is of another type."""
-    refuse_unknown(given, form["properties"], where)
+    check_known(given, form["properties"], where)
     try:
         validate(dict(given), form, raise_on_error=True, ignore_required=True)
     except ValidationError as error:

@@ -15,9 +15,8 @@ import yaml
 
 from flows.cli.run_flow import PATIENCE
 from flows.register.render_check import check_rendering
-from flows.yard.place import limit_tag
-from flows.yard.profile import Profile, Schedule
-from flows.yard.tables import refuse_unknown
+from flows.yard.profile import Profile, Schedule, limit_tag
+from trainyard.config import check_known
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
@@ -116,8 +115,8 @@ def desired_state(
     entries = read_deployments(file or ROOT / FILE)
     flows = {_flow_of(entry["entrypoint"]): entry for entry in entries}
     where = f"yard {profile.name}"
-    refuse_unknown(profile.schedules, flows, f"{where} [schedules]")
-    refuse_unknown(profile.deployments, flows, f"{where}: deployments")
+    check_known(profile.schedules, flows, f"{where} [schedules]")
+    check_known(profile.deployments, flows, f"{where}: deployments")
     chosen = profile.deployments or tuple(flows)
     _check_names(profile)
     if profile.automations.train_on_new_corpus is not None and TRAINED not in chosen:
@@ -174,7 +173,7 @@ def read_deployments(file: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{file} cannot be read: {error!r}") from error
     for entry in entries:
         where = f"{file.name}: deployment {entry.get('entrypoint')}"
-        refuse_unknown(entry, KEYS, where)
+        check_known(entry, KEYS, where)
         if not ENTRYPOINT.fullmatch(str(entry.get("entrypoint"))):
             raise ConfigError(f"{where}: write the entrypoint as flows/FILE.py:FUNCTION")
     return list(entries)

@@ -18,8 +18,7 @@ from flows.backends.spec import LaunchSpec, Shares
 from flows.recipes.stage_job import StageJob
 from flows.runner.stage_spec import stage_spec
 from flows.stage_configs import CONFIGS
-from flows.yard.place import CONTAINED, StageEnvironment
-from flows.yard.profile import Profile
+from flows.yard.profile import CONTAINED, Profile, StageEnvironment
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
 
@@ -52,7 +51,7 @@ def check_rendering(profile: Profile, sources: Path) -> None:
     sources: the folder in which workers stand, from which a folder without a root is meant."""
     _check_grace(profile)
     _check_images(profile)
-    place = profile.place(join(profile.yard_root(), "rehearsal"))
+    place = profile.stage_environment(join(profile.yard_root(), "rehearsal"))
     refused: dict[str, ConfigError] = {}
     for stage in CONFIGS:
         for job in _jobs(stage, place):

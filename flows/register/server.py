@@ -29,7 +29,7 @@ from flows.register.desired_state import DesiredDeployment, DesiredState
 from flows.register.report import Report, differing
 from flows.register.schedules import active_before, is_as_desired, switched, to_create, to_update
 from flows.runner.blocks import BLOCK_TYPES
-from flows.yard.place import limit_tag
+from flows.yard.profile import limit_tag
 from flows.yard.registered_profile import YardProfile, block_name, check_yard
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION, build_revision

@@ -12,7 +12,7 @@ from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.process import ProcessJob
 from flows.backends.slurm.job import SlurmJob
 from flows.backends.spec import LaunchSpec
-from flows.yard.place import StageEnvironment, Watch
+from flows.yard.profile import StageEnvironment, Watch
 
 StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flows.recipes.pretrain import to_be_planned
 from flows.recipes.stage_job import StageJob, stage_job
-from flows.yard.place import TrainingResources
-from flows.yard.profile import Profile
+from flows.yard.profile import Profile, TrainingResources
 
 UNKNOWN = (
     "the layout is not compared with the memory of a GPU, as vocab_size is not among the options: "

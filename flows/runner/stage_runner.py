@@ -19,8 +19,7 @@ from flows.runner.limits import StageLimit
 from flows.runner.run_lock import record_jobs, run_lock
 from flows.runner.stage_task import run_stage_task
 from flows.yard.links import browsed
-from flows.yard.place import limit_tag
-from flows.yard.profile import Profile
+from flows.yard.profile import Profile, limit_tag
 from flows.yard.read_profile import read_profile
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
@@ -50,7 +49,7 @@ class StageRunner:
         """`alone`: wait while another flow run works on the same root."""
         self._root = root
         profile = profile or read_profile()
-        self._place = profile.place(root)
+        self._place = profile.stage_environment(root)
         shown = browsed(profile.yard_root(), profile.browse)
         self._board = RunPages(flow, card, root, self._place.run_folder, shown)
         self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))

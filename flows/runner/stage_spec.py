@@ -10,7 +10,7 @@ from typing import Any
 from flows.backends.spec import LaunchSpec, Shares
 from flows.recipes.stage_job import StageJob
 from flows.stage_configs import CONFIGS
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from trainyard.config import leaves
 from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
 

@@ -38,7 +38,7 @@ from flows.runner.limits import take_slot
 from flows.runner.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
 from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
 from flows.runner.submission import SETTLED, follow
-from flows.yard.place import SCHEDULED, StageEnvironment
+from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
 

@@ -37,7 +37,7 @@ from flows.pages.progress import progress_shown
 from flows.pages.stage_pages import show_submitted, show_waiting
 from flows.runner.blocks import BLOCKS
 from flows.runner.retry import pause_seconds, with_jitter
-from flows.yard.place import SCHEDULED, StageEnvironment
+from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.errors import TrainyardError
 
 SETTLED = "settled.json"

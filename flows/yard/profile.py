@@ -1,4 +1,4 @@
-"""Yard profiles: where stages run, with what means, and where all that is made lies.
+"""What a site is: its yard profile, and where and with which resources its stages run.
 
 docs/deployments.md explains every table. No Prefect here; `read_profile` reads one from a file."""
 
@@ -11,27 +11,159 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.backends.spec import Mount, Resources
+from flows.backends.container.options import ContainerOptions
+from flows.backends.kubernetes.options import KubernetesOptions
+from flows.backends.slurm.options import SlurmOptions
+from flows.backends.spec import GRACE_SECONDS, Mount, Resources
 from flows.stage_configs import CONFIGS
 from flows.yard.links import check_browse
-from flows.yard.place import (
-    FRUITLESS_ATTEMPTS,
-    POLLING,
-    SCHEDULED,
-    SHARING,
-    StageEnvironment,
-    TrainingResources,
-    Watch,
-)
-from flows.yard.tables import refuse_unknown
 from trainyard.artifacts.urls import basename, is_local, join, local_path
+from trainyard.config import check_known
 from trainyard.errors import ConfigError
+from trainyard.version import VERSION
+
+BLOCK_OPTIONS: dict[str, type | None] = {
+    "process": None,
+    "container": ContainerOptions,
+    "slurm": SlurmOptions,
+    "kubernetes": KubernetesOptions,
+}
+"""Every backend by its name in a profile, with the class of its options."""
+
+SCHEDULED = ("container", "slurm", "kubernetes")
+"""Backends whose jobs outlive the program that started them."""
+
+SHARING = ("slurm", "kubernetes")
+"""Backends that run one job in shares, side by side."""
+
+CONTAINED = ("container", "kubernetes")
+"""Backends whose stages run in images, with their own folders, /dev/shm and /tmp."""
+
+POLLING = ("container", "slurm")
+"""Backends that poll the state of a job; Kubernetes reports it."""
+
+FRUITLESS_ATTEMPTS = 3
+"""Attempts in a row without progress after which a stage is given up, by default."""
 
 MOST_RESUMED = 100
-"""Of resume_crashed: what is lost more often than that has another fault."""
+"""Of resume_crashed: a run that crashes more often has another fault."""
 
 CAN_BE_SHARED = ("tokenize",)
-"""Stages whose output several jobs can make together, and one joins."""
+"""Stages whose output several jobs can make in shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResources:
+    """The resources of a training in a yard."""
+
+    world_size: int = 1
+    gpu_memory_gib: float | None = None
+    """Of each GPU; None: no GPU, or not stated."""
+
+    def to_plan(self) -> dict[str, Any]:
+        """Options of the plan; a single process leaves world_size to the recipe."""
+        size = {"world_size": self.world_size} if self.world_size > 1 else {}
+        memory = self.gpu_memory_gib
+        return {**size, **({} if memory is None else {"gpu_memory_gib": memory})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """How a running job is watched and ended."""
+
+    hang_seconds: float | None = None
+    """A running job without a log line or heartbeat for this long has hung: it is ended and
+    retried. None: it may be silent."""
+    poll_seconds: float | None = None
+    """Between two polls of an engine or a scheduler; None: the backend's default."""
+    grace_seconds: float = GRACE_SECONDS
+    """Between the signal to stop and SIGKILL, in which a training saves."""
+
+    def __post_init__(self) -> None:
+        for name in ("hang_seconds", "poll_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive or left out, got {value}")
+        if not self.grace_seconds >= 0:
+            raise ConfigError(f"grace_seconds must not be negative, got {self.grace_seconds}")
+
+
+def limit_tag(yard: str, stage: str) -> str:
+    """The name of a stage's limit in a yard; Prefect's server prefixes it with `tag:`."""
+    return f"yard:{yard}:{stage}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEnvironment:
+    """Where the stages of a flow run, with which resources, and in which run folders."""
+
+    run_folder: str
+    """Local folder: DIR/JOB/ATTEMPT/ holds config.toml, log.txt, outcome.json or failure.json."""
+    block: str = "process"
+    environment: dict[str, str] = field(default_factory=dict)
+    resources: Resources = field(default_factory=Resources)
+    resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
+    """For stages that need other resources."""
+    watch: Watch = field(default_factory=Watch)
+    watch_by_stage: Mapping[str, Watch] = field(default_factory=dict)
+    python: str = sys.executable
+    image: str | None = None
+    """What stages run in, with placeholders `{stage}` and `{version}`. None: what is installed."""
+    mounts: tuple[Mount, ...] = ()
+    container: ContainerOptions = field(default_factory=ContainerOptions)
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+    options_by_stage: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the backend, for stages that need other ones."""
+    images_by_stage: Mapping[str, str] = field(default_factory=dict)
+    """For stages with an image of their own."""
+    shares_by_stage: Mapping[str, int] = field(default_factory=dict)
+    """Number of jobs that make one output of a stage."""
+    shares_at_once: int | None = None
+    """Most of them that run at once; None: no limit."""
+    yard: str = "local"
+    """Name of the profile, which is part of the names of its limits."""
+    limited: tuple[str, ...] = ()
+    """Stages with a limit on concurrent jobs."""
+    fruitless_attempts: int = FRUITLESS_ATTEMPTS
+    """Attempts in a row that fail by infrastructure without a new step before a stage is given
+    up."""
+
+    def __post_init__(self) -> None:
+        if self.fruitless_attempts < 1:
+            raise ConfigError(
+                f"fruitless_attempts must be at least 1, got {self.fruitless_attempts}"
+            )
+        if self.block not in BLOCK_OPTIONS:
+            raise ConfigError(f"block {self.block!r} is none of {', '.join(BLOCK_OPTIONS)}")
+
+    def resources_of(self, stage: str) -> Resources:
+        """The resources that a stage asks for."""
+        return self.resources_by_stage.get(stage, self.resources)
+
+    def watch_of(self, stage: str) -> Watch:
+        """How a stage's job is watched."""
+        return self.watch_by_stage.get(stage, self.watch)
+
+    def options_of(self, stage: str) -> Any:
+        """The backend's options for a stage, such as SlurmOptions; None for a process."""
+        if BLOCK_OPTIONS[self.block] is None:
+            return None
+        return self.options_by_stage.get(stage, getattr(self, self.block))
+
+    def image_of(self, stage: str) -> str | None:
+        """The image that a stage runs in."""
+        image = self.images_by_stage.get(stage, self.image)
+        if image is None:
+            return None
+        return image.replace("{stage}", stage.replace("_", "-")).replace("{version}", VERSION)
+
+    def shares_of(self, stage: str) -> int:
+        """Number of jobs that make an output of this stage; 1: no shares."""
+        return self.shares_by_stage.get(stage, 1) if self.block in SHARING else 1
+
+
+# --- the profile --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +172,11 @@ class Pool:
 
     name: str
     type: str = "process"
-    """A flow only waits for jobs, so a process beside the worker does, everywhere."""
+    """A process beside the worker is enough: a flow only waits for jobs."""
     concurrency_limit: int | None = None
     """Flow runs at once; None: any number."""
     code: str | None = None
-    """Folder with trainyard's sources as workers see it; None: that of whoever registers."""
+    """Folder with trainyard's sources as workers see it; None: that of the registering program."""
 
     def __post_init__(self) -> None:
         if self.concurrency_limit is not None and self.concurrency_limit < 1:
@@ -57,34 +189,34 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When a deployment runs by itself."""
+    """When a deployment runs automatically."""
 
     cron: str
     timezone: str = "UTC"
     active: bool = True
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Of these runs, over those of prefect.yaml."""
+    """Of these runs; they override those of prefect.yaml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Automations:
-    """What the server does by itself."""
+    """What the server does automatically."""
 
     zombie_seconds: int = 120
-    """A flow run that was not heard of for so long is marked as crashed; 0: never."""
+    """A flow run without a heartbeat for this long is marked as crashed; 0: never."""
     resume_crashed: int = 3
-    """A flow run that crashed because its worker or machine is gone is started again by itself, so
-    often at most; 0: it waits for a person's Retry."""
+    """How often a flow run is restarted that crashed because its worker or machine is gone; 0: it
+    waits for a person's Retry."""
     notify_variable: str = "TRAINYARD_NOTIFY_URL"
-    """Variable of whoever registers with the URL that failures are posted to; not set: none is."""
+    """Variable, when registering, with the URL that failures are posted to; unset: none are."""
     train_on_new_corpus: str | None = None
-    """Recipe that is trained when corpus-refresh has published; None: nothing is."""
+    """Recipe to train when corpus-refresh has published; None: none."""
 
     def __post_init__(self) -> None:
         if self.zombie_seconds and self.zombie_seconds < 60:
             raise ConfigError(
                 f"zombie_seconds must be 0 or at least 60, got {self.zombie_seconds}: a flow run "
-                f"is heard every 30 seconds"
+                f"sends a heartbeat every 30 seconds"
             )
         if not 0 <= self.resume_crashed <= MOST_RESUMED:
             raise ConfigError(
@@ -94,27 +226,27 @@ class Automations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A yard as written."""
+    """The profile of a yard, as written."""
 
     name: str
     block: str = "process"
-    """What starts stages: a key of flows.yard.place.BLOCK_OPTIONS."""
+    """The backend: a key of BLOCK_OPTIONS."""
     store: str | None = None
-    """Root of everything that is made; None: `yard` where the flow runs."""
+    """Root of all artifacts; None: `yard` in the working directory of the flow."""
     browse: str | None = None
-    """URL where a browser finds what lies under that root; None: links of pages are file:// and
-    s3://, unless variable TRAINYARD_BROWSE says more."""
+    """URL that serves this root to browsers. None: links in pages are file:// and s3://, unless
+    variable TRAINYARD_BROWSE is set."""
     run_folder: str | None = None
-    """Folder of configs and logs, seen by the jobs; None: `.runs` beside what is made, or under
-    ./yard where that is an object store."""
+    """Folder of configs and logs, seen by the jobs. None: `.runs` beside the artifacts, or under
+    ./yard if those are in an object store."""
     image: str | None = None
-    """What stages run in; `{stage}` and `{version}` stand for theirs. None: what is installed."""
+    """What stages run in, with placeholders `{stage}` and `{version}`. None: what is installed."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """Of stages that have another one."""
+    """For stages with an image of their own."""
     python: str | None = None
-    """Interpreter of stages; None: that of the flow, or the image's `python`."""
+    """Interpreter of stages. None: that of the flow, or the image's `python`."""
     gpu_memory_gib: float | None = None
-    """Of one GPU that trains: a layout that does not fit is refused before training."""
+    """Of one training GPU: a layout that does not fit is refused before training."""
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     resources: Resources = field(default_factory=Resources)
@@ -122,45 +254,50 @@ class Profile:
     watch: Watch = field(default_factory=Watch)
     watch_by_stage: Mapping[str, Watch] = field(default_factory=dict)
     shares: Mapping[str, int] = field(default_factory=dict)
-    """Jobs that make one output of a stage together."""
+    """Number of jobs that make one output of a stage."""
     shares_at_once: int | None = None
     fruitless_attempts: int = FRUITLESS_ATTEMPTS
-    """Attempts at a stage in a row without a step gained, after which it is given up."""
+    """Attempts in a row without a new step before a stage is given up."""
     options: Any = None
-    """Of the block: SlurmOptions and so on."""
+    """Of the backend, such as SlurmOptions."""
     options_by_stage: Mapping[str, Any] = field(default_factory=dict)
     pool: Pool
     deployments: tuple[str, ...] = ()
-    """Flows that are deployed; none named: all of prefect.yaml."""
+    """Flows to deploy; empty: all of prefect.yaml."""
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     """By flow."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """By stage: jobs at once, over all flows of the yard."""
+    """By stage: most concurrent jobs, over all flows of the yard."""
     automations: Automations = field(default_factory=Automations)
 
     def __post_init__(self) -> None:
         _check_tables(self)
 
     def yard_root(self, yard: str | None = None) -> str:
-        """Folder or URL of all runs: given, else variable YARD, else the profile's, else `yard`."""
+        """Folder or URL of all runs: given, else variable YARD, else `store`, else `yard`."""
         return (yard or os.environ.get("YARD") or self.store or "yard").rstrip("/")
 
-    def means(self) -> TrainingResources:
-        """What a training gets here, as the plan takes it."""
+    def training_resources(self) -> TrainingResources:
+        """The resources of a training here, for the plan."""
         return TrainingResources(
             world_size=self.resources_of("pretrain").num_processes,
             gpu_memory_gib=self.gpu_memory_gib,
         )
 
     def resources_of(self, stage: str) -> Resources:
-        """What a stage asks for."""
+        """The resources that a stage asks for."""
         return self.resources_by_stage.get(stage, self.resources)
 
-    def place(self, root: str) -> StageEnvironment:
-        """Where the stages of a flow run whose artifacts lie under `root`."""
+    def stage_environment(self, root: str) -> StageEnvironment:
+        """Where the stages of a flow run whose artifacts are under `root`."""
+        run_folder = self.run_folder and join(self.run_folder, basename(root))
+        if run_folder is None:
+            path = local_path(root) if is_local(root) else Path("yard", basename(root))
+            assert path is not None
+            run_folder = str(path.absolute() / ".runs")
         options = {} if self.options is None else {self.block: self.options}
         return StageEnvironment(
-            run_folder=self._run_folder(root),
+            run_folder=run_folder,
             block=self.block,
             environment=dict(self.environment),
             resources=self.resources,
@@ -180,22 +317,31 @@ class Profile:
             **options,
         )
 
-    def _run_folder(self, root: str) -> str:
-        if self.run_folder is not None:
-            return join(self.run_folder, basename(root))
-        path = local_path(root) if is_local(root) else Path("yard", basename(root))
-        assert path is not None
-        return str(path.absolute() / ".runs")
 
-
-# --- what the tables cannot say together: each is refused by its key --------------------------
+# --- checks across tables -------------------------------------------------------------------------
 
 
 def _check_tables(profile: Profile) -> None:
-    """ConfigError for tables that do not go together, or name a stage that is none."""
-    _check_stages(profile)
+    """Raise ConfigError for tables that contradict each other or name an unknown stage."""
+    check_known(profile.images, CONFIGS, "[images]")
+    check_known(profile.resources_by_stage, CONFIGS, "[resources]")
+    check_known(profile.watch_by_stage, CONFIGS, "[watch]")
+    check_known(profile.limits, CONFIGS, "[limits]")
+    check_known(profile.shares, CAN_BE_SHARED, "[shares]")
+    for name, table in (("limits", profile.limits), ("shares", profile.shares)):
+        for stage, count in table.items():
+            if count < 1:
+                raise ConfigError(f"[{name}] {stage} must be at least 1, got {count}")
     _check_watch(profile)
-    _check_shares(profile)
+    if profile.shares and profile.block not in SHARING:
+        raise ConfigError(
+            f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
+            f"{profile.block!r} has none, and `workers` of the stage use the cores of one machine"
+        )
+    if profile.shares_at_once is not None and profile.shares_at_once < 1:
+        raise ConfigError(
+            f"shares_at_once must be at least 1, or left out, got {profile.shares_at_once}"
+        )
     _check_memory(profile)
     check_browse(profile.browse)
     if profile.block == "process":
@@ -206,32 +352,8 @@ def _check_tables(profile: Profile) -> None:
         )
 
 
-def _check_stages(profile: Profile) -> None:
-    refuse_unknown(profile.images, CONFIGS, "[images]")
-    refuse_unknown(profile.resources_by_stage, CONFIGS, "[resources]")
-    refuse_unknown(profile.watch_by_stage, CONFIGS, "[watch]")
-    refuse_unknown(profile.limits, CONFIGS, "[limits]")
-    refuse_unknown(profile.shares, CAN_BE_SHARED, "[shares]")
-    for name, table in (("limits", profile.limits), ("shares", profile.shares)):
-        for stage, count in table.items():
-            if count < 1:
-                raise ConfigError(f"[{name}] {stage} must be at least 1, got {count}")
-
-
-def _check_shares(profile: Profile) -> None:
-    if profile.shares and profile.block not in SHARING:
-        raise ConfigError(
-            f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
-            f"{profile.block!r} has none, and `workers` of the stage use the cores of one machine"
-        )
-    if profile.shares_at_once is not None and profile.shares_at_once < 1:
-        raise ConfigError(
-            f"shares_at_once must be at least 1, or left out, got {profile.shares_at_once}"
-        )
-
-
 def _check_process(profile: Profile) -> None:
-    """What a process of this machine has not, and nobody would heed."""
+    """Refuse what a process of this machine cannot have and would ignore."""
     wanted = (profile.resources, *profile.resources_by_stage.values())
     if any(one.num_processes > 1 for one in wanted):
         raise ConfigError(
@@ -252,11 +374,11 @@ def _check_memory(profile: Profile) -> None:
         return
     if memory <= 0:
         raise ConfigError(f"gpu_memory_gib must be positive, got {memory}")
-    # A process takes the GPUs of its machine, and nobody has to ask for them.
+    # A process uses the GPUs of its machine without asking for them.
     if profile.block != "process" and not profile.resources_of("pretrain").gpus_per_node:
         raise ConfigError(
-            f"gpu_memory_gib ({memory:g}) is what a GPU of a training has, and here a training "
-            f"gets none: say gpus_per_node in [resources.pretrain], or leave gpu_memory_gib out"
+            f"gpu_memory_gib ({memory:g}) is the memory of a training GPU, and here a training "
+            f"gets none: set gpus_per_node in [resources.pretrain], or leave gpu_memory_gib out"
         )
 
 
@@ -266,5 +388,5 @@ def _check_watch(profile: Profile) -> None:
         if profile.block not in blocks and any(getattr(one, name) is not None for one in wanted):
             raise ConfigError(
                 f"[watch] {name} is for block {', '.join(blocks)}; block {profile.block!r} does "
-                f"not look that way: leave it out"
+                f"not use it: leave it out"
             )

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flows.backends.spec import Mount, Resources
 from flows.stage_configs import CONFIGS
-from flows.yard.place import BLOCK_OPTIONS, Watch
-from flows.yard.profile import Automations, Pool, Profile, Schedule
-from flows.yard.tables import build, convert, filled_in, refuse_unknown
+from flows.yard.profile import BLOCK_OPTIONS, Automations, Pool, Profile, Schedule, Watch
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename
-from trainyard.config import parse_document
+from trainyard.config import check_known, convert, from_table, parse_document, suggest
 from trainyard.errors import ConfigError, TrainyardError
 
 YARDS = Path(__file__).resolve().parents[2] / "deploy" / "yards"
@@ -26,6 +24,8 @@ YARDS = Path(__file__).resolve().parents[2] / "deploy" / "yards"
 DEFAULT = "local"
 
 C = TypeVar("C")
+
+VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\}")
 
 PLAIN = (
     *("store", "run_folder", "image", "python", "gpu_memory_gib", "shares_at_once"),
@@ -78,10 +78,9 @@ def _url(name: str) -> str:
                 f"of trainyard, so start this in a checkout or in the image of the flows; or give "
                 f"the path of a .toml, such as --profile /etc/trainyard/mysite.toml"
             )
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise ConfigError(
-            f"there is no yard profile {name!r} in {YARDS}; {hint}, or give the path of a .toml"
+            f"there is no yard profile {name!r} in {YARDS}; {suggest(name, known)}, or give the "
+            f"path of a .toml"
         )
     return str(path)
 
@@ -97,7 +96,7 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
         raise ConfigError(f"{where}: block {block!r} is none of {', '.join(BLOCK_OPTIONS)}")
     own = () if BLOCK_OPTIONS[block] is None else (block,)
     known = ("block", *PLAIN, *TABLES, "resources", "watch", "deployments", "pool", *own)
-    refuse_unknown(document, known, where)
+    check_known(document, known, where)
     table = {key: value for key, value in document.items() if key in (*PLAIN, *TABLES)}
     table["deployments"] = document.get("deployments", [])
     resources, resources_by_stage = _by_stage(Resources, document, "resources", where)
@@ -123,7 +122,7 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
             watch_by_stage=watch_by_stage,
             options=options,
             options_by_stage=options_by_stage,
-            pool=build(Pool, {"name": name, **document.get("pool", {})}, f"{where} [pool]"),
+            pool=from_table(Pool, {"name": name, **document.get("pool", {})}, f"{where} [pool]"),
             **values,
         )
     except ConfigError as error:
@@ -148,10 +147,32 @@ def _by_stage(
     stages = {
         key: value for key, value in table.items() if key not in own and isinstance(value, dict)
     }
-    refuse_unknown(stages, (*CONFIGS, *own), where)
+    check_known(stages, (*CONFIGS, *own), where)
     common = {key: value for key, value in table.items() if key not in stages}
     by_stage = {
-        stage: build(cls, {**common, **over}, f"{where[:-1]}.{stage}]")
+        stage: from_table(cls, {**common, **over}, f"{where[:-1]}.{stage}]")
         for stage, over in stages.items()
     }
-    return build(cls, common, where), by_stage
+    return from_table(cls, common, where), by_stage
+
+
+def filled_in(value: Any, variables: Mapping[str, str], where: str) -> Any:
+    """A document whose texts may hold `${NAME}` or `${NAME:-default}`, with these filled in."""
+    if isinstance(value, str):
+        return VARIABLE.sub(lambda found: _variable(found, variables, where), value)
+    if isinstance(value, list):
+        return [filled_in(item, variables, where) for item in value]
+    if isinstance(value, Mapping):
+        return {k: filled_in(item, variables, f"{where}: {k}") for k, item in value.items()}
+    return value
+
+
+def _variable(found: re.Match[str], variables: Mapping[str, str], where: str) -> str:
+    name, default = found["name"], found["default"]
+    value = variables.get(name) or default
+    if value is None:
+        raise ConfigError(
+            f"{where}: the variable {name} is not set; set it where flows run, or write "
+            f"${{{name}:-DEFAULT}}"
+        )
+    return value

@@ -111,10 +111,10 @@ def by_block(recipe: Path, profile: Path, root: str, wanted: Wanted) -> dict[str
     """Run jobs of a recipe by the block of a profile; the digests of what they made."""
     place = read_profile(str(profile))
     written = read_recipe(str(recipe), root)
-    jobs = [job for job in pretrain_jobs(written, place.means()).all() if wanted(job)]
+    jobs = [job for job in pretrain_jobs(written, place.training_resources()).all() if wanted(job)]
     with disable_run_logger():
         for job in jobs:
-            asyncio.run(run_stage_task.fn(job, place.place(written.root)))
+            asyncio.run(run_stage_task.fn(job, place.stage_environment(written.root)))
     return digests(jobs)
 
 

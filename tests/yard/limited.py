@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.yard.place import limit_tag
+from flows.yard.profile import limit_tag
 from tests.yard.deployed import Api
 
 LIMIT = f"tag:{limit_tag('local', 'pretrain')}"

@@ -19,7 +19,7 @@ from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.outcome import Kind
 from flows.runner import retry, submission
 from flows.runner.blocks import StageBlock
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from tests.yard import containers as engines
 from tests.yard.containers import counting, steps_of, text_of
 from tests.yard.fake_kube import FakeKube

@@ -15,7 +15,7 @@ from kubernetes import client, config, utils
 
 from flows.backends.kubernetes.manifests import MANIFESTS
 from flows.recipes.summary import Summary
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, wait_until, write_tokens
 from tests.yard.kube import site

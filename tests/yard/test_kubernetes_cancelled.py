@@ -18,7 +18,7 @@ from flows.recipes.stage_job import StageJob, stage_job
 from flows.recipes.summary import Summary
 from flows.runner.stage_task import run_stage_task
 from flows.runner.submission import SETTLED
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from tests.yard import faults as trainings
 from tests.yard.deployed import Api, register, working
 from tests.yard.deployed import comes as holds

@@ -22,7 +22,7 @@ from flows.backends.kubernetes.job import KubernetesJob, KubernetesJobRun
 from flows.backends.kubernetes.options import Variant
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.spec import LaunchSpec, Resources, Shares
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from flows.yard.read_profile import read_profile
 
 ASKED = "TRAINYARD_KUBERNETES"
@@ -52,7 +52,7 @@ WAITING = "import time; print('begun', flush=True); time.sleep(600)"
 
 def site() -> StageEnvironment:
     """Where the stages of that yard run."""
-    return read_profile(os.environ[ASKED]).place("try")
+    return read_profile(os.environ[ASKED]).stage_environment("try")
 
 
 def block(code: str, stage: str = "plan", **values: Any) -> KubernetesJob:

@@ -21,7 +21,7 @@ from flows.backends.spec import Resources
 from flows.recipes.stage_job import stage_job
 from flows.recipes.summary import Summary
 from flows.runner.stage_task import run_stage_task
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from tests.yard.fake_kube import FakeKube
 from tests.yard.jobs import FLOW_RUN, MODEL, TRAINING, write_tokens
 from tests.yard.kube import NETWORK, site
@@ -100,7 +100,7 @@ from prefect.logging import disable_run_logger
 from flows.recipes.stage_job import stage_job
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.spec import Resources
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from flows.runner.stage_task import run_stage_task
 
 given = json.loads(sys.argv[1])

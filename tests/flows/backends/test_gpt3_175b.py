@@ -73,13 +73,13 @@ def profile_of(nodes: int = NODES) -> Profile:
 def jobs_of(profile: Profile, text: str = "") -> PretrainJobs:
     """As flow pretrain_gpt makes them."""
     recipe = parse_recipe(text or RECIPE.read_text(), str(RECIPE), profile.yard_root())
-    return pretrain_jobs(recipe, profile.means())
+    return pretrain_jobs(recipe, profile.training_resources())
 
 
 def submission(nodes: int = NODES, text: str = "") -> Submission:
     """The training's, as the stage task makes it."""
     profile = profile_of(nodes)
-    place = profile.place("/shared/yard/gpt3_175b")
+    place = profile.stage_environment("/shared/yard/gpt3_175b")
     job = jobs_of(profile, text).pretrain
     folder = Path(place.run_folder, job.name, KEY)
     spec = stage_spec.stage_spec(job, place, folder, KEY)

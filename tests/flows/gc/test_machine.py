@@ -13,7 +13,7 @@ from flows.gc.machine import has_ended, old_runs, run_homes, runs
 from flows.gc.policy import DAY, Policy
 from flows.recipes.stage_job import stage_job
 from flows.runner.stage_task import _prepare, next_key
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from flows.yard.read_profile import parse_profile
 from tests.flows.gc.yards import make_older
 
@@ -112,10 +112,10 @@ def test_by_its_older_folders_a_flow_run_knows_how_often_it_has_submitted(tmp_pa
 def test_run_folders_are_found_where_a_profile_says_whatever_that_is_called(tmp_path: Path) -> None:
     profile = parse_profile({"run_folder": str(tmp_path / "attempts")}, "mine")
     for yard in ("s3://bucket/yard", str(tmp_path / "yard")):
-        home = Path(profile.place(f"{yard}/tiny").run_folder)
+        home = Path(profile.stage_environment(f"{yard}/tiny").run_folder)
         folder = begin(home, f"plan/{KEY}-{len(yard)}")
         assert folder in [run.folder for run in runs(homes_of(profile, yard))]
-    by_default = parse_profile({}, "mine").place("s3://bucket/yard/tiny").run_folder
+    by_default = parse_profile({}, "mine").stage_environment("s3://bucket/yard/tiny").run_folder
     assert Path(by_default) == Path("yard/tiny/.runs").absolute()
 
 

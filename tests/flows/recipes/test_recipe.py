@@ -14,7 +14,7 @@ from flows.recipes.refresh import plan_refresh
 from flows.recipes.release import release_jobs
 from flows.recipes.stage_job import StageJob, in_shares, read_job
 from flows.stage_configs import CONFIGS
-from flows.yard.place import TrainingResources
+from flows.yard.profile import TrainingResources
 from tests.flows.processes import ROOT
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -269,9 +269,9 @@ def test_a_preset_in_the_place_of_a_recipe_is_told_where_it_belongs() -> None:
         ("[pretain]", r"tiny.toml: unknown table 'pretain'; did you mean 'pretrain'\?"),
         ('corups = "x"', r"unknown key 'corups'; did you mean 'corpus'\?"),
         ("[weather]", "unknown table 'weather'; known: corpus, evaluation_data"),
-        ('corpus = "x.jsonl"', "corpus must be a list of files"),
-        ("corpus = [3]", "corpus must be text in quotes, got 3"),
-        ("evaluation_data = true", "evaluation_data must be text in quotes"),
+        ('corpus = "x.jsonl"', "corpus must be a list, got"),
+        ("corpus = [3]", "corpus must be a string, got 3"),
+        ("evaluation_data = true", "evaluation_data must be a string"),
         ("pretrain = 3", r"pretrain must be a table, \[pretrain\], got 3"),
         ("[pretrain", "not well-formed TOML"),
     ],

@@ -11,7 +11,7 @@ from flows.cli.flow_commands import flow_main
 from flows.recipes.recipe import Recipe, parse_recipe
 from flows.recipes.release import check_checkpoint
 from flows.runner.run_lock import TURN
-from flows.yard.place import CONTAINED
+from flows.yard.profile import CONTAINED
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError
 

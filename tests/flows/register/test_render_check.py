@@ -13,7 +13,7 @@ from flows.register.command import main
 from flows.register.deployments import load_flows
 from flows.register.desired_state import desired_state
 from flows.register.render_check import RENDERERS
-from flows.yard.place import BLOCK_OPTIONS
+from flows.yard.profile import BLOCK_OPTIONS
 from flows.yard.read_profile import YARDS, parse_profile, read_document, read_profile
 
 NOBODY = "http://127.0.0.1:9/api"

@@ -21,7 +21,7 @@ from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
 from flows.runner import stage_runner
 from flows.runner.run_lock import JOBS, TURN
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.flows.recipes.test_recipe import TINY, own, without
 from trainyard.artifacts.manifest import read_manifest

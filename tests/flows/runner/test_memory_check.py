@@ -16,8 +16,7 @@ from flows.runner.memory_check import (
     unknown_gpu_memory,
     unknown_gpu_memory_of_stage,
 )
-from flows.yard.place import TrainingResources
-from flows.yard.profile import Profile
+from flows.yard.profile import Profile, TrainingResources
 from flows.yard.read_profile import YARDS, parse_profile
 from trainyard.errors import ConfigError
 
@@ -140,4 +139,4 @@ def test_every_yard_of_ours_compares_also_with_its_lines_for_gpus(
     assert unknown_gpu_memory(profile) is None
     has_gpus = profile.resources_of("pretrain").gpus_per_node > 0
     assert has_gpus == (name != "local")
-    assert (profile.means().gpu_memory_gib is not None) == has_gpus
+    assert (profile.training_resources().gpu_memory_gib is not None) == has_gpus

@@ -11,7 +11,7 @@ from flows.backends.spec import Shares
 from flows.recipes.stage_job import in_shares, joined, stage_job
 from flows.runner import stage_task
 from flows.runner.submission import SETTLED
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 from trainyard.version import VERSION
 
 DOCUMENT = {

@@ -9,7 +9,7 @@ import pytest
 from flows.backends.spec import Resources
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.runner.stage_spec import stage_document
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 
 GPU = StageEnvironment(
     run_folder="/runs", resources_by_stage={"benchmark": Resources(gpus_per_node=1)}

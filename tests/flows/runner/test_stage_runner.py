@@ -33,6 +33,6 @@ def test_parts_of_files_that_are_gone_are_removed(tmp_path: Path) -> None:
 
 
 def test_run_folders_lie_beside_what_is_made_or_here_for_an_object_store(tmp_path: Path) -> None:
-    place_of = read_profile("local").place
+    place_of = read_profile("local").stage_environment
     assert place_of(str(tmp_path / "tiny")).run_folder == str(tmp_path / "tiny" / ".runs")
     assert place_of("s3://bucket/tiny").run_folder == str(Path("yard/tiny/.runs").absolute())

@@ -29,7 +29,7 @@ from flows.runner import retry, stage_task
 from flows.runner import submission as following
 from flows.runner.stage_task import run_stage_task, worth_retrying
 from flows.runner.submission import SETTLED
-from flows.yard.place import StageEnvironment
+from flows.yard.profile import StageEnvironment
 
 JOB = StageJob(stage="verify", document={}, output=None)
 AWAY = CommandResult(

@@ -17,8 +17,7 @@ from flows.backends.spec import LaunchSpec, Mount, Resources
 from flows.runner.blocks import BLOCKS
 from flows.stage_configs import CONFIGS
 from flows.yard import read_profile as read_profile_module
-from flows.yard.place import BLOCK_OPTIONS, Watch
-from flows.yard.profile import Profile
+from flows.yard.profile import BLOCK_OPTIONS, Profile, Watch
 from flows.yard.read_profile import YARDS, parse_profile, read_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
@@ -55,7 +54,7 @@ def test_a_yard_reports_its_garbage_each_week_and_removes_none(
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
 def test_a_profile_that_comes_with_trainyard_makes_a_place(name: str) -> None:
     profile = read_profile(name)
-    place = profile.place("s3://bucket/yard/tiny")
+    place = profile.stage_environment("s3://bucket/yard/tiny")
     assert (place.yard, place.block, profile.pool.name) == (name, profile.block, name)
     assert Path(place.run_folder).is_absolute()
     assert place.run_folder.endswith(("/.runs/tiny", "tiny/.runs"))
@@ -92,7 +91,7 @@ def test_outside_a_checkout_it_says_where_profiles_are_looked_for(
 
 def test_a_stages_table_goes_over_the_common_one() -> None:
     text = "[resources]\ncpus_per_node = 8\n[resources.pretrain]\nnodes = 2\ngpus_per_node = 4\n"
-    place = parse(SLURM + text).place("yard/tiny")
+    place = parse(SLURM + text).stage_environment("yard/tiny")
     assert place.resources_of("merge") == Resources(cpus_per_node=8)
     assert place.resources_of("pretrain") == Resources(nodes=2, gpus_per_node=4, cpus_per_node=8)
 
@@ -127,7 +126,7 @@ def test_a_stages_table_goes_over_the_common_one() -> None:
 def test_options_of_a_stage_go_key_by_key_over_those_of_all(
     tmp_path: Path, block: str, text: str, merge: object, pretrain: object
 ) -> None:
-    place = parse(f'block = "{block}"\n[{block}]\n{text}').place("yard/tiny")
+    place = parse(f'block = "{block}"\n[{block}]\n{text}').stage_environment("yard/tiny")
     assert (place.options_of("merge"), place.options_of("pretrain")) == (merge, pretrain)
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
     told = [BLOCKS[block](place, spec, stage).model_dump()["options"] for stage in STAGES]
@@ -146,14 +145,14 @@ def test_no_stage_is_called_like_an_option() -> None:
 
 
 def test_a_process_has_no_options() -> None:
-    assert parse("").place("yard/tiny").options_of("pretrain") is None
+    assert parse("").stage_environment("yard/tiny").options_of("pretrain") is None
 
 
 @pytest.mark.parametrize("block", ["container", "slurm", "kubernetes"])
 def test_how_a_job_is_watched_reaches_its_block(tmp_path: Path, block: str) -> None:
     text = f'block = "{block}"\n[watch]\ngrace_seconds = 60\n'
     text += "[watch.pretrain]\nhang_seconds = 1800\n"
-    place = parse(text).place("yard/tiny")
+    place = parse(text).stage_environment("yard/tiny")
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
     found = {stage: BLOCKS[block](place, spec, stage) for stage in STAGES}
     hangs = {stage: one.model_dump()["hang_seconds"] for stage, one in found.items()}
@@ -168,7 +167,7 @@ def test_a_block_is_asked_as_often_as_the_yard_says_or_as_it_knows(
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
 
     def seconds(text: str) -> float:
-        place = parse(f'block = "{block}"\n{text}').place("yard/tiny")
+        place = parse(f'block = "{block}"\n{text}').stage_environment("yard/tiny")
         return float(BLOCKS[block](place, spec, "merge").model_dump()["poll_seconds"])
 
     assert seconds("[watch]\npoll_seconds = 30") == 30
@@ -187,7 +186,7 @@ def test_deep_tables_become_what_blocks_take() -> None:
         node_selector = { "kubernetes.io/arch" = "amd64" }
         """
     )
-    place = profile.place("yard/tiny")
+    place = profile.stage_environment("yard/tiny")
     assert place.kubernetes.claims == (Claim(name="yard", target="/yard"),)
     assert place.kubernetes.node_selector == {"kubernetes.io/arch": "amd64"}
     assert place.mounts == (Mount(source="/data", target="/data"),)
@@ -195,11 +194,11 @@ def test_deep_tables_become_what_blocks_take() -> None:
 
 def test_an_image_is_told_stage_and_version() -> None:
     text = 'block = "container"\nimage = "r.io/{stage}:{version}"\n[images]\nmerge = "r.io/own:1"\n'
-    place = parse(text).place("yard/tiny")
+    place = parse(text).stage_environment("yard/tiny")
     assert place.image_of("train_tokenizer") == f"r.io/train-tokenizer:{VERSION}"
     assert place.image_of("merge") == "r.io/own:1"
     assert place.python == "python"
-    assert parse("").place("yard/tiny").python == sys.executable
+    assert parse("").stage_environment("yard/tiny").python == sys.executable
 
 
 def test_the_root_is_given_else_of_the_environment_else_of_the_profile(
@@ -226,16 +225,18 @@ def test_variables_are_filled_in_or_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_training_is_told_what_it_gets() -> None:
     gpus = SLURM + "gpu_memory_gib = 80\n[resources.pretrain]\nnodes = 4\nprocesses_per_node = 8\n"
-    assert parse(gpus + "gpus_per_node = 8\n").means().to_plan() == {
+    assert parse(gpus + "gpus_per_node = 8\n").training_resources().to_plan() == {
         "world_size": 32,
         "gpu_memory_gib": 80.0,
     }
-    assert parse(gpus.replace("gpu_memory_gib = 80\n", "")).means().to_plan() == {"world_size": 32}
-    assert parse("").means().to_plan() == {}
+    assert parse(gpus.replace("gpu_memory_gib = 80\n", "")).training_resources().to_plan() == {
+        "world_size": 32
+    }
+    assert parse("").training_resources().to_plan() == {}
 
 
 def test_a_process_takes_the_gpus_of_its_machine_without_asking_for_them() -> None:
-    assert parse("gpu_memory_gib = 80").means().to_plan() == {"gpu_memory_gib": 80.0}
+    assert parse("gpu_memory_gib = 80").training_resources().to_plan() == {"gpu_memory_gib": 80.0}
 
 
 REFUSED: list[tuple[str, str]] = [
@@ -255,13 +256,13 @@ REFUSED: list[tuple[str, str]] = [
     ('block = "slurm"\ngpu_memory_gib = 80', r"gpu_memory_gib \(80\) .*\[resources.pretrain\]"),
     (
         'block = "slurm"\ngpu_memory_gib = 80\n[resources.evaluate]\ngpus_per_node = 1',
-        "say gpus_per_node in",
+        "set gpus_per_node in",
     ),
     ('block = "slurm"\n[slurm.pretrian]\nqos = "a"', r"\[slurm\]: .*'pretrian'; .* 'pretrain'"),
     ('block = "slurm"\n[slurm.pretrain]\nqso = "a"', r"\[slurm.pretrain\]: .*'qso'; .* 'qos'"),
     ('block = "slurm"\n[slurm.pretrain]\nqos = "a b"', r"\[slurm.pretrain\]: Slurm option qos"),
     ('block = "slurm"\n[slurm]\npretrain = 1', r"\[slurm\]: unknown key 'pretrain'"),
-    ('block = "slurm"\n[slurm]\npartition = { a = "b" }', "partition must be text"),
+    ('block = "slurm"\n[slurm]\npartition = { a = "b" }', "partition must be a string"),
     ('block = "kubernetes"\n[kubernetes.node_selectr]\na = "b"', "did you mean 'node_selector'"),
     ("slurm = 1\nblock = 'slurm'", r"\[slurm\] must be a table"),
     ("[pool]\nconcurrency_limit = 0", r"\[pool\]: concurrency_limit must be at least 1.*pause"),
@@ -272,7 +273,7 @@ REFUSED: list[tuple[str, str]] = [
     ('[[mounts]]\nsource = "/a"', "target is required"),
     ('[[mounts]]\nsource = "a"\ntarget = "/a"', "mount source 'a'"),
     ("mounts = 3", "mounts must be a list"),
-    ("[environment]\nA = 1", "environment.A must be text"),
+    ("[environment]\nA = 1", "environment.A must be a string"),
     ("[automations]\nzombie_seconds = 5", "zombie_seconds must be 0 or at least 60"),
     ("[automations]\nresume_crashed = -1", "resume_crashed must be from 0 to 100, got -1"),
     ("[schedules.corpus-refresh]\nactive = true", "cron is required"),
@@ -292,6 +293,6 @@ def test_what_cannot_be_is_refused_where_it_stands(text: str, words: str) -> Non
 
 
 def test_shares_are_those_that_were_asked_for() -> None:
-    assert parse("").place("yard/tiny").shares_of("tokenize") == 1
+    assert parse("").stage_environment("yard/tiny").shares_of("tokenize") == 1
     shared: dict[str, Any] = {"block": "slurm", "shares": {"tokenize": 4}}
-    assert parse_profile(shared, "site").place("yard/tiny").shares_of("tokenize") == 4
+    assert parse_profile(shared, "site").stage_environment("yard/tiny").shares_of("tokenize") == 4
