@@ -1,1 +1,1 @@
-"""What jobs write, line by line, and what a person sees of it while a flow runs."""
+"""Output of jobs, line by line, and the console of a flow."""

@@ -1,8 +1,8 @@
-"""What a person sees while a flow runs: a line when a stage starts, a line when it ends.
+"""The console of a flow: a line when a stage starts, a line when it ends.
 
-Everything is said once, to the run's logger, from where Prefect takes it to its server. The
-console shows the headlines; a stage's own lines pass by on one line of a terminal, or now and then
-elsewhere."""
+Everything is logged once, to the run's logger, which Prefect sends to its server. The console shows
+the headlines. A stage's own lines replace each other on one line of a terminal; without a terminal,
+one is shown now and then."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any, TextIO, TypeAlias
 Log: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any]"
 
 HEADLINE = "headline"
-"""Attribute of a log record that is one: the state it tells."""
+"""Attribute of a log record that is a headline: the state it reports."""
 JOB = "job"
-"""Attribute of a log record that is a line of a stage's output: the job it came from."""
+"""Attribute of a log record that is a line of a stage's output: its job."""
 
 WIDTH = 22
 QUIET_SECONDS = 15.0
-"""Where there is no terminal, at most one line of a stage in so many seconds."""
+"""Without a terminal, between two lines of stages."""
 
 IN_FRONT = re.compile(r"^(\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\]|\w+:) ")
 
@@ -40,14 +40,14 @@ def headline(
     note: str = "",
     level: int = logging.INFO,
 ) -> None:
-    """Say that a stage started or ended; the one thing a person always sees."""
+    """Log that a stage started or ended, which the console always shows."""
     took = "" if seconds is None else f"{seconds:.1f} s"
     text = f"{job:<{WIDTH}} {state:<7} {took:>8}  {digest:<12}  {note}".rstrip()
     log.log(level, "%s", text, extra={HEADLINE: state})
 
 
 class Console(logging.Handler):
-    """Headlines, the lines of stages in passing, and warnings of libraries other than Prefect."""
+    """Shows headlines, lines of stages in passing, and warnings of libraries other than Prefect."""
 
     def __init__(self, stream: TextIO, verbose: bool = False) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Console(logging.Handler):
         self._last = time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a record, or pass it over."""
+        """Show a record, or skip it."""
         try:
             self._show(record)
         except Exception:
@@ -93,7 +93,7 @@ class Console(logging.Handler):
 
 
 def _brief(line: str) -> str:
-    """A line of a stage without the time or the module in front, and with single blanks."""
+    """A line of a stage without its time or module, and with single spaces."""
     return IN_FRONT.sub("", " ".join(line.split()))
 
 
@@ -102,7 +102,7 @@ def _clock(record: logging.LogRecord) -> str:
 
 
 def take_over(verbose: bool = False) -> None:
-    """Put our console in the place of Prefect's, which tells of every state of every run."""
+    """Replace Prefect's console, which shows every state of every run, by ours."""
     from prefect.logging.handlers import PrefectConsoleHandler
 
     root = logging.getLogger()

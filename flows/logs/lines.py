@@ -1,4 +1,4 @@
-"""What a job says: lines out of a stream of bytes, and the level that a stage gave each."""
+"""Output of a job: lines from a stream of bytes, and the log level of each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d (debug|info|warning|error|critical) +(.*)$", re.DOTALL)
-"""What trainyard/logging.py writes; the run's logger has a clock and a level of its own."""
+"""Format of trainyard/logging.py, whose time and level the run's logger replaces."""
 
 LABEL = re.compile(r"^ *\d+: ")
-"""What `srun --label` puts before the lines of a node."""
+"""Prefix that `srun --label` gives the lines of a node."""
 
 LINE_END = re.compile(r"\r\n|\n|\r")
 CHUNK_BYTES = 2**20
 
 
 def parse_line(line: str) -> tuple[int, str]:
-    """The level and the text of a stage's own log line; any other line is information."""
+    """The level and text of a stage's log line; any other line is INFO."""
     label = LABEL.match(line)
     found = LOG_LINE.match(line[label.end() :] if label else line)
     if found is None:
@@ -30,7 +30,7 @@ def parse_line(line: str) -> tuple[int, str]:
 
 
 class Lines:
-    """Lines of any length as they come; the carriage return of a progress bar ends one too."""
+    """Splits a stream into lines of any length, also at the carriage returns of progress bars."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -43,18 +43,18 @@ class Lines:
 
     @property
     def pending_bytes(self) -> int:
-        """Of a line whose end has not come."""
+        """Size of the unfinished line."""
         return len(self._rest.encode()) + len(self._decoder.getstate()[0])
 
     def finish(self) -> Iterator[str]:
-        """What is left without an end."""
+        """The unfinished line, if any."""
         rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
         if rest:
             yield rest
 
 
 class Followed:
-    """Files that others append to, read on from where this program or the one before it was."""
+    """Reads growing files, continuing where this program or the one before it stopped."""
 
     def __init__(self, folder: Path, memory: str = "followed.json") -> None:
         self._folder = folder
@@ -66,7 +66,7 @@ class Followed:
         self._lines = {name: Lines() for name in self._at}
 
     def read(self, name: str) -> Iterator[str]:
-        """The whole lines that a file has got since; none when it is not there yet."""
+        """New whole lines of a file; none if it does not exist yet."""
         try:
             file = (self._folder / name).open("rb")
         except FileNotFoundError:
@@ -74,7 +74,7 @@ class Followed:
         lines, at = self._lines.setdefault(name, Lines()), self._at.get(name, 0)
         with file:
             if os.fstat(file.fileno()).st_size < at:
-                at = 0  # it was begun anew
+                at = 0  # it was truncated or replaced
             file.seek(at)
             while chunk := file.read(CHUNK_BYTES):
                 at += len(chunk)
@@ -82,13 +82,13 @@ class Followed:
         self._at[name] = at
 
     def finish(self, name: str) -> Iterator[str]:
-        """A last line without an end."""
+        """A last line without its end."""
         if name in self._lines:
             yield from self._lines[name].finish()
 
     def remember(self) -> None:
-        """Note how far was read, for a program that follows after this one."""
-        following = self._memory.with_suffix(".tmp")
+        """Record how far was read, for the program that follows this one."""
+        partial = self._memory.with_suffix(".tmp")
         read = {name: at - self._lines[name].pending_bytes for name, at in self._at.items()}
-        following.write_text(json.dumps(read))
-        following.replace(self._memory)
+        partial.write_text(json.dumps(read))
+        partial.replace(self._memory)

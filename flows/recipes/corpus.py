@@ -1,4 +1,4 @@
-"""A recipe in, the jobs that make its tokens out, validated before any work. No Prefect here."""
+"""Derives and validates the jobs that make the tokens of a recipe. No Prefect here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from trainyard.errors import ArtifactError, ConfigError
 TOKENIZER_KEYS = tuple(
     name for name, _, _ in leaves(typing.get_type_hints(CONFIGS["tokenize"])["tokenizer"])
 )
-"""What [tokenize] says of its tokenizer holds for [pretrain] as well."""
+"""Options of [tokenize] on its tokenizer, which [pretrain] uses too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusJobs:
-    """From documents to one pair of token files, in the order in which it is done."""
+    """The jobs from documents to one pair of token files, in order."""
 
     collect: StageJob | None
     train_tokenizer: StageJob | None
@@ -48,7 +48,7 @@ class CorpusJobs:
 def corpus_jobs(recipe: Recipe) -> CorpusJobs:
     """The jobs of a recipe that make its tokens, each with validated options.
 
-    Raises ConfigError for what was written, ArtifactError for a corpus that is not there."""
+    Raises ConfigError for wrong options, ArtifactError for a missing corpus."""
     if recipe.tokens:
         return _no_jobs(recipe)
     corpus, heldout = _corpus(recipe)
@@ -68,12 +68,12 @@ def corpus_jobs(recipe: Recipe) -> CorpusJobs:
 
 
 def _no_jobs(recipe: Recipe) -> CorpusJobs:
-    """For tokens that are there already."""
+    """For existing tokens."""
     where = recipe.where
     if recipe.corpus or recipe.tables.keys() & {"collect", "train_tokenizer", "merge"}:
         raise ConfigError(
-            f"{where}: tokens are there ({recipe.tokens}), so nothing is made of a corpus; leave "
-            f"out corpus, [collect], [train_tokenizer] and [merge]"
+            f"{where}: tokens ({recipe.tokens}) replace a corpus; leave out corpus, [collect], "
+            f"[train_tokenizer] and [merge]"
         )
     if "tokenizer_type" not in recipe.table("tokenize"):
         raise ConfigError(
@@ -91,7 +91,7 @@ def _no_jobs(recipe: Recipe) -> CorpusJobs:
 
 
 def _prefix_of(tokens: str) -> str:
-    """The pair itself, or that of the version that a pointer leads to now."""
+    """The prefix itself, or that of the version that a pointer names now."""
     if not tokens.endswith(".json"):
         return tokens
     try:
@@ -117,10 +117,10 @@ def _corpus(recipe: Recipe) -> tuple[list[str], str]:
 def heldout_of(recipe: Recipe) -> str:
     """The text to evaluate on: named in the recipe, else collected with the corpus."""
     if recipe.corpus and "collect" in recipe.tables:
-        raise ConfigError(f"{recipe.where}: with a corpus of its own the recipe has no [collect]")
+        raise ConfigError(f"{recipe.where}: a recipe with a corpus of its own has no [collect]")
     if (recipe.corpus or recipe.tokens) and not recipe.evaluation_data:
         raise ConfigError(
-            f"{recipe.where}: a corpus of one's own needs a text to evaluate on; "
+            f"{recipe.where}: a corpus of your own needs a text to evaluate on; "
             f'add evaluation_data = "FILE" above the tables'
         )
     return recipe.evaluation_data or recipe.at("corpus", "heldout.txt")
@@ -136,7 +136,7 @@ def _collect(recipe: Recipe) -> StageJob | None:
 
 
 def tokenizer_of(recipe: Recipe) -> dict[str, Any]:
-    """The tokenizer's options: as written under [tokenize], else of the one that is trained."""
+    """The tokenizer's options: as written in [tokenize], else of the trained one."""
     written = recipe.table("tokenize")
     if "tokenizer_type" in written:
         return {key: written[key] for key in TOKENIZER_KEYS if key in written}
@@ -170,16 +170,15 @@ def _tokenize(recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]) -> t
 
 
 def part_names(files: Sequence[str]) -> list[str]:
-    """A name for each file's tokens, from its own; told apart by a digest where the jobs of two
-    would be called alike.
+    """A name for each file's tokens, from its own; with a digest if two jobs would have one name.
 
-    A name never depends on what other files there are in front of it, lest one more file make all
-    behind it be tokenized again."""
+    A name does not depend on the files before it, or one more file would retokenize all after
+    it."""
     return told_apart([_stem(file) for file in files], files)
 
 
 def told_apart(names: Sequence[str], origins: Sequence[str]) -> list[str]:
-    """Names after which jobs can be called: those that are alike get digits of what they are of."""
+    """Unique names for jobs: equal ones get digits of the digest of their origin."""
     found = list(names)
     for digits in (8, 16, 64):
         called = Counter(name.lower() for name in found)
@@ -193,7 +192,7 @@ def told_apart(names: Sequence[str], origins: Sequence[str]) -> list[str]:
 
 
 def _is_alone(name: str, called: Counter[str]) -> bool:
-    """Whether no other job has a name, nor one that makes the shares of another."""
+    """Whether no other job, nor one that makes shares, has this name."""
     whole = name.removesuffix(SHARES)
     return called[name] == 1 and (whole == name or whole not in called)
 

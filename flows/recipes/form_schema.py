@@ -1,9 +1,8 @@
-"""Parameters of flows whose form in Prefect's pages shows every option of a stage: name, what it
-means, its default, its choices. Pure; made of the configuration classes of the stages.
+"""Flow parameters whose form in Prefect's pages shows every option of a stage: name, meaning,
+default, choices. Pure; generated from the configuration classes of the stages.
 
-A parameter is a table of options that go over those of the recipe. What is not given stays as the
-recipe says, so no option is required and none has a value from the start; its own default is told
-in words."""
+A parameter is a table of options that override those of the recipe. So no option is required and
+none has an initial value; the description states its default."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "evaluate": ("load", "valid_data", "output_dir"),
     "benchmark": ("load", "output_dir"),
 }
-"""Options that flows choose: they are in no form."""
+"""Options that flows decide: they are in no form."""
 
 SCALARS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
@@ -48,7 +47,7 @@ class OptionsOf:
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """What the form is made of, and what a server checks a run's parameters by."""
+        """The schema of the form, by which the server also checks a run's parameters."""
         return options_schema(self.stage)
 
 
@@ -64,18 +63,18 @@ Benchmark = typing.Annotated[dict[str, Any], OptionsOf("benchmark")]
 
 
 EMPTY: dict[str, Any] = {}
-"""A form that was left empty; read only. Not None, which the pages would send as a wrong type."""
+"""An empty form; read only. Not None, which the pages would send as a wrong type."""
 
 
 @functools.cache
 def options_schema(stage: str) -> dict[str, Any]:
-    """JSON schema of a table of a stage's options, each of them optional."""
+    """JSON schema of a table of a stage's options, all optional."""
     cls = CONFIGS[stage]
     docs = _documents(cls)
     return {
         "type": "object",
         "title": f"[{stage}]",
-        "description": f"Over the recipe's [{stage}]. {_sentence(inspect.getdoc(cls) or '')}",
+        "description": f"Overrides the recipe's [{stage}]. {_sentence(inspect.getdoc(cls) or '')}",
         "properties": {
             name: _property(name, annotation, field, docs.get(name, ""))
             for name, annotation, field in leaves(cls)
@@ -86,7 +85,7 @@ def options_schema(stage: str) -> dict[str, Any]:
 
 
 def non_empty(overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The tables of a form without what was left empty in it."""
+    """The tables of a form without empty options."""
     tables = {
         stage: {key: value for key, value in table.items() if value is not None}
         for stage, table in overrides.items()
@@ -123,11 +122,11 @@ def type_schema(annotation: Any) -> dict[str, Any]:
     return {"type": SCALARS[annotation]}
 
 
-# --- what the sources say of an option ------------------------------------------------------------
+# --- documentation of options in the sources ------------------------------------------------------
 
 
 def _documents(cls: type) -> dict[str, str]:
-    """The text under each field of a configuration class, of its bases and of its parts."""
+    """The docstring of each field of a configuration class, its bases and its parts."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base is not object and "__annotations__" in vars(base):
@@ -140,7 +139,7 @@ def _documents(cls: type) -> dict[str, str]:
 
 @functools.cache
 def _texts_of(cls: type) -> dict[str, str]:
-    """The string literals that stand under the fields of a class."""
+    """The string literals below the fields of a class."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A recipe in, every job of flow pretrain_gpt out, validated before any work. No Prefect here."""
+"""Derives and validates every job of flow pretrain_gpt from a recipe. No Prefect here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainJobs:
-    """Everything that flow pretrain_gpt runs, in the order in which it does."""
+    """The jobs of flow pretrain_gpt, in order."""
 
     plan: StageJob
     collect: StageJob | None
@@ -43,10 +43,10 @@ class PretrainJobs:
         return jobs
 
 
-def pretrain_jobs(recipe: Recipe, means: TrainingResources | None = None) -> PretrainJobs:
-    """The jobs of a recipe, each with validated options; `means` is what training gets there.
+def pretrain_jobs(recipe: Recipe, resources: TrainingResources | None = None) -> PretrainJobs:
+    """The jobs of a recipe, each with validated options. resources: of its training.
 
-    Raises ConfigError for what was written, ArtifactError for a corpus that is not there."""
+    Raises ConfigError for wrong options, ArtifactError for a missing corpus."""
     corpus = corpus_jobs(recipe)
     checkpoint = recipe.at("checkpoint")
     after = release_jobs(recipe)
@@ -57,7 +57,7 @@ def pretrain_jobs(recipe: Recipe, means: TrainingResources | None = None) -> Pre
         tokenize=corpus.tokenize,
         merge=corpus.merge,
         pretrain=recipe.job("pretrain", trained_on),
-        plan=_plan(recipe, corpus.tokenizer, means),
+        plan=_plan(recipe, corpus.tokenizer, resources),
         export=after.export,
         reshard=after.reshard,
         evaluate=after.evaluate,
@@ -66,8 +66,10 @@ def pretrain_jobs(recipe: Recipe, means: TrainingResources | None = None) -> Pre
     )
 
 
-def _plan(recipe: Recipe, tokenizer: dict[str, Any], means: TrainingResources | None) -> StageJob:
-    """The plan of the very model and batch that [pretrain] describes, on what the yard has."""
+def _plan(
+    recipe: Recipe, tokenizer: dict[str, Any], resources: TrainingResources | None
+) -> StageJob:
+    """The plan of the model and batch of [pretrain], on the yard's resources."""
     where = f"{recipe.where} [plan]"
     vocab_size = recipe.table("plan").get("vocab_size", tokenizer.get("vocab_size"))
     if vocab_size is None and "tokenizer_type" not in recipe.table("tokenize"):
@@ -78,19 +80,18 @@ def _plan(recipe: Recipe, tokenizer: dict[str, Any], means: TrainingResources | 
         ).vocab_size
     if vocab_size is None:
         raise ConfigError(f"{where}: vocab_size is needed, the number of the tokenizer's tokens")
-    planned = to_be_planned(recipe.table("pretrain"), means or TrainingResources())
+    planned = to_be_planned(recipe.table("pretrain"), resources or TrainingResources())
     document = {**planned, **recipe.table("plan"), "vocab_size": vocab_size}
     return stage_job("plan", {**document, "output_dir": recipe.at("plan")}, where)
 
 
-def to_be_planned(pretrain: Mapping[str, Any], means: TrainingResources) -> dict[str, Any]:
-    """Options of the plan of a training: those of its own that a plan depends on, on what it
-    gets."""
+def to_be_planned(pretrain: Mapping[str, Any], resources: TrainingResources) -> dict[str, Any]:
+    """Options of the plan of a training: its own options that a plan has, and its resources."""
     keys = {name for name, _, _ in leaves(CONFIGS["plan"])}
     own = {key: value for key, value in pretrain.items() if key in keys}
     ranks = pretrain.get("nproc_per_node", 1)  # those that it starts itself
     given = {"world_size": ranks} if isinstance(ranks, int) and ranks > 1 else {}
-    return {**own, **given, **means.to_plan()}
+    return {**own, **given, **resources.to_plan()}
 
 
 def _report(recipe: Recipe, checkpoint: str, tokens: str) -> StageJob:

@@ -1,15 +1,15 @@
 """Recipes: the options of all stages of a flow in one TOML file.
 
-A recipe has a table for each stage, whose keys are the stage's flags with underscores. Where
-artifacts lie is not written in it: that follows from the yard and the recipe's name. At the top
-may stand
+A recipe has a table for each stage, whose keys are the stage's flags with underscores. Addresses of
+artifacts are not written in it: they follow from the yard and the recipe's name. Keys above the
+tables:
 
-    corpus = ["books/*.jsonl"]       documents of one's own, in the place of stage collect
-    evaluation_data = "held.txt"     text to evaluate on; needed with a corpus of one's own
-    tokens = "web/current.json"      tokens that are there: a pair's prefix, or what corpus-refresh
-                                     publishes; in the place of a corpus
-    preset = "models/gpt-7b.toml"    options of pretrain under those of [pretrain]; a relative path
-                                     counts from the recipe's folder"""
+    corpus = ["books/*.jsonl"]       your own documents, instead of stage collect
+    evaluation_data = "held.txt"     text to evaluate on; required with a corpus of your own
+    tokens = "web/current.json"      existing tokens, instead of a corpus: a pair's prefix, or what
+                                     corpus-refresh publishes
+    preset = "models/gpt-7b.toml"    options of pretrain, which [pretrain] overrides; a relative
+                                     path starts at the recipe's folder"""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from trainyard.errors import ConfigError, TrainyardError
 
 TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "preset")
 ASKED = ("blame", "certify", "index", "inspect", "verify")
-"""Stages that no recipe has."""
+"""Stages that are in no recipe."""
 TABLES = tuple(name for name in CONFIGS if name not in ASKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A recipe as written, and the root that its artifacts lie under."""
+    """A recipe as written, and the root of its artifacts."""
 
     where: str
     root: str
@@ -46,40 +46,40 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """What it is called, as the folder of all that it makes."""
+        """Its name, and the name of the folder of its artifacts."""
         return basename(self.root)
 
     def table(self, stage: str) -> dict[str, Any]:
-        """What was written for a stage."""
+        """The table of a stage."""
         return dict(self.tables.get(stage, {}))
 
     def job(self, stage: str, decided: Mapping[str, Any], label: str = "") -> StageJob:
-        """A stage with what was written for it and what the flow decides, which none may write."""
+        """A stage with its written options, and those that the flow decides and none may write."""
         written, where = self.table(stage), f"{self.where} [{stage}]"
         for key in written.keys() & decided.keys():
             raise ConfigError(
                 f"{where}: {key} is decided by the flow ({decided[key]!r}); leave it out. Where "
-                f"artifacts lie is chosen with --root or the variable YARD"
+                f"artifacts are written is set by --root or the variable YARD"
             )
         return stage_job(stage, {**written, **decided}, where, label)
 
     def with_options(self, tables: Mapping[str, Mapping[str, Any]]) -> Recipe:
-        """The recipe with options of stages that go over what was written."""
+        """The recipe with options that override those written."""
         merged = {stage: {**self.table(stage), **table} for stage, table in tables.items()}
         return dataclasses.replace(self, tables={**self.tables, **merged})
 
     def at(self, *parts: str) -> str:
-        """A place under the root."""
+        """An address under the root."""
         return join(self.root, *parts)
 
 
 def yard_root(yard: str | None = None) -> str:
-    """The folder or URL that holds every run: given, else variable YARD, else `yard`."""
+    """The folder or URL of all runs: given, else variable YARD, else `yard`."""
     return (yard or os.environ.get("YARD") or "yard").rstrip("/")
 
 
 def read_recipe(path: str, yard: str | None = None) -> Recipe:
-    """Read a recipe; ConfigError for what is not one."""
+    """Read a recipe; ConfigError if it is not valid."""
     try:
         text = store.read_bytes(path).decode()
     except (TrainyardError, UnicodeDecodeError) as error:
@@ -88,7 +88,7 @@ def read_recipe(path: str, yard: str | None = None) -> Recipe:
 
 
 def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
-    """The recipe in a text; `path` gives it its name."""
+    """The recipe in a text; `path` gives its name."""
     name = Path(basename(path))
     document = parse_document(text, name.suffix, path)
     for key, value in document.items():
@@ -109,7 +109,7 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
 
 
 def _preset(preset: str, path: str) -> dict[str, Any]:
-    """Options of pretrain in a document beside the recipe, or anywhere."""
+    """Options of pretrain in a document; a relative path starts at the recipe's folder."""
     is_whole = "://" in preset or preset.startswith("/")
     url = preset if is_whole else join(parent(path), preset)
     try:

@@ -1,13 +1,13 @@
-"""Versions of a corpus that grows: which sources are new, what is made of them, what is current.
+"""Versions of a growing corpus: which sources are new, the jobs they need, the current version.
 
 Under the root of a recipe, `yard/NAME/`:
 
-    parts/OPTIONS/DIGEST*        tokens of one source, named by the digest of what it holds
+    parts/OPTIONS/DIGEST*        tokens of one source, named by the digest of its contents
     versions/VERSION/corpus*     the parts of a version in one pair
-    versions/VERSION/version.json    what it is made of
-    current.json                 the same document, of the version to train on: the pointer
+    versions/VERSION/version.json    its sources and options
+    current.json                 the pointer: that document of the version to train on
 
-A part is made once and shared by all versions; a version is never changed. No Prefect here."""
+All versions share the parts; a version never changes. No Prefect here."""
 
 from __future__ import annotations
 
@@ -45,25 +45,24 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusVersion:
-    """A version of the corpus, whole and for good."""
+    """A complete, immutable version of the corpus."""
 
     version: str
     number: int
     """From 1."""
     options_digest: str
-    """Of everything in [tokenize] and [merge] that decides tokens."""
+    """Of all options in [tokenize] and [merge] that affect tokens."""
     tokens: dict[str, str]
-    """By the key of the text: prefix of the pair."""
+    """Prefix of the pair, by the JSON key of the text."""
     sources: tuple[Source, ...]
     added: tuple[str, ...] = ()
-    """URLs of sources whose contents the version before did not have."""
+    """URLs of sources with contents that the previous version did not have."""
     removed: tuple[str, ...] = ()
-    """URLs that the version before had."""
+    """URLs that only the previous version has."""
     previous: str | None = None
     published: str = ""
     announced: bool = False
-    """Whether a server has the event; a run that was killed before, or that had no server but its
-    own, leaves that to the next."""
+    """Whether a server has the event; if not, as after a kill, the next run sends it."""
     format_version: int = field(default=FORMAT_VERSION)
 
     def encode(self) -> bytes:
@@ -73,14 +72,14 @@ class CorpusVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refresh:
-    """What has to be done for the sources as they are now."""
+    """The jobs for the current sources."""
 
     version: CorpusVersion
     is_news: bool
     tokenize: tuple[StageJob, ...] = ()
     merge: tuple[StageJob, ...] = ()
     read: str | None = None
-    """Version of the pointer's file that this was decided on."""
+    """Version of the pointer's file that this is based on."""
 
     def all(self) -> list[StageJob]:
         """Every job."""
@@ -88,7 +87,7 @@ class Refresh:
 
 
 def read_pointer(url: str) -> tuple[CorpusVersion, str] | None:
-    """The version that a pointer names, and the version of its file; None when there is none."""
+    """The version that a pointer names, and the version of its file; None if there is none."""
     found = conditional.read_version(url)
     if found is None:
         return None
@@ -107,7 +106,7 @@ def read_pointer(url: str) -> tuple[CorpusVersion, str] | None:
 
 
 def plan_refresh(recipe: Recipe, now: float | None = None) -> Refresh:
-    """Compare the sources with the current version; reads digests, makes nothing.
+    """Compare the sources with the current version; writes nothing.
 
     Raises ConfigError for a recipe that cannot be refreshed, ArtifactError for a missing source."""
     template = check_refresh(recipe)
@@ -131,14 +130,14 @@ def plan_refresh(recipe: Recipe, now: float | None = None) -> Refresh:
 def publish(recipe: Recipe, refresh: Refresh) -> str:
     """Make the version the current one; returns the version of the pointer's file.
 
-    Raises InfrastructureError when another run has published meanwhile."""
+    Raises InfrastructureError if another run has published first."""
     document = refresh.version.encode()
     store.write_bytes(recipe.at("versions", refresh.version.version, "version.json"), document)
     return _replace(recipe.at(CURRENT), document, refresh.read)
 
 
 def mark_announced(recipe: Recipe, version: CorpusVersion, read: str) -> None:
-    """Note in the pointer that the event was sent."""
+    """Record in the pointer that the event was sent."""
     _replace(recipe.at(CURRENT), replace(version, announced=True).encode(), read)
 
 
@@ -152,33 +151,33 @@ def _replace(url: str, document: bytes, read: str | None) -> str:
     return written
 
 
-# --- what is there --------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------
 
 
 def _options_digest(recipe: Recipe, template: Any) -> str:
-    """Of all that decides tokens besides the sources: options, and the tokenizer's files."""
+    """Digest of all that affects tokens besides the sources: options, and the tokenizer's files."""
     files = [resolve("tokenizer", [url]).digest for url in template.inputs()["tokenizer"]]
     return digest_document([digest_relevant(template), files, recipe.table("merge")])
 
 
 def check_refresh(recipe: Recipe) -> Any:
-    """Refuse a recipe that cannot be refreshed; returns the options of its tokenization."""
+    """The options of the tokenization; ConfigError for a recipe that cannot be refreshed."""
     if not recipe.corpus:
         raise ConfigError(
-            f"{recipe.where}: corpus-refresh needs sources to look at; add "
+            f"{recipe.where}: corpus-refresh needs sources; add "
             f'corpus = ["s3://bucket/folder/"] above the tables'
         )
     if "tokenizer_type" not in recipe.table("tokenize"):
         raise ConfigError(
-            f"{recipe.where}: a corpus that grows needs a tokenizer that does not change with it; "
-            f"name one in [tokenize], such as the folder that train_tokenizer made"
+            f"{recipe.where}: a growing corpus needs a fixed tokenizer; name one in [tokenize], "
+            f"such as the folder that train_tokenizer made"
         )
     document = {"input": ["-"], "output_prefix": "-", **recipe.table("tokenize")}
     return build_config("tokenize", document, f"{recipe.where} [tokenize]")
 
 
 def _find(recipe: Recipe, options: str) -> tuple[Source, ...]:
-    """Every source in the order of the patterns, with the digest of what it holds now."""
+    """Every source in the order of the patterns, with the digest of its contents."""
     files = [file for pattern in recipe.corpus for file in store.expand(pattern)]
     found = []
     for url in dict.fromkeys(files):
@@ -189,7 +188,7 @@ def _find(recipe: Recipe, options: str) -> tuple[Source, ...]:
 
 
 def _unique(sources: Sequence[Source]) -> list[Source]:
-    """One source for each contents: copies of a file count once."""
+    """One source per contents: copies of a file count once."""
     first: dict[str, Source] = {}
     for source in sources:
         first.setdefault(source.digest, source)
@@ -208,7 +207,7 @@ def _manifest(source: Source) -> str:
     return f"{source.part}.manifest.json"
 
 
-# --- what is to be made ---------------------------------------------------------------------------
+# --- jobs -----------------------------------------------------------------------------------------
 
 
 def _next(

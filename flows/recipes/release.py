@@ -1,5 +1,4 @@
-"""What is made of a checkpoint: another layout, a Hugging Face folder, its measures. No Prefect
-here."""
+"""Jobs on a checkpoint: another layout, a Hugging Face export, evaluation. No Prefect here."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseJobs:
-    """Everything that is made of a checkpoint; the last two read what the first has made."""
+    """The jobs on a checkpoint; the last two read the output of the first."""
 
     reshard: StageJob
     export: StageJob
@@ -31,11 +30,11 @@ class ReleaseJobs:
 
 
 def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
-    """The jobs for the checkpoint that the recipe's training makes, or for another one."""
+    """The jobs for the checkpoint of the recipe's training, or for another one."""
     load = _load(recipe, checkpoint)
     root = recipe.root if load == recipe.at("checkpoint") else recipe.at("releases", _name(load))
     resharded = join(root, "resharded")
-    reads = {"load": resharded}  # what was trained, after it was written in another layout
+    reads = {"load": resharded}  # the trained model in its new layout
     export = {"load_dir": load, "save_dir": join(root, "export"), "saver": "hf"}
     measured = {**reads, "output_dir": join(root, "evaluation")}
     return ReleaseJobs(
@@ -47,8 +46,8 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
 
 
 def check_checkpoint(recipe: Recipe, checkpoint: str | None, block: str) -> None:
-    """ConfigError where there is nothing to release, which a stage would say after others have
-    begun, and as of a fault in the data. A folder that only containers may see is left to them."""
+    """Raise ConfigError if there is no checkpoint, which a stage would find later and report as a
+    fault in the data. A folder that only containers may see is not checked."""
     load = _load(recipe, checkpoint)
     around = local_path(parent(load))
     if block in CONTAINED and around is not None and not around.exists():
@@ -71,7 +70,7 @@ def _load(recipe: Recipe, checkpoint: str | None) -> str:
 
 
 def _steps_beside(load: str) -> str:
-    """What may have been meant by a step that is not there, in words."""
+    """The steps beside a missing step, for an error message."""
     if not STEP_MANIFEST.fullmatch(join(basename(load), MANIFEST)):
         return ""
     found = [name for name in store.list_files(parent(load)) if STEP_MANIFEST.fullmatch(name)]
@@ -79,6 +78,6 @@ def _steps_beside(load: str) -> str:
 
 
 def _name(checkpoint: str) -> str:
-    """A folder for a checkpoint: readable, and another one for another place."""
+    """A readable folder name for a checkpoint, unique to its address."""
     words = [basename(parent(checkpoint)), basename(checkpoint)]
     return "-".join([*filter(None, words), digest_bytes(checkpoint.encode())[:8]])

@@ -1,4 +1,4 @@
-"""A stage with its options: what a flow hands to the stage task. Knows no orchestrator."""
+"""A stage with its options, as a flow passes it to the stage task. No Prefect here."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from trainyard.config import from_dict, parse_document, suggest
 from trainyard.errors import ConfigError, TrainyardError
 
 STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
-"""In a run folder, what says that a step was published (docs/formats.md)."""
+"""The file of a run folder that publishes a step (docs/formats.md)."""
 
 SHARES = "-shares"
-"""How the name of the job ends that makes the shares of an output."""
+"""Suffix of the name of the job that makes the shares of an output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageJob:
-    """A stage, the options of this use of it, and what this use is called."""
+    """A stage, and the options and the name of this use of it."""
 
     stage: str
     """Package under stages/."""
     document: Mapping[str, Any]
-    """The options as written; the stage fills in its own defaults, where it runs."""
+    """The options as written; the stage fills in its defaults where it runs."""
     output: Output | None
     label: str = ""
     num_shares: int = 0
-    """Jobs that make the output together, by --rank and --world-size; 0: one makes it all."""
+    """Jobs that make the output by --rank and --world-size; 0: one job makes all of it."""
 
     @property
     def name(self) -> str:
-        """What people see: the stage, unless it runs more than once in a flow."""
+        """Its name for people: the stage, unless it runs more than once in a flow."""
         return self.label or self.stage
 
 
@@ -48,7 +48,7 @@ def config_class(stage: str) -> type[Any]:
 
 
 def build_config(stage: str, document: Mapping[str, Any], where: str) -> Any:
-    """The validated options; ConfigError says where they were written."""
+    """The validated options; a ConfigError names where they were written."""
     given = {key: value for key, value in document.items() if value is not None}
     try:
         return from_dict(config_class(stage), given, where)
@@ -68,22 +68,22 @@ def read_job(stage: str, config: str) -> StageJob:
 
 
 def unreadable(what: str, path: str, error: Exception) -> ConfigError:
-    """Why a file that somebody named cannot be read; for a path without a root also from where it
-    was looked for, as that may be the folder of a worker."""
+    """The error for a file that cannot be read. For a relative path it names the folder where the
+    path starts, which may be that of a worker."""
     words = str(error).removeprefix(f"{path}: ")
     is_whole = "://" in path or path.startswith("/")
-    where = "" if is_whole else f"; the path counts from {Path.cwd()}"
+    where = "" if is_whole else f"; the path starts at {Path.cwd()}"
     return ConfigError(f"{what} {path} cannot be read: {words}{where}")
 
 
 def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = "") -> StageJob:
-    """A job whose options were validated."""
+    """A job with validated options."""
     config = build_config(stage, document, where)
     return StageJob(stage=stage, document=dict(document), output=config.output(), label=label)
 
 
 def in_shares(job: StageJob, count: int) -> StageJob:
-    """The job that makes the shares of an output side by side; it publishes nothing itself."""
+    """The job that makes the shares of an output; it publishes nothing itself."""
     document = {**job.document, "world_size": count}
     label = f"{job.name}{SHARES}"
     return StageJob(stage=job.stage, document=document, output=None, label=label, num_shares=count)

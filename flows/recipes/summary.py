@@ -1,4 +1,4 @@
-"""What a flow keeps of a stage that ended well, and its pages show."""
+"""The result of a successful stage, which a flow keeps and its pages show."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a flow keeps of a stage that ended well."""
+    """The result of a successful stage."""
 
     job: str
     stage: str
     reused: bool
     reason: str
-    """Why it ran; empty when it did not."""
+    """Why it ran; empty if it did not."""
     seconds: float
     output_digest: str = ""
     manifest_url: str = ""

@@ -1,4 +1,4 @@
-"""Reads a yard profile: one TOML file, deploy/yards/NAME.toml or another by its path."""
+"""Reads a yard profile: a TOML file, deploy/yards/NAME.toml or any other by its path."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLES = ("environment", "images", "mounts", "shares", "limits", "schedules", "a
 
 
 def read_profile(name: str = DEFAULT) -> Profile:
-    """Read a profile by its name or path; ConfigError for what is none."""
+    """Read a profile by its name or path; ConfigError if it is not valid."""
     document = read_document(name)
     with naming_file(name):
         return parse_profile(document, profile_name(name))
@@ -43,7 +43,7 @@ def read_profile(name: str = DEFAULT) -> Profile:
 
 @contextlib.contextmanager
 def naming_file(name: str) -> Iterator[None]:
-    """ConfigError of what is done meanwhile says in which file the profile was written."""
+    """Prefix a ConfigError with the file of the profile."""
     try:
         yield
     except ConfigError as error:
@@ -51,12 +51,12 @@ def naming_file(name: str) -> Iterator[None]:
 
 
 def profile_name(name: str) -> str:
-    """What a yard is called, given its name or the path of its profile."""
+    """The name of a yard, from its name or the path of its profile."""
     return basename(name).removesuffix(".toml")
 
 
 def read_document(name: str) -> dict[str, Any]:
-    """The tables of a profile as they are written."""
+    """The tables of a profile, as written."""
     url = _url(name)
     try:
         text = store.read_bytes(url).decode()
@@ -74,7 +74,7 @@ def _url(name: str) -> str:
         if not known:
             raise ConfigError(
                 f"there is no yard profile {name!r}: names are looked for in {YARDS}, which "
-                f"{'holds none' if YARDS.is_dir() else 'is not there'}. They come with the sources "
+                f"{'has none' if YARDS.is_dir() else 'does not exist'}. They come with the sources "
                 f"of trainyard, so start this in a checkout or in the image of the flows; or give "
                 f"the path of a .toml, such as --profile /etc/trainyard/mysite.toml"
             )
@@ -88,7 +88,7 @@ def _url(name: str) -> str:
 def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
     """The profile in a document, with `${VARIABLE}` of this environment filled in.
 
-    Raises ConfigError naming the table and the key that cannot be."""
+    Raises ConfigError that names the table and the key at fault."""
     where = f"yard {name}"
     document = filled_in(document, os.environ, where)
     block = document.get("block", "process")
@@ -138,8 +138,8 @@ def _options(document: Mapping[str, Any], block: str, where: str) -> tuple[Any, 
 def _by_stage(
     cls: type[C], document: Mapping[str, Any], key: str, where: str
 ) -> tuple[C, dict[str, C]]:
-    """What holds for every stage, and for some: what the table of a stage says goes key by key
-    over the common one. A table that is a key of `cls` itself is no stage's."""
+    """The common options, and those by stage: a stage's table overrides the common one key by key.
+    A table that is a field of `cls` is not a stage's."""
     table, where = document.get(key, {}), f"{where} [{key}]"
     if not isinstance(table, dict):
         raise ConfigError(f"{where} must be a table, got {table!r}")
@@ -157,7 +157,7 @@ def _by_stage(
 
 
 def filled_in(value: Any, variables: Mapping[str, str], where: str) -> Any:
-    """A document whose texts may hold `${NAME}` or `${NAME:-default}`, with these filled in."""
+    """A document with `${NAME}` and `${NAME:-default}` in its texts filled in."""
     if isinstance(value, str):
         return VARIABLE.sub(lambda found: _variable(found, variables, where), value)
     if isinstance(value, list):

@@ -1,5 +1,6 @@
-"""The profile of a yard as a server knows it: written by `python -m flows.register`, and read by
-every flow run of a deployment, so that a site's own reaches workers that have not got its file."""
+"""The profile of a yard on a Prefect server: `python -m flows.register` writes it.
+
+Every flow run of a deployment reads it, so that workers need no copy of the file."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from trainyard.version import VERSION, build_revision
 
 
 class YardProfile(Block):
-    """Where the stages of a yard run, and with what means."""
+    """Where the stages of a yard run, and with which resources."""
 
     _block_type_name = "Yard Profile"
     _block_type_slug = "yard-profile"
@@ -25,18 +26,18 @@ class YardProfile(Block):
     document: dict[str, Any]
     """The tables of the file."""
     yard: str = ""
-    """Name of the profile, of which that of the block is almost a copy; empty: an older one."""
+    """Name of the profile, from which that of the block is made; empty in older blocks."""
     version: str
-    """Of trainyard that registered it."""
+    """Of the trainyard that registered it."""
     revision: str = ""
-    """Of the sources that it was built from; empty where nobody knows."""
+    """Of the sources that it was built from; empty if unknown."""
 
 
 async def yard_profile(name: str) -> Profile:
-    """The profile of a flow run: as registered for a deployment, else the file.
+    """The profile of a flow run: as registered for a deployment, else from the file.
 
-    Raises ConfigError where the deployment was registered by another version of trainyard; of
-    another build of the same version it warns."""
+    Raises ConfigError if another version of trainyard registered it; warns of another build of the
+    same version."""
     if runtime.deployment.id is None:
         return read_profile(name)
     slug, document = YardProfile.get_block_type_slug(), block_name(profile_name(name))
@@ -53,9 +54,9 @@ async def yard_profile(name: str) -> Profile:
 
 
 def check_yard(ours: str, theirs: str) -> None:
-    """ConfigError where the block that would be ours is that of another yard.
+    """Raise ConfigError if our block belongs to another yard.
 
-    theirs: as it is registered; empty where nobody wrote it down."""
+    theirs: the registered name; empty in older blocks."""
     if theirs not in ("", ours):
         raise ConfigError(
             f"yard {ours} and yard {theirs}, which is registered, would share the block "
@@ -65,9 +66,9 @@ def check_yard(ours: str, theirs: str) -> None:
 
 
 def check_build(yard: str, registered: YardProfile, revision: str) -> str:
-    """ConfigError for another version than ours; words for another build of it; else nothing.
+    """A warning for another build of our version, else empty; ConfigError for another version.
 
-    revision: ours; empty where nobody knows it."""
+    revision: ours; empty if unknown."""
     if registered.version != VERSION:
         raise ConfigError(
             f"yard {yard} was registered by trainyard {registered.version}, and this worker has "
@@ -78,10 +79,10 @@ def check_build(yard: str, registered: YardProfile, revision: str) -> str:
         return ""
     return (
         f"yard {yard} was registered by trainyard {VERSION} of revision {registered.revision}, and "
-        f"this worker is of {revision}: register it from the build that the workers have"
+        f"this worker is of {revision}: register it from the build that the workers run"
     )
 
 
 def block_name(yard: str) -> str:
-    """The name of a yard's block; Prefect takes lower-case letters, digits and '-' alone."""
+    """The name of a yard's block: Prefect accepts only lower-case letters, digits and '-'."""
     return yard.lower().replace("_", "-").replace(".", "-")

@@ -317,7 +317,7 @@ def test_a_path_without_a_root_is_told_with_the_folder_it_was_looked_for_in(
     with pytest.raises(ConfigError) as caught:
         read_recipe("none.toml")
     assert str(caught.value) == (
-        f"recipe none.toml cannot be read: there is no such file or object; the path counts from "
+        f"recipe none.toml cannot be read: there is no such file or object; the path starts at "
         f"{tmp_path}"
     )
 

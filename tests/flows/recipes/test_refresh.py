@@ -170,7 +170,7 @@ def test_a_training_takes_the_version_that_the_pointer_leads_to(root: str, first
 
 
 def test_a_tokenizer_that_is_trained_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer that does not change.*\[tokenize\]"):
+    with pytest.raises(ConfigError, match=r"needs a fixed tokenizer.*\[tokenize\]"):
         plan_refresh(recipe(str(tmp_path), tokenize=""))
 
 

@@ -74,7 +74,7 @@ def test_a_name_leads_to_ours_and_a_path_to_any(tmp_path: Path) -> None:
         read_profile(str(tmp_path / "mysite.toml"))
 
 
-@pytest.mark.parametrize(("made", "words"), [(False, "is not there"), (True, "holds none")])
+@pytest.mark.parametrize(("made", "words"), [(False, "does not exist"), (True, "has none")])
 def test_outside_a_checkout_it_says_where_profiles_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool, words: str
 ) -> None:
