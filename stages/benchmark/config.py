@@ -13,32 +13,32 @@ from trainyard.inference.config import SamplingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkConfig:
-    """Generate text from a checkpoint, with a key and value cache, and time it."""
+    """Generate text from a checkpoint with a KV cache, and measure the time."""
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
     prompts: tuple[str, ...] = ()
     """Texts to continue."""
     num_input_tokens: int | None = None
-    """Instead of --prompts: random prompts of this many tokens, one for each request."""
+    """Tokens of a random prompt for each request, instead of --prompts."""
     num_tokens_to_generate: int = 30
-    """New tokens of each prompt at most."""
+    """Most new tokens for each prompt."""
     inference_max_requests: int = 8
     """Prompts in a batch; also the number of random prompts."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     ignore_eod: bool = False
-    """Generate on after the end of a document, so that every prompt yields the same number."""
+    """Continue after the end of a document, so that every prompt gets the same number of tokens."""
     num_warmups: int = execution(1)
     """Untimed runs of the first batch for 10 tokens."""
     inference_repeat_n: int = execution(1)
     """Timed repetitions; all must yield the same tokens."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
-    """Where to run; auto: the GPU where there is one."""
+    """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)
     """Folder or URL for generations.json and timings.json; unset: print only."""
 
     def __post_init__(self) -> None:
-        """Refuse a benchmark without exactly one kind of prompt, and counts that cannot be."""
+        """Refuse anything but one kind of prompt, and counts out of range."""
         if bool(self.prompts) == (self.num_input_tokens is not None):
             given = "both were" if self.prompts else "neither was"
             raise ConfigError(
@@ -54,7 +54,7 @@ class BenchmarkConfig:
             raise ConfigError(f"--num-warmups must be 0 or more, got {self.num_warmups}")
         if not all(self.prompts):
             raise ConfigError(
-                "--prompts holds an empty text; every prompt needs at least a character"
+                "--prompts contains an empty text; every prompt needs at least a character"
             )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
@@ -62,5 +62,5 @@ class BenchmarkConfig:
         return {"load": (self.load,)}
 
     def output(self) -> Output | None:
-        """The folder of the two documents, if they are wanted."""
+        """The folder of the two documents."""
         return None if self.output_dir is None else Output.directory(self.output_dir)

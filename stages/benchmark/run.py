@@ -1,4 +1,4 @@
-"""Prompts in batches through the static engine; what came out, and how long it took."""
+"""Generates from prompts in batches with the static engine, and times it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WARMUP_TOKENS = 10
 
 
 def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
-    """Generate, print, and write the two documents where an output was asked for."""
+    """Generate and print; with --output-dir, write the two documents."""
     device = resolve_device(config.device)
     loaded = load_model(config.load, device=str(device))
     loaded.model.eval()
@@ -52,13 +52,13 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def prompt_tokens(config: BenchmarkConfig, tokenizer: Tokenizer) -> list[list[int]]:
-    """The prompts as ids: texts encoded, or random ids without the special ones."""
+    """The prompts as token ids: encoded texts, or random ids without special tokens."""
     if config.num_input_tokens is None:
         return [tokenizer.encode(text) for text in config.prompts]
     special = {tokenizer.eod, tokenizer.pad}
     ordinary = torch.tensor([i for i in range(tokenizer.vocab_size) if i not in special])
     if not len(ordinary):
-        raise ConfigError("--num-input-tokens: the tokenizer has none but special tokens")
+        raise ConfigError("--num-input-tokens: the tokenizer has only special tokens")
     shape = (config.inference_max_requests, config.num_input_tokens)
     generator = named_generator("random prompts", config.sampling.seed)
     rows: list[list[int]] = ordinary[
@@ -70,7 +70,7 @@ def prompt_tokens(config: BenchmarkConfig, tokenizer: Tokenizer) -> list[list[in
 def warm_up(
     config: BenchmarkConfig, loaded: LoadedModel, prompts: Sequence[list[int]], device: torch.device
 ) -> None:
-    """The first batch for a few tokens, so that no timing pays for what happens once."""
+    """Generate a few tokens of the first batch, so that no timing includes one-time work."""
     batch = prompts[: config.inference_max_requests]
     for _ in range(config.num_warmups):
         generate(loaded.model, batch, min(WARMUP_TOKENS, config.num_tokens_to_generate))
@@ -85,7 +85,7 @@ def generate_all(
     device: torch.device,
     on_prompts: Any,
 ) -> list[GenerationResult]:
-    """One result for each batch of prompts, in order."""
+    """The results of all batches of prompts, in order."""
     results = []
     for first in range(0, len(prompts), config.inference_max_requests):
         batch = prompts[first : first + config.inference_max_requests]
@@ -114,13 +114,13 @@ def describe_generations(
     prompts: Sequence[list[int]],
     repetitions: Sequence[Sequence[GenerationResult]],
 ) -> dict[str, Any]:
-    """What was generated: a pure function of checkpoint and options."""
+    """The generated texts: a pure function of checkpoint and options."""
     outputs = [output for result in repetitions[0] for output in result.outputs]
     stopped = [flag for result in repetitions[0] for flag in result.stopped]
     for other in repetitions[1:]:
         if [output for result in other for output in result.outputs] != outputs:
             log.warning(
-                "repetitions yielded different tokens; the device rounds differently each time"
+                "repetitions generated different tokens: this device does not round reproducibly"
             )
     decode = loaded.tokenizer.decode
     return {
@@ -152,7 +152,7 @@ def describe_timings(
     repetitions: Sequence[Sequence[GenerationResult]],
     device: torch.device,
 ) -> dict[str, Any]:
-    """Times of every request of every repetition, and the figures over all of them."""
+    """The times of every request in every repetition, and the figures over all of them."""
     memory = peak_memory_bytes(device)
     requests: list[dict[str, Any]] = []
     for results in repetitions:
@@ -175,7 +175,7 @@ def describe_timings(
 
 
 def print_results(generations: dict[str, Any], timings: dict[str, Any]) -> None:
-    """Each request of the first repetition as Megatron-LM's test prints it, then all of them."""
+    """Print the requests of the first repetition as Megatron-LM's test does, then the figures."""
     for request, generation in zip(timings["requests"], generations["requests"], strict=False):
         print(f" \n------------- RESULT FOR PROMPT {request['id']} --------------- ")
         shown = {**request, "tpot": [round(seconds, 6) for seconds in request["tpot"]]}

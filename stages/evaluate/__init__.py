@@ -1,4 +1,4 @@
-"""Measure how good a checkpoint is by a protocol of the table of tasks.
+"""Evaluates a checkpoint on a text by a task of trainyard.evaluation.tasks.
 
 Reads: a checkpoint and a text file. Writes: nothing, or results.json with --output-dir.
 Image: cpu or cuda."""

@@ -12,7 +12,7 @@ from trainyard.evaluation.config import EvaluationConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Evaluate a checkpoint; the numbers mean what Megatron-LM's tasks of the same name mean."""
+    """Evaluate a checkpoint on a text, by the definitions of Megatron-LM's task of that name."""
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
@@ -20,19 +20,18 @@ class EvaluateConfig:
     """Text file to evaluate on, a path or URL."""
     evaluation: EvaluationConfig
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
-    """Where to run; auto: the GPU where there is one."""
+    """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)
     """Folder or URL for results.json; unset: print only."""
 
     def __post_init__(self) -> None:
-        """Settle the detokeniser, so that it counts as an option and the place does not."""
-        settled = self.evaluation.for_file(self.valid_data)
-        object.__setattr__(self, "evaluation", settled)
+        """Choose the detokenizer by the file name, so that the digest of options has the choice."""
+        object.__setattr__(self, "evaluation", self.evaluation.for_file(self.valid_data))
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint and the text."""
         return {"load": (self.load,), "valid_data": (self.valid_data,)}
 
     def output(self) -> Output | None:
-        """The folder of results.json, if it is wanted."""
+        """The folder of results.json."""
         return None if self.output_dir is None else Output.directory(self.output_dir)

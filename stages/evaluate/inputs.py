@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be loaded, refused before torch is."""
+"""Checks the checkpoint before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from trainyard.checkpoint.stored_step import StoredStep, check_step
 
 
 def check_inputs(config: EvaluateConfig) -> None:
-    """Refuse a step whose documents, tokenizer or weights are not those of its manifest."""
+    """Refuse a step whose documents, tokenizer or weights differ from its manifest."""
     check_step(config.load, "--load", also=StoredStep.require_tokenizer)

@@ -1,4 +1,4 @@
-"""A checkpoint, a text, a task of the table: the line, and results.json."""
+"""Evaluates a checkpoint; prints the line of Megatron-LM and writes results.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 
 def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
-    """Evaluate, print the known line, and write results.json where an output was asked for."""
+    """Evaluate and print the line; with --output-dir, write results.json."""
     text = read_text(config.valid_data)
     loaded = load_model(config.load, device=str(resolve_device(config.device)))
     loaded.model.eval()
@@ -43,7 +43,8 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def read_text(url: str) -> str:
-    """A UTF-8 file whole, every line end a newline; DataError names the byte where it is not."""
+    """A UTF-8 file with newlines as line ends. Raises DataError with the first byte that is not
+    UTF-8."""
     data = store.read_bytes(url)
     try:
         text = data.decode("utf-8")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from stages.report.config import ARTIFACTS, ReportConfig
 from stages.report.facts import Card, Option, Sample, Save, Step
@@ -42,6 +42,8 @@ LEDGER = "ledger.jsonl"
 TIMINGS = "timings.jsonl"
 PERFORMANCE = "performance.json"
 SAVES = "saves.jsonl"
+
+T = TypeVar("T")
 
 VERDICTS = ("proven", "broken")
 CERTIFICATE_VERSION = 1
@@ -125,14 +127,32 @@ def _volatile(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] 
 
 def steps_of(key: str, manifest: Manifest) -> tuple[Step, ...]:
     """The lines of the ledger, each with the timing of its step, if there is one."""
-    if manifest.record(LEDGER) is None:
-        return ()
-    timed = manifest.record(TIMINGS) is not None
-    lines = _lines(key, manifest, TIMINGS) if timed else []
-    timings = {line.get("step"): line for line in lines}
+    timings = {timing["step"]: timing for timing in _lines(key, manifest, TIMINGS)}
     return tuple(
-        _step(line, timings.get(line.get("step"), {})) for line in _lines(key, manifest, LEDGER)
+        _step(line, timings.get(line["step"], {})) for line in _lines(key, manifest, LEDGER)
     )
+
+
+def _lines(key: str, manifest: Manifest, name: str) -> list[dict[str, Any]]:
+    """The lines of a file with a line for each step; none when the run has no such file."""
+    record, url = manifest.record(name), join(key, name)
+
+    def parse(found: dict[str, Any]) -> dict[str, Any]:
+        return {**found, "step": found["step"]}
+
+    return [] if record is None else parse_lines(read_listed(url, record), url, "step", parse)
+
+
+def parse_lines(data: bytes, url: str, name: str, parse: Callable[[Any], T]) -> list[T]:
+    """The JSON lines of a file, parsed. Raises ArtifactError with the first line that fails."""
+    parsed = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            try:
+                parsed.append(parse(json.loads(line)))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ArtifactError(f"{url}: line {number} is not a {name}: {error!r}") from error
+    return parsed
 
 
 def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
@@ -142,38 +162,16 @@ def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
 
 
 def parse_saves(data: bytes, url: str) -> tuple[Save, ...]:
-    """The lines of saves.jsonl. Raises ArtifactError for a line that is not a save."""
-    return tuple(
-        _save(line, f"{url}: line {number}")
-        for number, line in enumerate(data.splitlines(), 1)
-        if line.strip()
-    )
+    """The lines of saves.jsonl."""
+    return tuple(parse_lines(data, url, "save", _save))
 
 
-def _save(line: bytes, where: str) -> Save:
-    try:
-        found: dict[str, Any] = json.loads(line)
-        numbers = [found[key] for key in ("step", "bytes", "blocked_seconds", "durable_seconds")]
-        if not all(map(is_number, numbers)):
-            raise ValueError("not all of its figures are numbers")
-        step, size, blocked, durable = numbers
-        return Save(int(step), str(found["kind"]), int(size), float(blocked), float(durable))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"{where} is not a save: {error!r}") from error
-
-
-def _lines(key: str, manifest: Manifest, name: str) -> list[dict[str, Any]]:
-    lines, url = [], join(key, name)
-    for number, line in enumerate(read_listed(url, manifest.record(name)).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-            found["step"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ArtifactError(f"{url}: line {number} is not a step: {error!r}") from error
-        lines.append(found)
-    return lines
+def _save(found: dict[str, Any]) -> Save:
+    numbers = [found[key] for key in ("step", "bytes", "blocked_seconds", "durable_seconds")]
+    if not all(map(is_number, numbers)):
+        raise ValueError("not all of its figures are numbers")
+    step, size, blocked, durable = numbers
+    return Save(int(step), str(found["kind"]), int(size), float(blocked), float(durable))
 
 
 def _step(line: dict[str, Any], timing: dict[str, Any]) -> Step:

@@ -1,4 +1,4 @@
-"""The benchmark stage: what it generates is fixed, what it measures adds up."""
+"""The benchmark stage: generations are reproducible, measurements add up."""
 
 from __future__ import annotations
 
@@ -67,20 +67,12 @@ def test_generations_do_not_depend_on_the_batch_or_the_repetition(
     checkpoint: str, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"prompts": list(TEXTS), "top_k": 0, "temperature": 0.9}
-    together, _ = benchmark(checkpoint, tmp_path / "a", **options)
-    apart, timings = benchmark(
-        checkpoint,
-        tmp_path / "b",
-        **options,
-        inference_max_requests=1,
-        inference_repeat_n=2,
-        num_warmups=1,
-    )
-    assert together == apart
+    benchmark(checkpoint, tmp_path / "a", **options)
+    options |= {"inference_max_requests": 1, "inference_repeat_n": 2, "num_warmups": 1}
+    _, timings = benchmark(checkpoint, tmp_path / "b", **options)
     assert len(timings["requests"]) == 6
-    assert (tmp_path / "a/generations.json").read_bytes() == (
-        tmp_path / "b/generations.json"
-    ).read_bytes()
+    together, apart = ((tmp_path / n / "generations.json").read_bytes() for n in ("a", "b"))
+    assert together == apart
 
 
 def test_random_prompts_hold_no_special_token(checkpoint: str, tmp_path: Path) -> None:
@@ -105,7 +97,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
     [
         ({}, "--prompts .* and --num-input-tokens .* neither was given"),
         ({"prompts": ["a"], "num_input_tokens": 3}, "both were given"),
-        ({"prompts": ["a", ""]}, "--prompts holds an empty text"),
+        ({"prompts": ["a", ""]}, "--prompts contains an empty text"),
         ({"num_input_tokens": 0}, "--num-input-tokens must be at least 1"),
         ({"prompts": ["a"], "num_tokens_to_generate": 0}, "--num-tokens-to-generate"),
         ({"prompts": ["a"], "num_warmups": -1}, "--num-warmups"),
@@ -120,19 +112,10 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"hidden_size": 10**15},
-            r"config\.json: .*--hidden-size must be at most 2147483647, got",
-        ),
+        ({"hidden_size": 10**15}, r"config\.json: .*--hidden-size must be at most 2147483647, got"),
         ({"num_layers": 4000}, "says 4000 layers, and there are 28 tensors"),
-        (
-            {"hidden_size": 2**22},
-            "final_layernorm.weight is .32., wanted .4194304.",
-        ),
-        (
-            {"ffn_hidden_size": 2**30},
-            r"linear_fc1.weight is .128, 32., wanted .1073741824, 32.",
-        ),
+        ({"hidden_size": 2**22}, "final_layernorm.weight is .32., wanted .4194304."),
+        ({"ffn_hidden_size": 2**30}, r"linear_fc1.weight is .128, 32., wanted .1073741824, 32."),
     ],
 )
 def test_a_model_that_the_tensors_are_not_of_is_refused_before_memory_is_asked_for(

@@ -87,7 +87,7 @@ def ask(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_every_step_is_what_the_ledger_says_and_its_pieces_lead_back(
+def test_every_step_agrees_with_the_ledger_and_its_pieces_lead_back(
     trained: Path, tokens: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def test_every_step_is_what_the_ledger_says_and_its_pieces_lead_back(
         assert 0 <= row["tokens"][0] < row["tokens"][1] <= len(document)
 
 
-def test_the_options_of_the_run_say_the_same_as_the_run(
+def test_the_options_of_the_run_give_the_same_answer_as_the_run(
     trained: Path, tokens: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     by_run = ask(capsys, load=str(trained), sample=17)["rows"]
@@ -158,7 +158,9 @@ def test_a_cyclic_run_is_followed_without_torch(
         assert less == {**every, "rows": every["rows"][:most]}
 
 
-def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_sources_and_counts_the_rest(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     source = "a/part-1.jsonl"
     blame_of(load=str(trained), source=source, max_rows=2)
@@ -189,7 +191,7 @@ def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[st
         ({"step": 1, "data_path": ["{tokens}/a"]}, "no input data_0"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
+def test_a_wrong_question_is_refused(
     trained: Path, tokens: str, options: dict[str, Any], words: str
 ) -> None:
     paths = {
@@ -212,7 +214,7 @@ def test_without_load_the_options_of_the_run_are_needed(tokens: str) -> None:
         describe(from_dict(BlameConfig, {**RUN, "step": 1}))
 
 
-def test_other_token_files_than_those_of_the_run_are_refused(
+def test_token_files_of_another_run_are_refused(
     trained: Path, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "ab":
@@ -234,7 +236,7 @@ def test_a_sidecar_of_another_pair_is_refused(tmp_path: Path) -> None:
         blame_of(**RUN, data_path=[prefix], step=1)
 
 
-def test_a_sidecar_is_believed_if_the_manifest_lists_it(
+def test_a_sidecar_is_trusted_if_the_manifest_lists_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefix = write_pair(tmp_path / "t_text_document", [30] * 40)
@@ -258,7 +260,7 @@ def test_a_sidecar_is_believed_if_the_manifest_lists_it(
             blame_of(**asked)
 
 
-def test_an_unfinished_run_tells_its_options_but_not_its_places(
+def test_an_unfinished_run_has_options_but_no_data_paths(
     trained: Path, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("iter_0000003", "iter_0000006"):
@@ -272,7 +274,7 @@ def test_an_unfinished_run_tells_its_options_but_not_its_places(
     assert np.all([row["rank"] == 0 for row in found["rows"]])
 
 
-# --- runs that went on with another number of ranks ---------------------------------------------
+# --- runs that resumed on another number of ranks -----------------------------------------------
 
 
 def edit_spans(run_folder: Path, spans: list[tuple[int, int, int]] | None) -> None:
@@ -281,18 +283,18 @@ def edit_spans(run_folder: Path, spans: list[tuple[int, int, int]] | None) -> No
         document = json.loads(path.read_text())
         step = json.loads((path.parent / "state.json").read_text())["step"]
         names = ("first_step", "last_step", "data_parallel_size")
-        told = [
+        recorded_spans = [
             {**dict(zip(names, span, strict=True)), "micro_batch_size": 2}
             for span in spans or []
             if span[1] <= step
         ]
-        document["run"] = {} if spans is None else {"spans": told}
+        document["run"] = {} if spans is None else {"spans": recorded_spans}
         path.write_text(json.dumps(document))
 
 
 @pytest.fixture
 def recorded(trained: Path, tmp_path: Path) -> Callable[..., str]:
-    """The run, as if its steps had been taken on so many ranks."""
+    """The run, with other recorded ranks."""
 
     def copy(*spans: tuple[int, int, int], unknown: bool = False) -> str:
         shutil.copytree(trained, tmp_path / "copy", dirs_exist_ok=True)
@@ -302,7 +304,7 @@ def recorded(trained: Path, tmp_path: Path) -> Callable[..., str]:
     return copy
 
 
-def test_a_run_tells_on_how_many_ranks_its_steps_were_taken(trained: Path) -> None:
+def test_a_run_records_the_ranks_of_its_steps(trained: Path) -> None:
     document = json.loads((trained / "iter_0000006/manifest.json").read_text())
     (span,) = document["run"]["spans"]
     assert span == {
@@ -331,7 +333,7 @@ def test_each_step_is_placed_by_its_own_ranks(
         blame_of(load=load, step=4, rank=1)
 
 
-def test_where_the_ranks_are_not_known_the_place_is_not(
+def test_without_the_number_of_ranks_the_place_is_unknown(
     recorded: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -346,8 +348,8 @@ def test_where_the_ranks_are_not_known_the_place_is_not(
     assert "1 step checked: their samples are those of the ledger" in table
     with pytest.raises(ConfigError, match="--rank 0: the number of data-parallel ranks"):
         blame_of(load=load, step=3, rank=0)
-    told = ask(capsys, load=load, step=3, rank=1, data_parallel_size=2)["rows"]
-    assert {row["sample"] for row in told} == {10, 11}
+    found = ask(capsys, load=load, step=3, rank=1, data_parallel_size=2)["rows"]
+    assert {row["sample"] for row in found} == {10, 11}
 
 
 # --- runs whose batches grow --------------------------------------------------------------------
@@ -383,6 +385,6 @@ def test_a_growing_batch_is_followed(
         blame_of(load=load, step=1, rampup_batch_size=[2, 2, 16])
 
 
-def test_spans_that_are_none_are_refused(recorded: Callable[..., str]) -> None:
+def test_invalid_spans_are_refused(recorded: Callable[..., str]) -> None:
     with pytest.raises(ArtifactError, match="spans that are none"):
         blame_of(load=recorded((1, 5, 2), (4, 8, 1)), step=1)

@@ -1,4 +1,4 @@
-"""Certify proves real runs, however they were stopped, and names what was tampered with."""
+"""The certify stage proves real runs that were stopped, and names what was changed in them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_finished_run_is_proven_whole(whole: Path, tmp_path: Path) -> None:
     assert json.loads(again.out) == document
 
 
-def test_an_unfinished_run_is_told_where_its_data_lies(stopped: Path, tokens: str) -> None:
+def test_an_unfinished_run_needs_data_path(stopped: Path, tokens: str) -> None:
     found = found_in(stopped)
     assert found.is_proven, found.sentence
     (reason,) = (check.reason for check in found.checks if check.reason)
@@ -114,7 +114,7 @@ def test_shuffled_batches_that_grow_are_followed(
 
 
 @pytest.mark.slow
-def test_a_run_is_joined_to_the_one_it_went_on_from(
+def test_a_run_is_joined_to_the_one_it_resumed_from(
     zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
 ) -> None:
     folder, before = tmp_path / "on", tmp_path / "before"
@@ -144,7 +144,7 @@ def test_a_run_is_joined_to_the_one_it_went_on_from(
 
 
 @pytest.mark.slow
-def test_steps_that_only_serve_to_go_on_from_repeat_lines_and_nothing_else(
+def test_steps_saved_only_to_resume_from_repeat_lines_alone(
     zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -158,7 +158,7 @@ def test_steps_that_only_serve_to_go_on_from_repeat_lines_and_nothing_else(
     manifest = folder / "iter_0000006/manifest.json"
     text = manifest.read_text()
     manifest.write_text(text[:99])
-    found = found_in(folder)  # step 7 tells the same lines; the file is still not what it was
+    found = found_in(folder)  # step 7 has the same lines; the file still differs
     assert found.first_broken_link is not None
     assert found.first_broken_link[:2] == (6, "files")
     assert [check.name for check in found.checks if check.broken] == ["files"]
@@ -167,9 +167,7 @@ def test_steps_that_only_serve_to_go_on_from_repeat_lines_and_nothing_else(
     assert link_in(folder)[:4] == (1, "steps", "step 1", "step 5")
 
 
-def test_what_is_of_other_runs_is_left_alone_and_said(
-    stopped: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_steps_of_other_runs_are_remarks(stopped: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(stopped, folder)
     shutil.copytree(whole / "iter_0000003", folder / "superseded/11ae22bf/iter_0000003")
@@ -250,7 +248,7 @@ def drop_line(number: int) -> Callable[[bytes], bytes]:
         ("iter_0000006/state.json", lambda d: d.replace(b'"seed": 1234', b'"seed": 1'), 6, "state"),
     ],
 )
-def test_what_was_changed_is_the_first_broken_link(
+def test_a_change_is_the_first_broken_link(
     copied: Path, name: str, change: Callable[[bytes], bytes], step: int, check: str
 ) -> None:
     rewrite(copied, name, change)
@@ -276,7 +274,7 @@ def test_a_certificate_of_a_broken_run_is_written_too(copied: Path, tmp_path: Pa
 # --- data ---------------------------------------------------------------------------------------
 
 
-def test_data_that_is_gone_or_another_is_said(whole: Path, tokens: str, tmp_path: Path) -> None:
+def test_missing_or_other_data_is_reported(whole: Path, tokens: str, tmp_path: Path) -> None:
     other = write_pair(tmp_path / "t", [60] * 40, 7)
     with pytest.raises(DataError, match="not the token files that the run of"):
         found_in(whole, data_path=[other])
@@ -287,9 +285,7 @@ def test_data_that_is_gone_or_another_is_said(whole: Path, tokens: str, tmp_path
     assert link.check == "samples"
 
 
-def test_data_that_changed_since_is_not_at_hand(
-    zygote: Zygote, whole: Path, tmp_path: Path
-) -> None:
+def test_changed_data_is_unavailable(zygote: Zygote, whole: Path, tmp_path: Path) -> None:
     tokens = write_pair(tmp_path / "t", [60] * 40)
     folder = tmp_path / "run"
     words = arguments(tokens, folder, train_iters=2, eval_iters=0)
@@ -304,10 +300,10 @@ def test_data_that_changed_since_is_not_at_hand(
     assert "does not exist; give its present path with --data-path" in reasons["samples"]
 
 
-def test_data_of_a_program_is_not_at_hand(copied: Path) -> None:
+def test_data_of_a_program_is_unavailable(copied: Path) -> None:
     def provided(data: bytes) -> bytes:
-        told = {"provided": {"dataset_provider": "my.samples"}}
-        return json.dumps({**json.loads(data), **told}).encode()
+        provided = {"provided": {"dataset_provider": "my.samples"}}
+        return json.dumps({**json.loads(data), **provided}).encode()
 
     def external(data: bytes) -> bytes:
         document = json.loads(data)
@@ -325,7 +321,7 @@ def test_data_of_a_program_is_not_at_hand(copied: Path) -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_what_is_no_run_is_refused(whole: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give the folder of the run, above it"):
         found_in(whole / "iter_0000003")
     with pytest.raises(ConfigError, match="no checkpoint there"):

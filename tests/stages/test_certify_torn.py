@@ -68,7 +68,7 @@ def test_a_document_that_is_gone_is_a_broken_link(copied: Path) -> None:
     assert not found_in(copied).is_proven
 
 
-def test_a_run_of_which_nothing_can_be_read_is_refused_in_words(copied: Path) -> None:
+def test_a_run_without_a_readable_step_is_refused(copied: Path) -> None:
     for step in (3, 6, 8):
         (copied / f"iter_{step:07d}/state.json").write_bytes(TORN)
     with pytest.raises(ArtifactError, match=r"none of its steps can be read: .*state.json: 29"):
@@ -79,7 +79,7 @@ def test_a_run_of_which_nothing_can_be_read_is_refused_in_words(copied: Path) ->
         found_in(copied)
 
 
-def test_files_that_are_not_those_of_the_manifests_are_named(copied: Path) -> None:
+def test_files_that_differ_from_the_manifests_are_named(copied: Path) -> None:
     weights = next((copied / "iter_0000006").glob("model-*.safetensors"))
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

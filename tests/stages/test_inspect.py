@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what differs between two, as people and programs are told."""
+"""The inspect stage: the content of a checkpoint and differences between two, as text and JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def document(*words: str | Path) -> Any:
 # --- one ----------------------------------------------------------------------------------------
 
 
-def test_the_table_tells_tensors_layout_totals_digests_and_training(gpt: Path) -> None:
+def test_the_table_has_tensors_layout_totals_digests_and_training(gpt: Path) -> None:
     done = inspect(gpt)
     assert done.status == 0, done.err
     lines = done.out.splitlines()
@@ -81,7 +81,7 @@ def test_a_filter_that_nothing_matches_is_refused(gpt: Path) -> None:
     assert "model.decoder" in done.err
 
 
-def test_a_model_of_no_known_family_is_told_as_far_as_it_is_known(tmp_path: Path) -> None:
+def test_a_model_of_an_unknown_family_is_shown_as_far_as_possible(tmp_path: Path) -> None:
     save(str(tmp_path), {"model.a": torch.ones(2)}, documents={"config.json": {"model": {"x": 1}}})
     assert "x 1" in inspect(tmp_path).out
     save(str(tmp_path), {"model.a": torch.ones(2)}, documents={"config.json": {"of": "others"}})
@@ -89,7 +89,7 @@ def test_a_model_of_no_known_family_is_told_as_far_as_it_is_known(tmp_path: Path
     assert (done.status, "unknown" in done.out) == (0, True)
 
 
-def test_damage_is_found_as_far_as_was_asked_for(tmp_path: Path) -> None:
+def test_damage_is_found_according_to_verify_checkpoint(tmp_path: Path) -> None:
     save(str(tmp_path), {"model.a": torch.ones(2)})
     path = tmp_path / "iter_0000050" / "model-00001-of-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -103,7 +103,7 @@ def test_damage_is_found_as_far_as_was_asked_for(tmp_path: Path) -> None:
 
 
 def hostile(root: Path) -> Path:
-    """A step of which every text is an order to a terminal, and which is whole all the same."""
+    """A complete step whose texts are all control sequences of a terminal."""
     say = "\x1b]0;owned\x07\r\n"
     model = {say: say, "num_layers": say}
     save(str(root), {"model.a": torch.ones(2)}, documents={"config.json": {"model": model}})
@@ -114,7 +114,7 @@ def hostile(root: Path) -> Path:
     return root
 
 
-def test_what_files_say_is_no_order_to_a_terminal(gpt: Path, tmp_path: Path) -> None:
+def test_control_characters_in_files_do_not_reach_the_terminal(gpt: Path, tmp_path: Path) -> None:
     root = hostile(tmp_path)
     for words in ((root,), (root, "--json"), (root, "--diff", gpt), (gpt, "--diff", root)):
         done = inspect(*words)
@@ -129,7 +129,7 @@ def test_what_files_say_is_no_order_to_a_terminal(gpt: Path, tmp_path: Path) -> 
 
 
 def changed(root: Path, step: int = 50, by: float = 0.25) -> None:
-    """The model of the fixture, one element of one tensor other, in other files."""
+    """The model of the fixture with one changed element, in other files."""
     model = random_gpt(CONFIG)
     with torch.no_grad():
         model.state_dict(keep_vars=True)[NORM.removeprefix("model.")][3] += by
@@ -146,7 +146,7 @@ def test_equal_checkpoints_of_other_layouts_end_with_status_0(gpt: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_differs_is_told_and_ends_with_status_4(gpt: Path, tmp_path: Path) -> None:
+def test_differences_are_shown_and_exit_with_status_4(gpt: Path, tmp_path: Path) -> None:
     changed(tmp_path, step=60)
     done = inspect(gpt, "--diff", tmp_path)
     assert done.status == 4
@@ -165,7 +165,7 @@ def test_what_differs_is_told_and_ends_with_status_4(gpt: Path, tmp_path: Path) 
     assert {key["key"] for key in found["documents"]} == {"consumed_samples", "step"}
 
 
-def test_with_a_filter_nothing_but_its_tensors_counts(gpt: Path, tmp_path: Path) -> None:
+def test_a_filter_compares_only_its_tensors(gpt: Path, tmp_path: Path) -> None:
     changed(tmp_path, step=60)
     assert inspect(gpt, "--diff", tmp_path, "--filter", "optimizer.*").status == 0
     done = inspect(gpt, "--diff", tmp_path, "--filter", NORM)
@@ -173,7 +173,7 @@ def test_with_a_filter_nothing_but_its_tensors_counts(gpt: Path, tmp_path: Path)
     assert "state.json" not in done.out
 
 
-def test_infinite_differences_are_told_in_json(tmp_path: Path) -> None:
+def test_infinite_differences_are_strings_in_json(tmp_path: Path) -> None:
     for side, value in (("a", 1.0), ("b", float("nan"))):
         save(str(tmp_path / side), {"model.a": torch.tensor([value])})
     (tensor,) = document(tmp_path / "a", "--diff", tmp_path / "b")["tensors"]
@@ -181,7 +181,7 @@ def test_infinite_differences_are_told_in_json(tmp_path: Path) -> None:
     assert tensor["absolute"]["theirs"] == "nan"
 
 
-def test_what_only_one_has_is_told(tmp_path: Path) -> None:
+def test_a_tensor_of_only_one_checkpoint_is_shown(tmp_path: Path) -> None:
     ones = {"model.both": torch.ones(2), "model.shape": torch.ones(2)}
     save(str(tmp_path / "a"), {**ones, "model.a": torch.ones(1)})
     save(str(tmp_path / "b"), {**ones, "model.shape": torch.ones(3)})
@@ -193,7 +193,7 @@ def test_what_only_one_has_is_told(tmp_path: Path) -> None:
 
 
 def test_a_table_that_only_one_has_is_one_row(tmp_path: Path) -> None:
-    """A run beside what was converted of it, which has none of its options."""
+    """A run, and a conversion of it without its options."""
     ones = {"model.a": torch.ones(1)}
     options = {f"option_{n}": n for n in range(20)}
     for side, run in (("a", options), ("b", {})):
@@ -205,15 +205,15 @@ def test_a_table_that_only_one_has_is_one_row(tmp_path: Path) -> None:
         ["config.json", "inputs.data", "1", "(absent)"],
         ["config.json", "run.*", "(20", "keys)", "(absent)"],
     ]
-    told = document(tmp_path / "b", "--diff", tmp_path / "a")["documents"]
-    assert [key["key"] for key in told if key["only_in"] == "theirs"] == [
+    found = document(tmp_path / "b", "--diff", tmp_path / "a")["documents"]
+    assert [key["key"] for key in found if key["only_in"] == "theirs"] == [
         "inputs.data",
         *sorted(f"run.{name}" for name in options),
     ]
-    assert len(told) == 21
+    assert len(found) == 21
 
 
-def test_a_checkpoint_that_is_not_there_is_no_difference(gpt: Path, tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_not_a_difference(gpt: Path, tmp_path: Path) -> None:
     done = inspect(gpt, "--diff", tmp_path / "nowhere")
     assert done.status == 2
     assert f"--diff {tmp_path / 'nowhere'}: no checkpoint there" in done.err

@@ -44,23 +44,7 @@ MIXTRAL: dict[str, Any] = {
     "vocab_size": 32000,
     "num_experts": 8,
 }
-
-
-LLAMA3_8B: dict[str, Any] = {
-    "num_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "ffn_hidden_size": 14336,
-    "seq_length": 8192,
-    "group_query_attention": True,
-    "num_query_groups": 8,
-    "swiglu": True,
-    "normalization": "RMSNorm",
-    "position_embedding_type": "rope",
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-    "vocab_size": 128256,
-}
+LLAMA3_8B = {**MIXTRAL, "seq_length": 8192, "vocab_size": 128256, "num_experts": None}
 
 
 def configure(base: dict[str, Any] = GPT_345M, **changes: Any) -> PlanConfig:
@@ -140,12 +124,14 @@ def test_full_recompute_has_a_number_of_its_own() -> None:
     assert "Activations with full recomputation" in report(config)
 
 
-def test_the_document_is_written_where_asked(tmp_path: Path) -> None:
-    out = tmp_path / "plan"
-    metrics = run_directly(PlanConfig, run, **GPT_345M, output_dir=str(out))
-    document = json.loads((out / "plan.json").read_text())
-    assert document == plan(configure())
+def test_the_document_and_the_picture_are_written_where_asked(tmp_path: Path) -> None:
+    options = {**GPT_345M, "show_schedule": True}
+    metrics = run_directly(PlanConfig, run, **options, output_dir=str(tmp_path / "plan"))
+    document = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert document == plan(configure(options))
+    assert "pipeline" in document
     assert metrics == {"num_parameters": document["parameters"]["exact"]}
+    assert (tmp_path / "plan" / "schedule.svg").read_text().startswith("<svg ")
 
 
 # --- the pipeline -----------------------------------------------------------------------------
@@ -177,12 +163,8 @@ def test_a_layout_that_makes_room_for_the_output_layer_idles_less() -> None:
     better = plan(configure(**PIPELINE, pipeline_model_parallel_layout="Et*7|t*7|t*7|t*3L"))
     assert better["pipeline"]["bubble"] < even["bubble"] - 0.1
     assert better["pipeline"]["step_duration"] < even["step_duration"]
-    assert [len(rank["stages"][0]["layers"]) for rank in better["pipeline"]["ranks"]] == [
-        7,
-        7,
-        7,
-        3,
-    ]
+    layers = [rank["stages"][0]["layers"] for rank in better["pipeline"]["ranks"]]
+    assert list(map(len, layers)) == [7, 7, 7, 3]
 
 
 def test_the_first_of_uneven_ranks_counts_for_memory() -> None:
@@ -205,12 +187,6 @@ def test_interleaving_is_the_same_by_layers_or_by_number() -> None:
     assert pipeline["microbatch_group_size"] == 4
     assert pipeline["ranks"][1]["stages"][1]["layers"] == [15, 16, 17]
     assert [rank["peak_in_flight"] for rank in pipeline["ranks"]] == [11, 9, 7, 5]
-
-
-def test_the_picture_is_written_beside_the_document(tmp_path: Path) -> None:
-    run_directly(PlanConfig, run, **GPT_345M, **PIPELINE, output_dir=str(tmp_path))
-    assert (tmp_path / "schedule.svg").read_text().startswith("<svg ")
-    assert "pipeline" in json.loads((tmp_path / "plan.json").read_text())
 
 
 def test_a_plan_with_other_recomputation_is_another_plan() -> None:

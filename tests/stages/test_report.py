@@ -238,6 +238,7 @@ def test_hostile_text_stays_text() -> None:
     shown = HOSTILE.replace("\0", "\ufffd").replace("\ud800", "\ufffd")
     for section in ("", "What it writes", "How good, how fast", "What was run"):
         assert shown in parsed.sections[section].text
+    assert "prefers-color-scheme: dark" in page
     policy = [a["content"] for _, a in parsed.tags if "http-equiv" in a]
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
 

@@ -1,4 +1,4 @@
-"""Pictures of the pages: whole SVG documents, made of what manifests and ledgers say."""
+"""Pictures on Prefect's pages: standalone SVG documents from manifests and ledgers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table that Prefect's pages show."""
+"""The table of the stages of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of a stage hold, and how far its log says that it is."""
+"""The pages of a stage, and its progress by the lines of its log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SUMMARY = Summary(
 )
 
 
-def test_a_stages_table_says_inputs_output_metrics_and_why_it_ran() -> None:
+def test_the_table_of_a_stage_has_inputs_output_metrics_and_the_reason_why_it_ran() -> None:
     urls = tuple(f"/yard/part-{i}" for i in range(5))
     manifest = Manifest(
         stage="merge",
@@ -73,7 +73,7 @@ def test_a_stage_without_an_output_has_a_table_too() -> None:
     assert [row["what"] for row in stage_rows(reused, None)] == ["stage verify", "log"]
 
 
-def test_a_stage_that_failed_says_how_and_where_its_log_lies() -> None:
+def test_the_table_of_a_failed_stage_has_the_kind_of_failure_and_its_log() -> None:
     outcome = Outcome(
         name="pretrain",
         kind=Kind.NODE_FAILURE,
@@ -96,18 +96,18 @@ def test_a_stage_that_failed_says_how_and_where_its_log_lies() -> None:
     assert [row["what"] for row in short] == ["stage merge", "log"]
 
 
-def test_what_a_process_ran_in_is_said_also_where_nobody_chose_it(
+def test_the_command_of_a_process_names_its_default_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a yard").mkdir()
     monkeypatch.chdir(tmp_path / "a yard")
     spec = LaunchSpec(name="job", command=("pwd",), run_directory=str(tmp_path))
-    words = shell_command(spec)
-    done = subprocess.run(["sh", "-c", words], cwd="/", capture_output=True, text=True)
+    command = ["sh", "-c", shell_command(spec)]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True)
     assert done.stdout == f"{(tmp_path / 'a yard').resolve()}\n"
 
 
-def test_the_command_of_a_process_can_be_run_again_shell_command(tmp_path: Path) -> None:
+def test_the_command_of_a_process_can_be_run_again_by_hand(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getcwd(), os.environ['COLOUR'], sys.argv[1])"
     spec = LaunchSpec(
         name="job",
@@ -121,7 +121,7 @@ def test_the_command_of_a_process_can_be_run_again_shell_command(tmp_path: Path)
     assert shlex.quote("it's $HOME") in shell_command(spec)
 
 
-def test_what_a_block_submitted_is_shown_as_it_was(tmp_path: Path) -> None:
+def test_the_submitted_script_is_shown_unchanged(tmp_path: Path) -> None:
     spec = LaunchSpec(name="job", command=("echo", "a b"), run_directory=str(tmp_path))
     assert submitted(spec) == f"```bash\ncd {shlex.quote(os.getcwd())}\necho 'a b'\n```\n"
     (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\n")
@@ -132,7 +132,7 @@ def test_names_of_pages_are_ones_that_prefect_takes() -> None:
     assert page_key("tokenize-Train_0.x", "script") == "tokenize-train-0-x-script"
 
 
-def test_a_page_that_cannot_be_made_is_told_and_ends_nothing(
+def test_a_page_that_cannot_be_written_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def away() -> None:
@@ -158,7 +158,7 @@ def answered(status: int, body: bytes) -> PrefectHTTPStatusError:
 
 
 @pytest.mark.parametrize("status", [503, 507])
-def test_a_page_that_the_server_has_no_room_for_is_told_in_its_words_alone(
+def test_a_page_that_the_server_refuses_is_a_warning_with_its_message_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     words = "the database cannot be written"
@@ -173,11 +173,11 @@ def test_a_page_that_the_server_has_no_room_for_is_told_in_its_words_alone(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>away</html>", b"[]", b'{"detail": [{"loc": 1}]}'])
-def test_an_answer_without_words_is_told_by_its_number(body: bytes) -> None:
+def test_an_answer_without_a_message_is_named_by_its_status(body: bytes) -> None:
     assert reason_of(answered(502, body)) == "Prefect's server answered 502 Bad Gateway"
 
 
-def test_another_error_is_one_line_of_its_kind_and_words() -> None:
+def test_another_error_is_one_line_with_its_class() -> None:
     error = httpx.ConnectError("all attempts failed\n" + "and again " * 100)
     line = reason_of(error)
     assert line.startswith("ConnectError: all attempts failed and again")
@@ -214,15 +214,15 @@ def test_lines_say_how_far_a_stage_is(line: str, done: float | None) -> None:
     assert share_done(line) == done
 
 
-def test_a_log_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
-    heard, log = LogProgress(tmp_path), tmp_path / "log.txt"
-    assert heard.read() is None
+def test_a_log_is_read_once(tmp_path: Path) -> None:
+    progress_of_job, log = LogProgress(tmp_path), tmp_path / "log.txt"
+    assert progress_of_job.read() is None
     log.write_text("begins\niteration 1/ 4 |\niteration 2")
-    assert heard.read() == 0.25
+    assert progress_of_job.read() == 0.25
     with log.open("a") as file:
         file.write("/ 4 |\n")
-    assert heard.read() == 0.5
-    assert heard.read() == 0.5
+    assert progress_of_job.read() == 0.5
+    assert progress_of_job.read() == 0.5
 
 
 def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
@@ -231,17 +231,17 @@ def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
     monkeypatch.setattr(progress, "CHUNK_BYTES", 2**12)
     lines = (f" iteration {step:8}/  40000 | lm loss: 5.1E+00 |\n" for step in range(20_001))
     (tmp_path / "log.txt").write_text("".join(lines) + "saved checkpoint step=20000\n" * 1000)
-    heard = LogProgress(tmp_path)
+    progress_of_job = LogProgress(tmp_path)
     tracemalloc.start()
     try:
-        assert heard.read() == 0.5
+        assert progress_of_job.read() == 0.5
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert most_bytes < 100_000 < (tmp_path / "log.txt").stat().st_size / 10
 
 
-def test_shares_that_have_said_nothing_count_as_not_begun(tmp_path: Path) -> None:
+def test_shares_without_a_line_of_progress_count_as_not_started(tmp_path: Path) -> None:
     (tmp_path / "log-00000.txt").write_text("t: 5 of 10 documents (50 %), 1 documents/s\n")
     (tmp_path / "log-00001.txt").write_text("t: 10 of 10 documents (100 %), 1 documents/s\n")
     assert LogProgress(tmp_path, num_shares=4).read() == 0.375
