@@ -33,14 +33,8 @@ from benchmarks.measure import run_once
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.load import open_checkpoint, restore
 from trainyard.checkpoint.plan import SHARD_SIZE_BYTES, Slice
-from trainyard.checkpoint.save import (
-    ALONE,
-    PreparedStep,
-    StepContents,
-    plan_step,
-    save_step,
-    write_step,
-)
+from trainyard.checkpoint.ranks import ALONE
+from trainyard.checkpoint.save import PreparedStep, StepContents, plan_step, save_step, write_step
 from trainyard.checkpoint.steps import step_folder
 from trainyard.config import to_dict
 from trainyard.models.gpt.config import GPTConfig

@@ -11,8 +11,7 @@ from stages.inspect.config import InspectConfig
 from stages.inspect.tables import description_table
 from stages.runtime.context import StageRun
 from trainyard.checkpoint.describe import describe
-from trainyard.checkpoint.step_shards import Verify
-from trainyard.checkpoint.stored_step import StoredStep, open_step
+from trainyard.checkpoint.stored_step import StoredStep, Verify, open_step
 from trainyard.errors import ConfigError, DataError
 
 

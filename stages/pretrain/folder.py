@@ -14,7 +14,7 @@ from stages.runtime.failure import add_step, report_failure
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import SaveReport
-from trainyard.checkpoint.load import Verify
+from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import InfrastructureError
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.throughput import FILE as TIMINGS

@@ -19,7 +19,6 @@ from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import is_hidden, join
 from trainyard.checkpoint.plan import kind_of
-from trainyard.checkpoint.publish import clear_step, publish_step
 from trainyard.checkpoint.reshard import (
     RESHARDED,
     OpenFile,
@@ -27,7 +26,7 @@ from trainyard.checkpoint.reshard import (
     read_copied,
     rewrite_step,
 )
-from trainyard.checkpoint.steps import step_folder
+from trainyard.checkpoint.steps import clear_step, publish_step, step_folder
 from trainyard.checkpoint.stored_step import open_step
 from trainyard.errors import ConfigError
 

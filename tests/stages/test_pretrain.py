@@ -17,7 +17,8 @@ import pytest
 from stages.pretrain.config import PretrainConfig
 from tests.stages.pretrain_runs import OPTIONS, arguments, manifest
 from tests.trainyard.datasets.test_gpt import write_pair
-from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.steps import find_steps
 from trainyard.config import from_dict, leaves
 from trainyard.errors import ConfigError
 from trainyard.testing.kill import Zygote

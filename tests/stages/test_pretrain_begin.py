@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.stages.pretrain_runs import arguments, ledger
-from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.steps import find_steps
 from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow

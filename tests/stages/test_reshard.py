@@ -19,8 +19,9 @@ from tests.stages.directly import run_directly
 from tests.stages.pretrain_runs import arguments, ledger
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt, some_tensors
 from tests.trainyard.conversion.huggingface.hf_models import make
-from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.model import load_model
+from trainyard.checkpoint.steps import find_steps
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.testing.kill import Zygote

@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from trainyard.artifacts.store import FileRecord
-from trainyard.checkpoint.layout import Slice
-from trainyard.checkpoint.save import PreparedStep, Ranks, StepContents, write_step
+from trainyard.checkpoint.plan import Slice
+from trainyard.checkpoint.ranks import Ranks
+from trainyard.checkpoint.save import PreparedStep, StepContents, write_step
 from trainyard.checkpoint.snapshot import HostMemory, Snapshot
 from trainyard.errors import InfrastructureError
 

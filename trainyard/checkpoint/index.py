@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.artifacts.strict_json import shown
+from trainyard.artifacts.strict_json import counts, shown, text
 from trainyard.checkpoint.safetensors.header import TensorSpec, fault_of_spec
-from trainyard.checkpoint.strict_values import counts, text
 from trainyard.errors import ArtifactError
 
 FORMAT_VERSION = 1

@@ -16,28 +16,21 @@ import torch
 from torch.distributed import ProcessGroup
 
 from trainyard.artifacts.manifest import Manifest
-from trainyard.checkpoint.compatibility import refuse_differences
-from trainyard.checkpoint.layout import Held, slices_held
-from trainyard.checkpoint.safetensors.dtypes import DTYPES
-from trainyard.checkpoint.safetensors.fetch import fetch_all
-from trainyard.checkpoint.safetensors.file import box_of
+from trainyard.checkpoint.layout import Held, refuse_differences, slices_held
+from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, fetch_all
 from trainyard.checkpoint.safetensors.ranges import Want
 from trainyard.checkpoint.shared_load import Wanted, fill_together
-from trainyard.checkpoint.step_tensors import StepFiles, Verify
-from trainyard.checkpoint.steps import find_steps, latest_step
-from trainyard.checkpoint.stored_step import StoredStep, open_step_as
+from trainyard.checkpoint.stored_step import StoredStep, Verify, open_step_as
 from trainyard.parallel.groups import gather_or_raise
-
-__all__ = ["Checkpoint", "Verify", "find_steps", "latest_step", "open_checkpoint", "restore"]
 
 log = logging.getLogger(__name__)
 
 
-class Checkpoint(StoredStep[StepFiles]):
+class Checkpoint(StoredStep[TensorFile]):
     """One step at rest. Use as a context manager, or `close` when the tensors are read."""
 
     def __init__(self, url: str, manifest: Manifest, verify: Verify = "sizes") -> None:
-        super().__init__(url, manifest, verify, StepFiles)
+        super().__init__(url, manifest, verify, TensorFile)
 
     def read(self, name: str) -> torch.Tensor:
         """A whole tensor, on the CPU."""

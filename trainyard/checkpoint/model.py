@@ -10,8 +10,7 @@ import torch
 
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
-from trainyard.checkpoint.compatibility import refuse_differences
-from trainyard.checkpoint.layout import slices_held
+from trainyard.checkpoint.layout import refuse_differences, slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.steps import CONFIG
 from trainyard.errors import ArtifactError, ConfigError

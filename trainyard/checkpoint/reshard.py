@@ -32,16 +32,14 @@ from trainyard.checkpoint.safetensors.header import (
     file_order,
 )
 from trainyard.checkpoint.safetensors.joined import Joined, copy
-from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile
-from trainyard.checkpoint.safetensors.threads import REMOTE_THREADS, in_order
-from trainyard.checkpoint.step_shards import ShardFiles
+from trainyard.checkpoint.safetensors.shard import READ_BYTES, REMOTE_THREADS, ShardFile, in_threads
 from trainyard.checkpoint.steps import INDEX
 from trainyard.checkpoint.stored_step import StoredStep
 
 if TYPE_CHECKING:
     import numpy as np
 
-Step = StoredStep[ShardFiles[ShardFile]]
+Step = StoredStep[ShardFile]
 
 OpenFile = Callable[[str], AbstractContextManager[OutputFile]]
 """Begins a file of the output, by its name there."""
@@ -88,7 +86,7 @@ def read_copied(step: Step) -> dict[str, bytes]:
     """The files that go over as they are, each held against the manifest; ArtifactError before
     anything is written."""
     names = _files_to_copy(step, _kept(step))
-    return dict(zip(names, in_order(step.read_file, names, REMOTE_THREADS), strict=True))
+    return dict(zip(names, in_threads(step.read_file, names, REMOTE_THREADS), strict=True))
 
 
 def rewrite_step(
@@ -254,7 +252,7 @@ def _write(
     block_bytes = LOCAL_BLOCK_BYTES if is_local else BLOCK_BYTES
     parts = (part for key in order for part in _parts(index, files, by_key[key], block_bytes))
     # Requests to a store wait for each other otherwise.
-    pieces = map(_held, parts) if is_local else in_order(_loaded, parts, REMOTE_THREADS)
+    pieces = map(_held, parts) if is_local else in_threads(_loaded, parts, REMOTE_THREADS)
     joined = Joined(chain([memoryview(header)], pieces))
     size = len(header) + sum(spec.size_bytes for spec in specs.values())
     out.append_filled(size, joined.fill, _behind(len(header), advance))

@@ -8,9 +8,9 @@ rank is a failure on all of them, at the next point where they meet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -30,71 +30,24 @@ from trainyard.checkpoint.plan import (
     plan_files,
     split_large,
 )
-from trainyard.checkpoint.publish import (
+from trainyard.checkpoint.ranks import ALONE, Ranks
+from trainyard.checkpoint.safetensors.file import write_tensors
+from trainyard.checkpoint.safetensors.shard import in_threads
+from trainyard.checkpoint.steps import (
+    INDEX,
+    STATE,
     clear_step,
     encode_document,
     publish_step,
+    step_folder,
     write_contents,
 )
-from trainyard.checkpoint.safetensors.file import write_tensors
-from trainyard.checkpoint.safetensors.threads import in_order
-from trainyard.checkpoint.steps import INDEX, STATE, step_folder
-from trainyard.errors import (
-    InfrastructureError,
-    lack_of_memory,
-)
-from trainyard.parallel.groups import gather_or_raise
-
-__all__ = [
-    "ALONE",
-    "PreparedStep",
-    "Ranks",
-    "StepContents",
-    "clear_step",
-    "encode_document",
-    "plan_step",
-    "prepare_step",
-    "publish_step",
-    "save_step",
-    "write_step",
-]
 
 FILES_AT_ONCE = 2
 """Files that a rank writes at once: to hash one takes longer than to write it."""
 
 WORTH_THREADS_BYTES = 32 << 20
 """Of all files of a rank, from which on it writes several at once."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The processes that save together; one alone needs no group."""
-
-    group: Any
-    rank: int
-    world_size: int
-
-    def gather(self, produce: Callable[[], T]) -> list[T]:
-        """What `produce` returned on each rank, on all of them; if it failed on one, all raise."""
-        return gather_or_raise(lambda: _without_os_errors(produce), self.group, "save")
-
-
-ALONE = Ranks(None, 0, 1)
-
-
-def _without_os_errors(produce: Callable[[], T]) -> T:
-    """produce(), with what the system refuses (a full disk, a bad sector) as our error: no
-    defect."""
-    try:
-        return produce()
-    except OSError as error:
-        kind = lack_of_memory(error) or InfrastructureError
-        raise kind(f"{type(error).__name__}: {error}") from error
-
-
-# --- the step -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +194,7 @@ def _write_all(prepared: PreparedStep, files: list[PlannedFile]) -> list[FileRec
     size = sum(part.size_bytes for file in files for part in file.slices)
     if len(files) < 2 or size < WORTH_THREADS_BYTES:
         return [_write(prepared.url, file, prepared.own) for file in files]
-    return list(in_order(lambda f: _write(prepared.url, f, prepared.own), files, FILES_AT_ONCE))
+    return list(in_threads(lambda f: _write(prepared.url, f, prepared.own), files, FILES_AT_ONCE))
 
 
 def _write(step_url: str, file: PlannedFile, parts: Mapping[Slice, torch.Tensor]) -> FileRecord:

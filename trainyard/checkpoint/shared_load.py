@@ -18,11 +18,10 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainyard.checkpoint.index import Located
-from trainyard.checkpoint.safetensors.dtypes import DTYPES
-from trainyard.checkpoint.safetensors.file import TensorFile, box_of, values_in
+from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, values_in
 from trainyard.checkpoint.safetensors.ranges import Part, Read, Want
-from trainyard.checkpoint.safetensors.threads import in_order, num_threads
-from trainyard.checkpoint.step_tensors import StepFiles
+from trainyard.checkpoint.safetensors.shard import in_threads, num_threads
+from trainyard.checkpoint.stored_step import ShardFiles
 from trainyard.errors import CommunicationError, lack_of_memory
 from trainyard.parallel.groups import gather_or_raise
 
@@ -78,7 +77,7 @@ class Job:
 
 
 def fill_together(
-    files: StepFiles, locate: Locate, wanted: Sequence[Wanted], group: ProcessGroup
+    files: ShardFiles[TensorFile], locate: Locate, wanted: Sequence[Wanted], group: ProcessGroup
 ) -> int:
     """Fill memory on all ranks of a group, which call this together; how many bytes this one read.
 
@@ -175,7 +174,7 @@ class _Exchange:
     @staticmethod
     def _loaded(queue: Sequence[Job]) -> Iterator[torch.Tensor]:
         threads = num_threads(job.file for job in queue)
-        return in_order(lambda job: job.file.load(job.read), queue, threads)
+        return in_threads(lambda job: job.file.load(job.read), queue, threads)
 
     def _next(self, job: Job, mine: Iterator[torch.Tensor]) -> torch.Tensor:
         data = next(mine)

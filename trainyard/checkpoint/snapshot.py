@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from trainyard.checkpoint.layout import Slice
+from trainyard.checkpoint.plan import Slice
 from trainyard.errors import HostMemoryError
 
 ALIGNMENT = 64

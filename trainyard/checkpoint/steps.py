@@ -4,15 +4,28 @@ A run folder holds `iter_0000050/`, `iter_0000100/`, ...; a step exists when its
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import Manifest, read_listed_json, read_manifest
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import (
+    Manifest,
+    Slot,
+    publish,
+    read_listed_json,
+    read_manifest,
+    read_slot,
+    retire,
+)
 from trainyard.artifacts.output import MANIFEST
-from trainyard.artifacts.urls import basename, join, local_path
+from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.urls import basename, check_relative, join, local_path
+from trainyard.checkpoint.index import FORMAT_VERSION
 from trainyard.errors import ArtifactError, ConfigError
 
 INDEX = "index.json"
@@ -148,3 +161,44 @@ def _found(url: str) -> str:
         return "it is a step folder without an index.json: that save did not finish"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"found {', '.join(names[:5])}{more}; no step folder iter_XXXXXXX with a manifest.json"
+
+
+# --- writing a step ---------------------------------------------------------------------------
+
+
+def clear_step(step_url: str, by: str) -> Slot | None:
+    """Make room for a step: retire its manifest first, then remove what an older save left there.
+
+    Returns what `publish_step` has to replace; None when the place was free."""
+    manifest_url = join(step_url, MANIFEST)
+    slot = read_slot(manifest_url)
+    if slot is not None:
+        slot = retire(manifest_url, slot, by)
+    for name in store.list_files(step_url):
+        if name != MANIFEST:
+            store.delete(join(step_url, name))
+    return slot
+
+
+def encode_document(document: Mapping[str, Any]) -> bytes:
+    """A JSON document with its format version, equal for equal contents."""
+    versioned = {"format_version": FORMAT_VERSION, **document}
+    return (json.dumps(versioned, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def write_contents(step_url: str, contents: Mapping[str, bytes]) -> list[FileRecord]:
+    """Write files by their names in the step."""
+    return [
+        store.write_bytes(join(step_url, check_relative(name)), data, name)
+        for name, data in sorted(contents.items())
+    ]
+
+
+def publish_step(step_url: str, manifest: Manifest, slot: Slot | None) -> list[FileRecord]:
+    """Publish the manifest of a step; the records of its files relative to the run folder."""
+    url = join(step_url, MANIFEST)
+    publish(url, manifest, slot.version if slot is not None else None)
+    data = store.read_bytes(url)
+    own = FileRecord(MANIFEST, len(data), digest_bytes(data), volatile=True)
+    folder = step_url.rstrip("/").rpartition("/")[2]
+    return [replace(record, path=f"{folder}/{record.path}") for record in (*manifest.files, own)]

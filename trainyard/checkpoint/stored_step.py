@@ -6,22 +6,28 @@ file, and nothing outside the step folder is read. Tensors: `load`."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import Manifest, read_listed
+from trainyard.artifacts.manifest import Manifest, check_digest, read_listed
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.strict_json import check_depth, parse_json, shown
 from trainyard.artifacts.urls import basename, is_hidden, join
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
+from trainyard.checkpoint.plan import KINDS
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.checkpoint.safetensors.shard import ShardFile
-from trainyard.checkpoint.step_shards import ShardFiles, Verify
+from trainyard.checkpoint.safetensors.shard import (
+    LOCAL_THREADS,
+    REMOTE_THREADS,
+    ShardFile,
+    in_threads,
+)
 from trainyard.checkpoint.steps import (
     CONFIG,
     INDEX,
@@ -33,12 +39,127 @@ from trainyard.checkpoint.steps import (
 )
 from trainyard.errors import ArtifactError
 
+F = TypeVar("F", bound=ShardFile)
+
+Verify: TypeAlias = Literal["none", "sizes", "digests"]
+"""What is compared with the manifest before values are used: nothing but what must hold for a file
+to be read at all; the size of each tensor file that is read; or the digest of each of them, for
+which all of it is read once more. Documents are compared by size and digest at every level."""
+
+
+class ShardFiles(Generic[F]):
+    """Of one step, whose index says what they hold. Thread-safe only in what `ShardFile` is."""
+
+    def __init__(
+        self,
+        url: str,
+        records: Mapping[str, FileRecord],
+        index: Mapping[str, Entry],
+        verify: Verify,
+        open_file: Callable[[str, int | None], F],
+    ) -> None:
+        """open_file: opens one at a URL that must have so many bytes.
+
+        Raises ArtifactError for an index that does not go with the manifest's `records`."""
+        self._open_file = open_file
+        self._url, self._records, self._verify = url, records, verify
+        self._specs: dict[str, set[tuple[str, TensorSpec]]] = defaultdict(set)
+        self._open: dict[str, F] = {}
+        self._checked: set[str] = set()
+        self.readers: Mapping[str, Sequence[int]] = {}
+        """Of files that not every rank sees, the ranks that do."""
+        for name, entry in index.items():
+            if name.partition(".")[0] not in KINDS:
+                raise ArtifactError(
+                    f"{join(url, INDEX)}: tensor {name!r} is none of {', '.join(KINDS)}"
+                )
+            for piece in entry.pieces:
+                self._specs[piece.file].add((piece.key, TensorSpec(entry.dtype, piece.shape)))
+        self._check_index()
+
+    def _check_index(self) -> None:
+        index_url = join(self._url, INDEX)
+        for name, specs in self._specs.items():
+            record = self._records.get(name)
+            if record is None:
+                raise ArtifactError(f"{index_url}: names {name}, which manifest.json does not list")
+            size = sum(spec.size_bytes for _, spec in specs)
+            if size > record.size_bytes:
+                raise ArtifactError(
+                    f"{index_url}: says that {name} holds {size} bytes of tensors, manifest.json "
+                    f"that it has {record.size_bytes}"
+                )
+
+    @property
+    def names(self) -> list[str]:
+        """Files that hold tensors."""
+        return sorted(self._specs)
+
+    def open(self, names: Iterable[str]) -> dict[str, F]:
+        """Files by name, checked as the step is to be."""
+        files = self.open_unchecked(names)
+        self.check(self.unchecked(files))
+        return files
+
+    def open_unchecked(self, names: Iterable[str]) -> dict[str, F]:
+        """Files by name, of which the digest may not have been compared yet."""
+        asked = sorted(set(names))
+        new = [name for name in asked if name not in self._open]
+        # Requests for headers of remote files wait for each other otherwise.
+        for name, file in zip(new, in_threads(self._opened, new, REMOTE_THREADS), strict=True):
+            self._open[name] = file
+        return {name: self._open[name] for name in asked}
+
+    def _opened(self, name: str) -> F:
+        record = self._records[name]
+        size = None if self._verify == "none" else record.size_bytes
+        file = self._open_file(join(self._url, name), size)
+        try:
+            _check_contents(file, self._specs[name])
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def unchecked(self, names: Iterable[str]) -> list[str]:
+        """Those whose digest is to be compared before their values are used, sorted."""
+        return sorted(set(names) - self._checked) if self._verify == "digests" else []
+
+    def check(self, names: Sequence[str]) -> None:
+        """Read all of some files that are open; ArtifactError for one that is not as published."""
+        files = [self._open[name] for name in names]
+        digests = in_threads(ShardFile.digest, files, LOCAL_THREADS)
+        for name, digest in zip(names, digests, strict=True):
+            check_digest(join(self._url, name), self._records.get(name), digest)
+        self.mark_checked(names)
+
+    def mark_checked(self, names: Iterable[str]) -> None:
+        """Somebody compared the digests of these."""
+        self._checked.update(names)
+
+    def close(self) -> None:
+        """Let the files go."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+        self._checked.clear()
+
+
+def _check_contents(file: ShardFile, specs: Iterable[tuple[str, TensorSpec]]) -> None:
+    for key, spec in specs:
+        extent = file.extents.get(key)
+        if extent is None or extent.spec != spec:
+            held = "no such tensor" if extent is None else extent.spec.text
+            raise ArtifactError(
+                f"{file.url}: {INDEX} says {key!r} is {spec.text}, the file holds {held}"
+            )
+
+
 log = logging.getLogger(__name__)
 
 MOST_LOOKS = 5
 """For the latest step of a run that removes steps meanwhile."""
 
-F = TypeVar("F", bound=ShardFiles[Any])
 S = TypeVar("S", bound="StoredStep[Any]")
 
 
@@ -50,16 +171,16 @@ class StoredStep(Closing, Generic[F]):
         url: str,
         manifest: Manifest,
         verify: Verify,
-        files: Callable[[str, Mapping[str, FileRecord], Mapping[str, Entry], Verify], F],
+        open_file: Callable[[str, int | None], F],
     ) -> None:
-        """files: makes of the records and the index what the tensor files are read with."""
+        """open_file: opens a tensor file at a URL that must have so many bytes (None: any)."""
         self.url = url
         self.manifest = manifest
         self.verify = verify
         self._records = {record.path: record for record in manifest.files}
         check_inside(url, self._records)
         self.index: dict[str, Entry] = parse_index(self._parsed(INDEX), join(url, INDEX))
-        self.files = files(url, self._records, self.index, verify)
+        self.files = ShardFiles(url, self._records, self.index, verify, open_file)
 
     def check(self, apart_from: Collection[str] = ()) -> None:
         """Everything that the step has, as `verify` says, whether it will be read or not.
@@ -197,23 +318,10 @@ def open_step_as(
     return step
 
 
-def open_step(url: str, option: str, verify: Verify = "sizes") -> StoredStep[ShardFiles[ShardFile]]:
+def open_step(url: str, option: str, verify: Verify = "sizes") -> StoredStep[ShardFile]:
     """A step, opened for its bytes."""
 
-    def files(
-        step_url: str,
-        records: Mapping[str, FileRecord],
-        index: Mapping[str, Entry],
-        verify: Verify,
-    ) -> ShardFiles[ShardFile]:
-        return ShardFiles(step_url, records, index, verify, ShardFile)
-
-    def opened(
-        step_url: str, manifest: Manifest, verify: Verify
-    ) -> StoredStep[ShardFiles[ShardFile]]:
-        return StoredStep(step_url, manifest, verify, files)
-
-    return open_step_as(opened, url, option, verify)
+    return open_step_as(partial(StoredStep, open_file=ShardFile), url, option, verify)
 
 
 def check_step(

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.artifacts.strict_json import check_depth, parse_json, shown
-from trainyard.checkpoint.strict_values import MAX_COUNT
+from trainyard.artifacts.strict_json import MAX_COUNT, check_depth, parse_json, shown
 from trainyard.errors import ArtifactError
 
 MAX_BYTES = 32 * 2**20

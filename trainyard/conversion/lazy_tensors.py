@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.tokenizer_files import Carried
 from trainyard.errors import ArtifactError
 from trainyard.models.gpt.config import GPTConfig

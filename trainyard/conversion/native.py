@@ -16,7 +16,7 @@ import torch
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.model import model_config
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.vocabulary import REPEATED, has_rows
 from trainyard.models.gpt.config import GPTConfig
 

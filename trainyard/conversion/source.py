@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.models.gpt.config import GPTConfig
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.lazy_tensors import padded_alike
 from trainyard.conversion.source import Source, generation_of
 from trainyard.conversion.tokenizer_files import Carried

@@ -15,11 +15,9 @@ import torch
 
 from trainyard.checkpoint.index import encode_index
 from trainyard.checkpoint.plan import PlannedFile, Slice, entries_of
-from trainyard.checkpoint.publish import encode_document
 from trainyard.checkpoint.reshard import RESHARDED, OpenFile, plan_shards, whole_slices
-from trainyard.checkpoint.safetensors.dtypes import DTYPES
-from trainyard.checkpoint.safetensors.file import Sink, write_tensors
-from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER
+from trainyard.checkpoint.safetensors.file import DTYPES, Sink, write_tensors
+from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER, encode_document
 from trainyard.config import digest_relevant
 from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
 from trainyard.conversion.source import Source, generation_of

@@ -16,9 +16,11 @@ from trainyard.artifacts import store
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.layout import ShardedTensor
-from trainyard.checkpoint.load import find_steps, open_checkpoint
-from trainyard.checkpoint.save import ALONE, Ranks, prepare_step
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.ranks import ALONE, Ranks
+from trainyard.checkpoint.save import prepare_step
 from trainyard.checkpoint.snapshot import HostMemory
+from trainyard.checkpoint.steps import find_steps
 from trainyard.errors import InfrastructureError
 from trainyard.testing.pool import RankPool
 

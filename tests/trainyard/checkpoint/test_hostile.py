@@ -19,7 +19,8 @@ from tests.trainyard.checkpoint.hostile import (
     vouch,
 )
 from trainyard.artifacts.digest import digest_files
-from trainyard.checkpoint.load import find_steps, open_checkpoint
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.steps import find_steps
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
 SECRET = b"secret of another folder"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.checkpoint.index import Entry, Piece, encode_index, fault, parse_index
-from trainyard.checkpoint.layout import Slice, assign, entries_of, plan_files, split_large
+from trainyard.checkpoint.plan import Slice, assign, entries_of, plan_files, split_large
 from trainyard.errors import ArtifactError
 
 

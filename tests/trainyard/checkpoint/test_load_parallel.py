@@ -22,7 +22,6 @@ from trainyard.artifacts import store
 from trainyard.checkpoint import shared_load
 from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
 from trainyard.checkpoint.load import open_checkpoint, restore
-from trainyard.checkpoint.safetensors import fetch
 from trainyard.checkpoint.safetensors import file as tensorfile
 from trainyard.checkpoint.safetensors.file import TensorFile, box_of
 from trainyard.errors import ArtifactError
@@ -38,8 +37,7 @@ def tensors() -> dict[str, torch.Tensor]:
 @pytest.fixture
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few tensors take many reads."""
-    for module in (tensorfile, fetch):
-        monkeypatch.setattr(module, "READ_BYTES", 512)
+    monkeypatch.setattr(tensorfile, "READ_BYTES", 512)
 
 
 @pytest.mark.slow

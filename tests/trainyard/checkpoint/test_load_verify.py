@@ -10,8 +10,9 @@ import torch
 
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
-from trainyard.checkpoint.load import Verify, open_checkpoint, restore
+from trainyard.checkpoint.load import open_checkpoint, restore
 from trainyard.checkpoint.safetensors.file import TensorFile
+from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError
 
 MODEL = "model-00001-of-00001.safetensors"

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.checkpoint.layout import ShardedTensor
-from trainyard.checkpoint.load import find_steps, open_checkpoint
-from trainyard.checkpoint.save import Ranks
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.ranks import Ranks
+from trainyard.checkpoint.steps import find_steps
 from trainyard.errors import InfrastructureError
 from trainyard.testing.distributed import run_distributed
 

@@ -15,7 +15,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint import save as save_module
 from trainyard.checkpoint.layout import ShardedTensor
-from trainyard.checkpoint.load import find_steps, latest_step, open_checkpoint, restore
+from trainyard.checkpoint.load import open_checkpoint, restore
+from trainyard.checkpoint.steps import find_steps, latest_step
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 

@@ -13,11 +13,11 @@ from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from tests.trainyard.conversion.huggingface.hf_models import make, some_tokens
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
-from trainyard.checkpoint.layout import Slice, split_large
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.model import load_model
-from trainyard.checkpoint.safetensors.file import TensorSpec
-from trainyard.checkpoint.save import publish_step
+from trainyard.checkpoint.plan import Slice, split_large
+from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.steps import publish_step
 from trainyard.conversion.detect import kind_of_names, loader_for
 from trainyard.conversion.huggingface.read import open_huggingface
 from trainyard.conversion.loaders import LOADERS

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainyard.training.small import TRAINING
 from tests.trainyard.training.test_stop_validation import Lines, go_on
-from trainyard.checkpoint.load import Verify
+from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError
 from trainyard.training.run.run_steps import (
     FoundSteps,

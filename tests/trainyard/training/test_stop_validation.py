@@ -14,9 +14,9 @@ from tests.trainyard.training.small import TRAINING, build_loop, build_train_mod
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import BackgroundSave
-from trainyard.checkpoint.load import find_steps, open_checkpoint
-from trainyard.checkpoint.save import ALONE as ONE_RANK
-from trainyard.checkpoint.steps import step_folder
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.ranks import ALONE as ONE_RANK
+from trainyard.checkpoint.steps import find_steps, step_folder
 from trainyard.errors import ConfigError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.loop import Outcome

@@ -14,7 +14,7 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.checkpoint.safetensors.header import Extent
-from trainyard.checkpoint.step_tensors import StepFiles, Verify
+from trainyard.checkpoint.stored_step import ShardFiles, Verify
 from trainyard.errors import ArtifactError
 from trainyard.parallel.groups import gather_or_raise
 
@@ -40,7 +40,7 @@ class DistantFile(TensorFile):
         """Its readers see to that."""
 
 
-class ScatteredFiles(StepFiles):
+class ScatteredFiles(ShardFiles[TensorFile]):
     """The tensor files of a step that were held against its manifest where they are."""
 
     def bind(self, readers: Mapping[str, Sequence[int]], rank: int, group: ProcessGroup) -> None:
@@ -82,7 +82,7 @@ def open_scattered(
     if readers:
         assert group is not None, f"{join(url, MANIFEST)}: one rank, and files that it does not see"
         records = {record.path: record for record in checkpoint.manifest.files}
-        files = ScatteredFiles(url, records, checkpoint.index, verify)
+        files = ScatteredFiles(url, records, checkpoint.index, verify, TensorFile)
         files.bind(readers, rank, group)
         checkpoint.files = files
     return checkpoint

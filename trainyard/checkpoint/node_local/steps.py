@@ -20,9 +20,9 @@ from trainyard.artifacts.manifest import read_listed, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.node_local.visibility import Places
-from trainyard.checkpoint.save import Ranks
-from trainyard.checkpoint.step_tensors import Verify
+from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.steps import remove_step, step_folder, step_of
+from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.save import Ranks
+from trainyard.checkpoint.ranks import Ranks
 
 PROBE = ".place-"
 """Begins the names of the files by which ranks see who is with them."""

@@ -5,6 +5,7 @@ tensors in memory at once. Here one tensor at a time passes through, to and from
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol
@@ -12,29 +13,33 @@ from typing import Any, Protocol
 import torch
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.safetensors.dtypes import DTYPE_NAMES, DTYPES
 from trainyard.checkpoint.safetensors.header import (
-    MAX_HEADER_BYTES,
-    Extent,
     TensorSpec,
     encode_header,
     file_order,
 )
 from trainyard.checkpoint.safetensors.joined import Joined
 from trainyard.checkpoint.safetensors.ranges import Part, Read, Want, plan_reads
-from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile
+from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile, in_threads, num_threads
 
-__all__ = [
-    "DTYPES",
-    "DTYPE_NAMES",
-    "MAX_HEADER_BYTES",
-    "Extent",
-    "TensorFile",
-    "TensorSpec",
-    "file_order",
-    "tensor_bytes",
-    "write_tensors",
-]
+DTYPES: dict[str, torch.dtype] = {
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""By the names in safetensors headers."""
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 
 LOCAL_GAP_BYTES = 64 << 10
 """Bytes between two boxes that cost less to read than to pass over: of a file system ..."""
@@ -178,3 +183,29 @@ def _memory_of(part: Part[torch.Tensor]) -> memoryview | None:
     if not (is_same and part.is_one_run and target.is_contiguous()):
         return None
     return memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
+
+
+# --- several files ----------------------------------------------------------------------------
+
+
+def fetch_all(plans: Sequence[tuple[TensorFile, Sequence[Read[torch.Tensor]]]]) -> int:
+    """Carry out reads that fill disjoint memory; how many bytes were read.
+
+    Each thread has one buffer of a read's size, whatever is loaded."""
+    reads = [(file, read) for file, of_file in plans for read in of_file]
+    size = sum(read.end - read.begin for _, read in reads)
+    if size <= READ_BYTES:
+        for file, read in reads:
+            file.fetch(read)
+        return size
+    own = threading.local()
+
+    def fetch(job: tuple[TensorFile, Read[torch.Tensor]]) -> None:
+        file, read = job
+        if not hasattr(own, "scratch"):
+            own.scratch = torch.empty(READ_BYTES, dtype=torch.uint8)
+        file.fetch(read, own.scratch)
+
+    for _ in in_threads(fetch, reads, num_threads(file for file, _ in plans)):
+        pass
+    return size

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainyard.artifacts.strict_json import parse_json, shown
-from trainyard.checkpoint.strict_values import MAX_COUNT, counts
+from trainyard.artifacts.strict_json import MAX_COUNT, counts, parse_json, shown
 from trainyard.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class TensorSpec:
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
         """Describe a tensor."""
-        from trainyard.checkpoint.safetensors.dtypes import (
+        from trainyard.checkpoint.safetensors.file import (
             DTYPE_NAMES,  # torch: not for who only moves bytes
         )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from trainyard.artifacts import store
+from trainyard.artifacts.backends.readahead import in_order
 from trainyard.artifacts.digest import hasher
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.header import (
@@ -114,3 +116,26 @@ class ShardFile(Closing):
 def _stamp_of(found: os.stat_result) -> tuple[int, int, int]:
     """What changes when the contents do, and not when another link to them is made."""
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+# --- threads ----------------------------------------------------------------------------------
+
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+LOCAL_THREADS = max(1, min(4, os.cpu_count() or 1))
+"""More do not make a disk faster, and copies from the page cache are bound by memory."""
+
+REMOTE_THREADS = 8
+"""Requests to an object store that are under way at once."""
+
+
+def in_threads(work: Callable[[J], R], jobs: Iterable[J], num_threads: int) -> Iterator[R]:
+    """Results of `work` for every job, in order; jobs are started for two per thread ahead."""
+    return in_order(work, jobs, num_threads, 2 * num_threads)
+
+
+def num_threads(files: Iterable[ShardFile]) -> int:
+    """As many as reading them gains by."""
+    return LOCAL_THREADS if all(file.is_local for file in files) else REMOTE_THREADS

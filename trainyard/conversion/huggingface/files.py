@@ -16,7 +16,8 @@ import torch
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.safetensors.file import TensorFile, TensorSpec
+from trainyard.checkpoint.safetensors.file import TensorFile
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.documents import read_document
 from trainyard.conversion.lazy_tensors import TheirTensors
 from trainyard.conversion.torch_save.weights import TorchWeights

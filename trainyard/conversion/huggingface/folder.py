@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from trainyard.checkpoint.layout import PlannedFile, Slice
+from trainyard.checkpoint.plan import PlannedFile, Slice
 from trainyard.checkpoint.reshard import OpenFile, plan_shards
-from trainyard.checkpoint.safetensors.file import DTYPES, TensorSpec, write_tensors
+from trainyard.checkpoint.safetensors.file import DTYPES, write_tensors
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.huggingface.config import model_document
 from trainyard.conversion.huggingface.to_hf import Target, targets
 from trainyard.conversion.source import Source, generation_of

@@ -17,7 +17,7 @@ import torch
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.documents import read_document
 from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
 from trainyard.conversion.huggingface.config import GPT2

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from trainyard.checkpoint.load import Checkpoint
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import PLAIN

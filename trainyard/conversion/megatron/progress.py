@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.artifacts.strict_json import shown
-from trainyard.checkpoint.strict_values import MAX_COUNT
+from trainyard.artifacts.strict_json import MAX_COUNT, shown
 from trainyard.conversion.write_native import SCHEDULER
 from trainyard.errors import ArtifactError
 

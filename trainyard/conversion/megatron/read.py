@@ -17,7 +17,8 @@ from torch import Tensor
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.safetensors.file import DTYPE_NAMES, TensorSpec
+from trainyard.checkpoint.safetensors.file import DTYPE_NAMES
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.bare import args_of_bare_file

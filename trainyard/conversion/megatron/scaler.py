@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainyard.artifacts.strict_json import shown
-from trainyard.checkpoint.strict_values import MAX_COUNT
+from trainyard.artifacts.strict_json import MAX_COUNT, shown
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.reshard import OpenFile
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.megatron.args import args_of, refuse_for_legacy
 from trainyard.conversion.megatron.folder import (
     MODEL_FILE,

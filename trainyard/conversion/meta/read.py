@@ -27,7 +27,7 @@ from torch import Tensor
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.documents import read_document
 from trainyard.conversion.expected_tensors import refuse_differences
 from trainyard.conversion.fields import Fields

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainyard.checkpoint.reshard import OpenFile
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.huggingface.to_hf import part_of
 from trainyard.conversion.megatron.layout import Boxes, Cut, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import WholeModel, whole_model

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.checkpoint.strict_values import MAX_COUNT, MAX_DIMS
+from trainyard.artifacts.strict_json import MAX_COUNT, MAX_DIMS
 from trainyard.conversion.ranged_file import RangedFile
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.conversion.torch_save.pickles import Dtype, Noted, unpickle

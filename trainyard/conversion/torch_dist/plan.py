@@ -11,7 +11,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.megatron.args import args_of
 from trainyard.conversion.megatron.model import WholeModel
 from trainyard.conversion.megatron.optimizer import MAIN, MOMENTS

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from trainyard.checkpoint.safetensors.file import DTYPE_NAMES, TensorSpec
+from trainyard.checkpoint.safetensors.file import DTYPE_NAMES
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError

@@ -21,7 +21,8 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from trainyard.checkpoint.safetensors.file import DTYPES, Sink, TensorSpec, tensor_bytes
+from trainyard.checkpoint.safetensors.file import DTYPES, Sink, tensor_bytes
+from trainyard.checkpoint.safetensors.header import TensorSpec
 
 ALIGNMENT = 64
 """Storages begin at multiples of this, as torch's do, so that they can be mapped."""

@@ -24,7 +24,8 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.layout import Held
-from trainyard.checkpoint.save import Ranks, StepContents, prepare_step, share_of_rank, write_step
+from trainyard.checkpoint.ranks import Ranks
+from trainyard.checkpoint.save import StepContents, prepare_step, share_of_rank, write_step
 from trainyard.checkpoint.steps import remove_step, step_folder
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.ledger import FILE as LEDGER

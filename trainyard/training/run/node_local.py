@@ -20,9 +20,9 @@ from trainyard.artifacts import store
 from trainyard.artifacts.urls import canonical, join
 from trainyard.checkpoint.node_local.steps import LocalStep, LocalSteps
 from trainyard.checkpoint.node_local.visibility import find_places, one_place
-from trainyard.checkpoint.save import Ranks
-from trainyard.checkpoint.step_tensors import Verify
+from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.steps import STATE, step_document, step_folder
+from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.ledger import FILE as LEDGER

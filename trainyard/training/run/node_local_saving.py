@@ -21,10 +21,11 @@ from torch import Tensor
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import BackgroundSave, Kind, SaveReport
-from trainyard.checkpoint.layout import Held, Slice
-from trainyard.checkpoint.node_local.save import LocalSave
-from trainyard.checkpoint.node_local.upload import LazyUpload
-from trainyard.checkpoint.save import Ranks, StepContents
+from trainyard.checkpoint.layout import Held
+from trainyard.checkpoint.node_local.save import LazyUpload, LocalSave
+from trainyard.checkpoint.plan import Slice
+from trainyard.checkpoint.ranks import Ranks
+from trainyard.checkpoint.save import StepContents
 from trainyard.errors import TrainyardError
 from trainyard.parallel.groups import ProcessGroups, host_group
 from trainyard.training.options.pretrain import PretrainConfig

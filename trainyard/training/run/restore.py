@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from trainyard.checkpoint.compatibility import listed
+from trainyard.checkpoint.layout import listed
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.state import TrainState

@@ -17,7 +17,7 @@ from trainyard.artifacts.manifest import Manifest, read_listed_json, read_manife
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.load import Checkpoint, Verify, open_checkpoint
+from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.steps import (
     STATE,
     manifest_of,
@@ -26,6 +26,7 @@ from trainyard.checkpoint.steps import (
     step_folder,
     step_of,
 )
+from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import Ledger

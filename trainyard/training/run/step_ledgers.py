@@ -17,7 +17,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import is_local, join
-from trainyard.checkpoint.safetensors.threads import LOCAL_THREADS, REMOTE_THREADS, in_order
+from trainyard.checkpoint.safetensors.shard import LOCAL_THREADS, REMOTE_THREADS, in_threads
 from trainyard.checkpoint.steps import (
     STATE,
     check_inside,
@@ -98,7 +98,7 @@ def read_ledgers(root_url: str, steps: Sequence[int]) -> Iterator[StepLedger]:
     """The ledgers of a run's steps, ascending: all but the last of them steps that stay."""
     threads = LOCAL_THREADS if is_local(root_url) else REMOTE_THREADS
     before: StepLedger | None = None
-    for found in in_order(partial(_read, root_url), steps, threads):
+    for found in in_threads(partial(_read, root_url), steps, threads):
         yield found if found.fault else replace(found, fault=_break(found, before))
         before = found
 

@@ -16,9 +16,11 @@ from tests.trainyard.checkpoint.samples import contents, save, some_tensors
 from trainyard.artifacts import store
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import SaveReport
-from trainyard.checkpoint.load import find_steps, open_checkpoint
-from trainyard.checkpoint.node_local.upload import LazyUpload
-from trainyard.checkpoint.save import ALONE, PreparedStep, prepare_step, write_step
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.node_local.save import LazyUpload
+from trainyard.checkpoint.ranks import ALONE
+from trainyard.checkpoint.save import PreparedStep, prepare_step, write_step
+from trainyard.checkpoint.steps import find_steps
 
 Told = list[tuple[list[FileRecord], SaveReport]]
 LARGE = 24 << 20

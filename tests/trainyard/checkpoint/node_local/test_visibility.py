@@ -14,7 +14,7 @@ from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.node_local.save import LocalSave
 from trainyard.checkpoint.node_local.steps import HeldStep, LocalSteps, candidates, look
 from trainyard.checkpoint.node_local.visibility import find_places, one_place
-from trainyard.checkpoint.save import ALONE, Ranks
+from trainyard.checkpoint.ranks import ALONE, Ranks
 from trainyard.testing.pool import RankPool
 from trainyard.training.run.checkpointing import Retention
 

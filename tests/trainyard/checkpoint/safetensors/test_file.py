@@ -12,7 +12,8 @@ import safetensors.torch
 import torch
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, TensorSpec, write_tensors
+from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, write_tensors
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.errors import ArtifactError
 
 

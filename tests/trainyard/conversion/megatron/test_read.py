@@ -19,7 +19,7 @@ from tests.trainyard.conversion.megatron.megatron_files import (
     megatron_modules,
     write,
 )
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.read import open_megatron
 from trainyard.errors import ArtifactError, ConfigError

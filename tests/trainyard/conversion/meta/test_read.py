@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.conversion.huggingface.hf_models import LLAMA, VOCAB, make, some_tokens
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.meta.params import read_params
 from trainyard.conversion.meta.read import CUT_ALONG, halves_of_pairs, open_meta
 from trainyard.conversion.tokenizer_files import tokenizer_of

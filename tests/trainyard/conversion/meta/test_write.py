@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.trainyard.conversion.meta.meta_program import files_of, meta_logits
 from tests.trainyard.conversion.meta.test_read import PUBLISHED, write_meta
 from trainyard.artifacts import store
-from trainyard.checkpoint.safetensors.file import TensorSpec
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.lazy_tensors import About, AssembledSource, Recipe, as_is
 from trainyard.conversion.meta.params import rounded_up
 from trainyard.conversion.meta.params_write import ffn_fields, params_document

@@ -21,7 +21,7 @@ from tests.trainyard.training.test_stop_validation import Lines, contents, go_on
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.store import FileRecord
-from trainyard.checkpoint.load import Verify
+from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.run.run_steps import (

@@ -1,0 +1,38 @@
+"""Ranks that save together: an error of one is raised on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trainyard.errors import InfrastructureError, lack_of_memory
+from trainyard.parallel.groups import gather_or_raise
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The processes that save together; a single process needs no group."""
+
+    group: Any
+    rank: int
+    world_size: int
+
+    def gather(self, produce: Callable[[], T]) -> list[T]:
+        """The results of `produce` on all ranks, on each; if it failed on one, all raise.
+
+        An OSError, such as a full disk or a bad sector, is raised as an InfrastructureError."""
+
+        def converted() -> T:
+            try:
+                return produce()
+            except OSError as error:
+                kind = lack_of_memory(error) or InfrastructureError
+                raise kind(f"{type(error).__name__}: {error}") from error
+
+        return gather_or_raise(converted, self.group, "save")
+
+
+ALONE = Ranks(None, 0, 1)
