@@ -349,7 +349,9 @@ def test_files_of_another_program_are_not_overwritten(
 def test_what_lies_there_is_said_when_it_is_not_what_was_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")
-    with pytest.raises(ConfigError, match=r"--load-dir .* Hugging Face folder; stages\.reshard"):
+    with pytest.raises(
+        ConfigError, match=r"--load-dir .* Hugging Face folder; convert it with stages\.reshard"
+    ):
         reshard(tmp_path / "hf", tmp_path / "out", loader="trainyard")
     assert not (tmp_path / "out").exists()
 

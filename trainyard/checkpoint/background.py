@@ -1,9 +1,8 @@
-"""Saving a step while training goes on: a snapshot in host memory, and a thread that writes it.
+"""Saves a step during training: a snapshot in host memory, and a thread that writes it.
 
-What a rank is to write is copied to the host, which is all that an update of the parameters waits
-for; the files are written, digested and published from there. One step is under way at a time. The
-threads of all ranks meet in a group of their own, so that they do not come between training's
-collectives."""
+Each rank copies its slices to host memory; updates of the parameters wait only for this copy. The
+thread hashes, writes and publishes the files. One step is saved at a time. The threads of all ranks
+use a separate group, so that they do not mix with training's collectives."""
 
 from __future__ import annotations
 
@@ -27,33 +26,33 @@ log = logging.getLogger(__name__)
 
 
 Kind: TypeAlias = Literal["durable", "local", "global", "upload"]
-"""A step in the run folder; one between, in the folders of nodes or in a shared one; a copy of one
-of nodes' folders to the run folder."""
+"""A step in the run folder; one in node-local folders or in a shared folder, in between; a copy
+from node-local folders to the run folder."""
 
 Write: TypeAlias = Callable[[PreparedStep, StepContents, Ranks], list[FileRecord]]
-"""`save.write_step`, or what does as it does for another place."""
+"""`save.write_step`, or its counterpart for another folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What one save cost."""
+    """Size and time of one save."""
 
     step: int
     bytes: int
-    """Of all files, over all ranks."""
+    """Size of all files, over all ranks."""
     blocked_seconds: float
-    """That training waited: until it went on, and an update for the copy to host memory."""
+    """Time that training waited: to start the save, and for the copy before an update."""
     durable_seconds: float
-    """From the beginning until the manifest stood."""
+    """From the start until the manifest was published."""
     kind: Kind = "durable"
 
     @property
     def gigabytes_per_second(self) -> float:
-        """Until it was durable."""
+        """Over the time until it was durable."""
         return self.bytes / 1e9 / max(self.durable_seconds, 1e-9)
 
     def document(self) -> dict[str, Any]:
-        """For files of figures."""
+        """As a JSON document."""
         figures = {
             name: round(value, 4) if isinstance(value, float) else value
             for name, value in asdict(self).items()
@@ -62,10 +61,10 @@ class SaveReport:
 
 
 class BackgroundSave:
-    """Writes one step at a time in a thread, on every rank alike."""
+    """Writes one step at a time in a thread, on every rank."""
 
     def __init__(self, ranks: Ranks, write: Write = write_step, kind: Kind = "durable") -> None:
-        """ranks: with a group that nobody else uses."""
+        """ranks: with a group that is used for nothing else."""
         self._ranks, self._write, self._kind = ranks, write, kind
         self._memory = HostMemory()
         self._snapshot: Snapshot | None = None
@@ -74,8 +73,8 @@ class BackgroundSave:
         self._error: BaseException | None = None
 
     def reserve(self, parts: Mapping[Slice, Tensor]) -> None:
-        """Make the host memory for what this rank will have to write now, so that the first save
-        blocks training for no longer than the others."""
+        """Allocate host memory for this rank's slices now, so that the first save blocks training
+        no longer than the others."""
         self._memory.reserve(parts)
 
     def start(
@@ -85,12 +84,12 @@ class BackgroundSave:
         began: float,
         done: Callable[[list[FileRecord], SaveReport], object],
     ) -> None:
-        """Begin to copy what this rank has to write, and write it later. The one before must be
-        over, and `hold_update` be called before anything of it changes.
+        """Start to copy this rank's slices, and write them in a thread. The previous save must be
+        over. Call `hold_update` before the slices change.
 
-        began: when training began to wait (time.monotonic). done: told in the thread, once the step
-        is published."""
-        assert self._thread is None, f"step {self._step} is still under way"
+        began: when training started to wait (time.monotonic). done: called in the thread after the
+        step is published."""
+        assert self._thread is None, f"step {self._step} is still being saved"
         snapshot = self._memory.copy(prepared.own)
         blocked = time.monotonic() - began
 
@@ -111,19 +110,14 @@ class BackgroundSave:
         self._thread.start()
 
     def hold_update(self) -> None:
-        """The parameters are about to change: not before they are copied."""
+        """Delay the next update of the parameters until they are copied."""
         if self._snapshot is not None:
             self._snapshot.hold_update()
             self._snapshot = None
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a step is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
     def finish(self) -> float:
-        """Wait until the step is published; returns the seconds that this took. Raises the error
-        that kept it from it."""
+        """Wait until the step is published; returns the seconds waited. Raises the error of a save
+        that failed."""
         began = time.monotonic()
         if self._thread is not None:
             self._thread.join()
@@ -132,12 +126,13 @@ class BackgroundSave:
         return time.monotonic() - began
 
     def check(self) -> None:
-        """Raise the error of a step that could not be written, without waiting for one."""
+        """Raise the error of a save that failed, without waiting for one that runs."""
         if self._thread is not None and not self._thread.is_alive():
             self.finish()
 
     def give_up(self, seconds: float) -> None:
-        """Training has failed: let the step become whole within so long, or leave it torn."""
+        """After a failure of training: give the save so many seconds to finish, or leave it
+        incomplete."""
         if self._thread is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():

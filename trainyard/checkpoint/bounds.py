@@ -1,7 +1,7 @@
-"""How large a model the files of others may describe, asked before a name of it is built.
+"""Bounds on the model that a file may describe, checked before names of its tensors are built.
 
-A number is written in ten bytes, and what follows from it, a name for every tensor, may fill any
-memory. No real model comes near these bounds; within them, the tensors that are there decide."""
+A file states a number in ten bytes, but a name for every tensor may fill any memory. Real models
+are far below these bounds; within them, the stored tensors decide."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from trainyard.models.config import MAX_LAYERS, MAX_PARAMS, TransformerConfig
 
 
 def check_layers(num_layers: int, where: str) -> int:
-    """The number, unless it is too large. Raises ArtifactError by the document's name."""
+    """The number of layers. Raises ArtifactError, which names the document, if it is too large."""
     if num_layers > MAX_LAYERS:
         raise ArtifactError(f"{where}: says {num_layers} layers; {MAX_LAYERS} are read at most")
     return num_layers
 
 
 def check_model(config: TransformerConfig, rows: int, num_tensors: int, where: str) -> None:
-    """Refuse a model that cannot be that of the `num_tensors` tensors which lie there.
+    """Raise ArtifactError for a model that cannot have just `num_tensors` tensors.
 
-    rows: of the embedding. where: what describes the model, for messages."""
+    rows: of the embedding. where: the document that describes the model, for messages."""
     check_layers(config.num_layers, where)
     if config.num_layers > num_tensors:
         raise ArtifactError(

@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""A base class for context managers that close themselves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Whose `with` block ends with its `close`."""
+    """Calls its `close` at the end of a `with` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release all resources."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,5 @@
-"""Two checkpoints against each other: tensors by name, whatever layouts they lie in; documents by
-key. Streams: slices of one tensor at a time are in memory.
+"""Compares two checkpoints: tensors by name, in any layout, and documents by key. Keeps only slices
+of one tensor in memory.
 
 Equal means equal bit for bit. Differences are of the values as 64-bit floats: the largest absolute
 one, and the largest relative one, |a - b| / max(|a|, |b|), which is 2 at most. A NaN where the
@@ -21,15 +21,14 @@ from trainyard.checkpoint.safetensors.ranges import Want, cut
 from trainyard.checkpoint.steps import CONFIG, INDEX, STATE
 
 SLICE_ELEMENTS = 1 << 20
-"""Compared at once: 8 MiB as 64-bit floats, and some ten times that in all."""
+"""Elements compared at once: 8 MiB as 64-bit floats, about ten times that in all."""
 
 DOCUMENTS = (STATE, CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest difference of some values, the place of its element in the whole tensor, and
-    what stands there."""
+    """The largest difference, the index of its element in the whole tensor, and both values."""
 
     difference: float
     index: tuple[int, ...]
@@ -39,21 +38,21 @@ class Largest:
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A tensor that is not the same in both."""
+    """A tensor that differs."""
 
     name: str
     ours: TensorSpec | None
     """None: only the other has it."""
     theirs: TensorSpec | None
     differing: int = 0
-    """Elements that differ, of tensors of one shape; of one type, bit for bit."""
+    """Number of differing elements, for tensors of equal shape; bit for bit if of equal type."""
     absolute: Largest | None = None
     relative: Largest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyDifference:
-    """A key of a document that is not the same in both. What is absent is None, and named so."""
+    """A key of a document that differs. A missing value is None."""
 
     document: str
     key: str
@@ -69,8 +68,8 @@ def compare_tensors(
     matches: Callable[[str], bool] = lambda name: True,
     advance: Callable[[int], object] = lambda size_bytes: None,
 ) -> Iterator[TensorDifference]:
-    """What differs of the tensors whose name matches, by name. `advance` is told of the bytes of
-    each that is done."""
+    """Differences of the tensors whose name matches, by name. Calls `advance` with the bytes of
+    each tensor."""
     for name in sorted(ours.index.keys() | theirs.index.keys()):
         if not matches(name):
             continue
@@ -94,7 +93,7 @@ def _compare_values(ours: Checkpoint, theirs: Checkpoint, name: str) -> TensorDi
         differing += int(unequal.sum())
         p, q = x.to(torch.float64), y.to(torch.float64)
         apart = _apart(p, q)
-        apart[~unequal] = -1.0  # so that the place is one of those that differ
+        apart[~unequal] = -1.0  # so that the maximum is at an element that differs
         scale = torch.maximum(p.abs(), q.abs())
         part = torch.where(apart > 0, (apart / scale).nan_to_num(nan=math.inf), apart)
         absolute = _larger(absolute, apart, p, q, offset)
@@ -117,7 +116,7 @@ def _unequal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _apart(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """|p - q|; 0 where both are the same infinity or both no numbers."""
+    """|p - q|; 0 where both are the same infinity or both NaN."""
     same = (p == q) | (p.isnan() & q.isnan())
     return torch.where(same, 0.0, (p - q).abs().nan_to_num(nan=math.inf, posinf=math.inf))
 
@@ -133,15 +132,15 @@ def _larger(
     difference = float(apart.reshape(-1)[at])
     if before is not None and before.difference >= difference:
         return before
-    place = torch.unravel_index(torch.tensor(at), apart.shape) if apart.dim() else ()
-    index = tuple(o + int(i) for o, i in zip(offset, place, strict=True))
+    local = torch.unravel_index(torch.tensor(at), apart.shape) if apart.dim() else ()
+    index = tuple(o + int(i) for o, i in zip(offset, local, strict=True))
     return Largest(difference, index, float(p.reshape(-1)[at]), float(q.reshape(-1)[at]))
 
 
 def slices(
     shape: Sequence[int], most: int = SLICE_ELEMENTS
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Boxes of at most so many elements, as (offset, shape), that a tensor is made of."""
+    """The boxes of a tensor, as (offset, shape), of at most `most` elements each."""
     extent = Extent(TensorSpec("U8", tuple(shape)), 0)
     whole = Want(extent, (0,) * len(shape), tuple(shape), None)
     for part in cut(whole, most, 0):
@@ -152,8 +151,8 @@ def slices(
 
 
 def compare_documents(ours: Checkpoint, theirs: Checkpoint) -> Iterator[KeyDifference]:
-    """What differs of state.json and config.json, by key; and of the other files that are no
-    tensors (tokenizer, ledger), by digest."""
+    """Differences of state.json and config.json, by key, and of other files without tensors
+    (tokenizer, ledger), by digest."""
     for name in DOCUMENTS:
         one, other = (_flat(side.document(name)) for side in (ours, theirs))
         yield from _by_key(name, _without_empty(one, other), _without_empty(other, one))
@@ -172,7 +171,8 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _without_empty(flat: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Without tables that are empty and not so in the other, whose keys tell that."""
+    """Without empty tables that are not empty in the other document, whose keys show the
+    difference."""
     tables = {key[: at.start()] for key in other for at in re.finditer(r"\.", key)}
     return {key: value for key, value in flat.items() if value != {} or key not in tables}
 

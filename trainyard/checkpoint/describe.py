@@ -1,4 +1,4 @@
-"""What is in a checkpoint, told from its manifest, index and documents; no tensor is read."""
+"""Describes a checkpoint from its manifest, index and documents; reads no tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """A tensor as the index has it."""
+    """A tensor of the index."""
 
     name: str
     dtype: str
@@ -29,20 +29,20 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """A file as the manifest has it."""
+    """A file of the manifest."""
 
     name: str
     size_bytes: int
     digest: str
     pieces: int
-    """Of tensors; 0 for a document."""
+    """Tensors in it; 0 for a document."""
     ranks: tuple[int, ...]
-    """Ranks whose own states are in it, as far as names tell."""
+    """Ranks whose own states are in it, according to their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Tensors of a kind and a type, together."""
+    """All tensors of a kind and type."""
 
     kind: str
     dtype: str
@@ -61,26 +61,26 @@ class Description:
     stage: str
     lineage: str
     parameters: int
-    """Elements of the weights; rows that only pad the vocabulary are among them."""
+    """Elements of the weights, including rows that pad the vocabulary."""
     tensors: tuple[TensorRow, ...]
     files: tuple[FileRow, ...]
     totals: tuple[Total, ...]
     training: dict[str, Any]
-    """Position and schedule of the run, without what only its trainer understands."""
+    """Position and schedule of the run."""
     model: dict[str, Any]
-    """Its options and the sizes of its vocabulary; of a model that is no GPT, what is known."""
+    """Its options and vocabulary sizes; for a model of a user's program, the known ones."""
     run: dict[str, Any]
-    """Who wrote it, where the manifest knows: on how many ranks which steps were taken."""
+    """From the manifest, if recorded: how many ranks trained which steps."""
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """As a JSON document."""
         return {"format_version": FORMAT_VERSION, **asdict(self)}
 
 
 def describe(
     checkpoint: StoredStep[Any], matches: Callable[[str], bool] = lambda name: True
 ) -> Description:
-    """The step; of tensors, those whose name matches."""
+    """The step, with the tensors whose name matches."""
     names = [name for name in checkpoint.names() if matches(name)]
     manifest, config = checkpoint.manifest, checkpoint.config
     return Description(
@@ -122,7 +122,7 @@ def _by_name(record: FileRecord) -> str:
 
 
 def _rank_of(name: str) -> set[int]:
-    """The rank that a tensor such as rng.rank3.torch is of."""
+    """The rank of a tensor such as rng.rank3.torch."""
     kind, _, rest = name.partition(".")
     number = rest.partition(".")[0].removeprefix("rank")
     return {int(number)} if kind == "rng" and number.isdecimal() and len(number) < 10 else set()
@@ -146,13 +146,13 @@ def totals(specs: Mapping[str, TensorSpec]) -> list[Total]:
 
 
 def kind_of(name: str) -> str:
-    """`model`, `rng`, or `optimizer.` and which state: optimizer.exp_avg."""
+    """`model`, `rng`, or the optimizer's state, such as `optimizer.exp_avg`."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "optimizer" else parts[0]
 
 
 def _training(checkpoint: StoredStep[Any]) -> dict[str, Any]:
-    """The state, and the tokens that it stands for where every sample is of one length."""
+    """The state, and the consumed tokens if all samples have one length."""
     state = {key: value for key, value in checkpoint.state.items() if key != "format_version"}
     samples, length = state.get("consumed_train_samples"), state.get("seq_length")
     if type(samples) is int and type(length) is int:

@@ -1,11 +1,11 @@
-"""The index of a step: for every global tensor its type, its shape, and where its pieces lie.
+"""The index of a step: type, shape and pieces of every global tensor.
 
     {"format_version": 1, "tensors": {
         "model.decoder.final_layernorm.weight": {"dtype": "F32", "shape": [64], "pieces": [
             {"file": "model-00001-of-00002.safetensors",
              "key": "model.decoder.final_layernorm.weight", "offset": [0], "shape": [64]}]}}}
 
-Pure: documents in, entries out. An index may come from anywhere, so nothing in it is trusted."""
+Pure: documents in, entries out. An index is untrusted input, so every value in it is checked."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from trainyard.errors import ArtifactError
 FORMAT_VERSION = 1
 
 PLAIN_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
-"""Names of tensor files: in the step folder itself, never elsewhere."""
+"""Names of tensor files, which are directly in the step folder."""
 
 MAX_COMPARISONS = 2000
-"""Of pieces with others, for each piece of a tensor, on the average. Slices of any number of ranks
-take a few; only an index that was made to be checked for ever takes more."""
+"""Comparisons of pieces in the search for overlaps, on average for each piece of a tensor. Slices
+of any number of ranks take a few; only an index made to exhaust the check takes more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A slice at rest."""
+class TensorPiece:
+    """A part of a global tensor, stored as one tensor of a file."""
 
     file: str
     key: str
@@ -42,34 +42,34 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A global tensor at rest: its pieces cover it without overlap."""
+    """A stored global tensor: its pieces cover it without overlap."""
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What one piece holds of a box that is asked for."""
+    """The part of a requested box that one piece holds."""
 
-    piece: Piece
+    piece: TensorPiece
     offset: tuple[int, ...]
-    """Where it begins in the piece."""
+    """Its start in the piece."""
     at: tuple[int, ...]
-    """... and in the box."""
+    """Its start in the box."""
     shape: tuple[int, ...]
 
 
 def locate(entry: Entry, offset: Sequence[int], shape: Sequence[int]) -> list[Located]:
-    """Where the parts of a box of a tensor lie."""
+    """The pieces that hold parts of a box of a tensor."""
     sides = list(zip(offset, shape, entry.shape, strict=True))
     assert all(0 <= o <= o + n <= whole for o, n, whole in sides), (offset, shape, entry.shape)
     found = (_common(offset, shape, piece) for piece in entry.pieces)
-    return [place for place in found if place is not None]
+    return [part for part in found if part is not None]
 
 
-def _common(offset: Sequence[int], shape: Sequence[int], piece: Piece) -> Located | None:
+def _common(offset: Sequence[int], shape: Sequence[int], piece: TensorPiece) -> Located | None:
     begins = [max(o, p) for o, p in zip(offset, piece.offset, strict=True)]
     sides = zip(offset, shape, piece.offset, piece.shape, strict=True)
     ends = [min(o + s, p + n) for o, s, p, n in sides]
@@ -87,7 +87,7 @@ def _common(offset: Sequence[int], shape: Sequence[int], piece: Piece) -> Locate
 
 
 def encode_index(entries: Mapping[str, Entry]) -> bytes:
-    """The document, one tensor a line, in the order of the names."""
+    """The document, one tensor per line, sorted by name."""
     lines = []
     for name, entry in sorted(entries.items()):
         pieces = [
@@ -101,11 +101,11 @@ def encode_index(entries: Mapping[str, Entry]) -> bytes:
 
 
 def check_version(document: Any, url: str) -> None:
-    """Refuse a document of a newer format, or one that does not say which."""
+    """Refuse a document of a newer format, or without a format version."""
     version = document.get("format_version") if isinstance(document, dict) else None
     if type(version) is not int or version < 1:
         raise ArtifactError(
-            f"{url}: no format_version, so not a document of a trainyard checkpoint"
+            f"{url}: has no format_version, so it is not a document of a trainyard checkpoint"
         )
     if version > FORMAT_VERSION:
         raise ArtifactError(
@@ -117,7 +117,7 @@ def check_version(document: Any, url: str) -> None:
 def parse_index(document: Any, url: str) -> dict[str, Entry]:
     """The entries of a document that was read from `url`.
 
-    Raises ArtifactError naming the tensor unless its pieces cover it exactly."""
+    Raises ArtifactError, which names the tensor, unless its pieces cover it exactly."""
     check_version(document, url)
     try:
         entries = {_name(name): _entry(value) for name, value in document["tensors"].items()}
@@ -131,7 +131,7 @@ def parse_index(document: Any, url: str) -> dict[str, Entry]:
 
 
 def _name(name: str) -> str:
-    # Names are shown on terminals and become names in files of others.
+    # Names are printed on terminals and become names in converted files.
     if not name.isprintable():
         raise ValueError(f"{shown(name)} is not a name of a tensor")
     return name
@@ -139,13 +139,13 @@ def _name(name: str) -> str:
 
 def _entry(value: Any) -> Entry:
     pieces = tuple(
-        Piece(text(p["file"]), text(p["key"]), counts(p["offset"]), counts(p["shape"]))
+        TensorPiece(text(p["file"]), text(p["key"]), counts(p["offset"]), counts(p["shape"]))
         for p in value["pieces"]
     )
     return Entry(text(value["dtype"]), counts(value["shape"]), pieces)
 
 
-# --- the law that an index must obey ----------------------------------------------------------
+# --- exact cover ------------------------------------------------------------------------------
 
 
 def fault(entry: Entry) -> str | None:
@@ -168,7 +168,7 @@ def fault(entry: Entry) -> str | None:
     try:
         pair = _overlap(entry.pieces)
     except OverflowError:
-        return f"its {len(entry.pieces)} pieces lie in a way that no layout of ranks gives"
+        return f"its {len(entry.pieces)} pieces are arranged as no layout of ranks does"
     if pair is not None:
         return f"pieces {shown(pair[0].key)} and {shown(pair[1].key)} overlap"
     covered = sum(math.prod(piece.shape) for piece in entry.pieces)
@@ -177,30 +177,30 @@ def fault(entry: Entry) -> str | None:
     return None
 
 
-def _overlap(pieces: Sequence[Piece]) -> tuple[Piece, Piece] | None:
+def _overlap(pieces: Sequence[TensorPiece]) -> tuple[TensorPiece, TensorPiece] | None:
     """Two pieces that share an element, found by a sweep along the dim with the most cuts.
 
-    Raises OverflowError where too many lie beside each other along it."""
-    held = [piece for piece in pieces if math.prod(piece.shape)]
-    if len(held) < 2:
+    Raises OverflowError if too many overlap along it."""
+    filled = [piece for piece in pieces if math.prod(piece.shape)]
+    if len(filled) < 2:
         return None
-    if not held[0].shape:
-        return held[0], held[1]
-    import numpy as np  # a tenth of a second: not for tensors that each lie in one file
+    if not filled[0].shape:
+        return filled[0], filled[1]
+    import numpy as np  # takes 0.1 s: not needed while each tensor is in one file
 
-    begins = np.array([piece.offset for piece in held], np.int64)
+    begins = np.array([piece.offset for piece in filled], np.int64)
     dim = max(range(begins.shape[1]), key=lambda d: len(np.unique(begins[:, d])))
     order = np.argsort(begins[:, dim], kind="stable")
     begins = begins[order]
-    ends = begins + np.array([held[k].shape for k in order], np.int64)
-    # Pieces before the first that reaches beyond the begin of one need not be compared with it.
+    ends = begins + np.array([filled[k].shape for k in order], np.int64)
+    # A piece is compared only from the first piece on that reaches beyond its start.
     reach = np.maximum.accumulate(ends[:, dim])
     first = np.searchsorted(reach, begins[:, dim], side="right")
-    if (np.arange(len(held)) - first).sum() > MAX_COMPARISONS * len(held):
+    if (np.arange(len(filled)) - first).sum() > MAX_COMPARISONS * len(filled):
         raise OverflowError
-    for at in np.flatnonzero(first < np.arange(len(held))):
+    for at in np.flatnonzero(first < np.arange(len(filled))):
         near = slice(first[at], at)
         shared = ((begins[near] < ends[at]) & (ends[near] > begins[at])).all(axis=1)
         if shared.any():
-            return held[order[first[at] + int(shared.argmax())]], held[order[at]]
+            return filled[order[first[at] + int(shared.argmax())]], filled[order[at]]
     return None

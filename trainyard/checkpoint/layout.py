@@ -1,4 +1,6 @@
-"""What a rank holds of the tensors of a step. How they are laid out in files: `plan`."""
+"""The tensors of a step that a rank holds, and whether they match those of a checkpoint.
+
+`plan` decides how they are laid out in files."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from trainyard.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class ShardedTensor:
-    """This rank's part of a tensor: `tensor` begins at `offset` of the global one."""
+    """This rank's part of a tensor: `tensor` starts at `offset` of the global one."""
 
     name: str
     tensor: torch.Tensor
@@ -26,19 +28,19 @@ class ShardedTensor:
 
     @staticmethod
     def whole(name: str, tensor: torch.Tensor) -> ShardedTensor:
-        """A tensor of which this rank has all."""
+        """A tensor that this rank holds completely."""
         return ShardedTensor(name, tensor, tuple(tensor.shape), (0,) * tensor.dim())
 
     @property
     def slice(self) -> Slice:
-        """What is written of it."""
+        """Its description in a file plan."""
         spec = TensorSpec.of(self.tensor)
         whole, offset = tuple(self.global_shape), tuple(self.offset)
         return Slice(self.name, spec.dtype, whole, offset, spec.shape)
 
 
 Held = torch.Tensor | ShardedTensor | Sequence[ShardedTensor]
-"""What a rank holds of a tensor: all of it, a slice, or several."""
+"""A rank's part of a tensor: all of it, one slice, or several."""
 
 
 def slices_held(name: str, held: Held) -> list[ShardedTensor]:
@@ -64,9 +66,10 @@ def refuse_differences(
     prefix: str,
     elsewhere: Collection[str] = (),
 ) -> None:
-    """Raise ArtifactError that lists what is missing, unexpected or of another shape.
+    """Raise ArtifactError, which lists missing and unexpected tensors and those of another shape.
 
-    held: what the checkpoint at `url` has under `prefix`. elsewhere: names that others fill."""
+    held: tensors of the checkpoint at `url` under `prefix`. elsewhere: names that other ranks
+    fill."""
     missing = sorted(wanted.keys() - held.keys())
     unexpected = sorted(held.keys() - wanted.keys() - set(elsewhere))
     differing = []
@@ -85,13 +88,13 @@ def refuse_differences(
     )
     if lists:
         raise ArtifactError(
-            f"{url}: the tensors under {prefix!r} do not fit what they are loaded into; "
-            f"check that the model options are those of the checkpoint{lists}"
+            f"{url}: the tensors under {prefix!r} do not match the model; check that its options "
+            f"are those of the checkpoint{lists}"
         )
 
 
 def listed(label: str, names: Sequence[str]) -> str:
-    """Names under a line that counts them, the first 20 of them; nothing where there are none."""
+    """A line with the number of names, and the first 20 below it; empty without names."""
     if not names:
         return ""
     lines = "".join(f"\n    {name}" for name in names[:LISTED])

@@ -1,9 +1,8 @@
-"""Reading a checkpoint: by global name, whole or by slice, whatever layout wrote it.
+"""Reads a checkpoint by global tensor name, whole or by slice, from any layout.
 
-`open_checkpoint` reads manifest and index; tensors are read when asked for, by a few threads, and
-only the bytes that the answer needs. Nothing found at a path is an error, never random weights.
-Nothing that a step holds is trusted: what is damaged or hostile is an ArtifactError that names the
-file, and nothing outside the step folder is read."""
+`open_checkpoint` reads manifest and index. Tensors are read on request, by a few threads, and only
+the bytes needed. A missing checkpoint is an error, never random weights. Files are untrusted: a
+damaged or hostile one is an ArtifactError that names it, and nothing outside the step is read."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoint(StoredStep[TensorFile]):
-    """One step at rest. Use as a context manager, or `close` when the tensors are read."""
+    """One stored step. Use as a context manager, or call `close` after reading."""
 
     def __init__(self, url: str, manifest: Manifest, verify: Verify = "sizes") -> None:
         super().__init__(url, manifest, verify, TensorFile)
@@ -38,26 +37,26 @@ class Checkpoint(StoredStep[TensorFile]):
         return self.read_slice(name, (0,) * len(shape), shape)
 
     def read_slice(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """The box of a tensor that begins at `offset` and has `shape`; nothing else is read."""
-        self.files.open(place.piece.file for place in self.locate(name, offset, shape))
-        # Only now is it known that there are so many bytes: before, a document said so.
+        """The box of a tensor at `offset` with `shape`; reads only its bytes."""
+        self.files.open(part.piece.file for part in self.locate(name, offset, shape))
+        # Allocate only now: opening the files has checked the size that the index claims.
         box = torch.empty(tuple(shape), dtype=DTYPES[self._entry(name).dtype])
         self.fill([(name, offset, box)])
         return box
 
     def fill(self, wanted: Iterable[Wanted]) -> int:
-        """Boxes of tensors into memory that exists, of any type and device; how many bytes were
-        read for it. Memory beside it: a buffer for each of a few threads."""
-        placed = [
-            (place, target)
+        """Read boxes of tensors into existing memory of any type and device; returns the bytes
+        read. Needs one more buffer for each of a few threads."""
+        located = [
+            (part, target)
             for name, offset, target in wanted
-            for place in self.locate(name, offset, tuple(target.shape))
+            for part in self.locate(name, offset, tuple(target.shape))
         ]
-        files = self.files.open(place.piece.file for place, _ in placed)
+        files = self.files.open(part.piece.file for part, _ in located)
         wants: dict[str, list[Want[torch.Tensor]]] = defaultdict(list)
-        for place, target in placed:
-            file, memory = place.piece.file, box_of(target.detach(), place.at, place.shape)
-            wants[file].append(files[file].want(place.piece.key, place.offset, memory))
+        for part, target in located:
+            file, memory = part.piece.file, box_of(target.detach(), part.at, part.shape)
+            wants[file].append(files[file].want(part.piece.key, part.offset, memory))
         size = fetch_all([(files[name], files[name].plan(wants[name])) for name in sorted(wants)])
         for opened in files.values():
             opened.check_unchanged()
@@ -65,13 +64,13 @@ class Checkpoint(StoredStep[TensorFile]):
 
 
 def open_checkpoint(url: str, option: str = "--load", verify: Verify = "sizes") -> Checkpoint:
-    """The checkpoint at a step folder, or the latest step of a run folder.
+    """The checkpoint of a step folder, or of the latest step of a run folder.
 
-    Raises ConfigError, naming `option`, when there is none; ArtifactError when it is damaged."""
+    Raises ConfigError, which names `option`, for a missing one, ArtifactError for a damaged one."""
     return open_step_as(Checkpoint, url, option, verify)
 
 
-# --- into tensors that exist --------------------------------------------------------------------
+# --- into existing tensors ----------------------------------------------------------------------
 
 
 def restore(
@@ -81,12 +80,12 @@ def restore(
     elsewhere: Collection[str] = (),
     share: ProcessGroup | None = None,
 ) -> None:
-    """Fill tensors by global name from all that the checkpoint holds under `prefix`, in place.
+    """Fill tensors in place, by global name, from all tensors of the checkpoint under `prefix`.
 
-    elsewhere: names that other ranks fill. share: ranks that all call this now; each byte that some
-    of them need is then read by one of them alone, and handed on (see `share`).
-    Raises ArtifactError, before anything is changed, that lists what is missing, unexpected or of
-    another shape."""
+    elsewhere: names that other ranks fill. share: ranks that all call this now; one of them reads
+    each byte that any of them needs, and sends it to the others (see `shared_load`).
+    Raises ArtifactError, before anything is changed, which lists missing and unexpected tensors and
+    those of another shape."""
     shards = {name: slices_held(name, held) for name, held in targets.items()}
     specs = {name: checkpoint.spec(name) for name in checkpoint.names(prefix)}
     gather_or_raise(

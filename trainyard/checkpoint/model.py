@@ -40,7 +40,7 @@ def model_config(checkpoint: Checkpoint) -> tuple[TransformerConfig, int]:
     other = document.get("provided", {}).get("model_provider")
     if other is not None:
         raise ArtifactError(
-            f"{checkpoint.url} holds a model that a program brought along ({other}), not a GPT; "
+            f"{checkpoint.url} holds a model of a user's program ({other}), not a GPT; "
             "open_checkpoint reads its tensors by name"
         )
     padded = document.get("padded_vocab_size")
@@ -51,16 +51,16 @@ def model_config(checkpoint: Checkpoint) -> tuple[TransformerConfig, int]:
         check_model(config, padded, len(checkpoint.names("model.")), url)
         return config, padded
     except ConfigError as error:
-        told = str(error) if str(error).startswith(url) else f"{url}: {error}"
-        raise ArtifactError(f"{told}; the checkpoint was made by another version") from error
+        message = str(error) if str(error).startswith(url) else f"{url}: {error}"
+        raise ArtifactError(f"{message}; another version made this checkpoint") from error
 
 
 def load_model(
     url: str, device: torch.device | str = "cpu", *, option: str = "--load"
 ) -> LoadedModel:
-    """The model at a step folder, or at the latest step of a run folder.
+    """The model of a step folder, or of the latest step of a run folder.
 
-    Raises ConfigError, naming `option`, when there is no checkpoint."""
+    Raises ConfigError, which names `option`, if there is no checkpoint."""
     checkpoint = open_checkpoint(url, option)
     config, padded_vocab_size = model_config(checkpoint)
     _check_tensors(checkpoint, config, padded_vocab_size)
@@ -89,7 +89,7 @@ def load_model(
 def _check_tensors(
     checkpoint: Checkpoint, config: TransformerConfig, padded_vocab_size: int
 ) -> None:
-    """Refuse tensors that are not those of the configuration before memory is asked for it."""
+    """Refuse tensors that do not match the configuration, before memory is allocated for them."""
     held = {name: checkpoint.spec(name) for name in checkpoint.names("model.")}
     if sum(math.prod(spec.shape) for spec in held.values()) == config.num_params(padded_vocab_size):
         return
@@ -101,7 +101,7 @@ def _check_tensors(
 
 
 def _tokens(checkpoint: Checkpoint, padded_vocab_size: int) -> int:
-    """Tokens of the vocabulary: all rows, unless the checkpoint knows that some only pad it."""
+    """Tokens of the vocabulary: all rows, unless the checkpoint says that some are padding."""
     found = checkpoint.config.get("vocab_size")
     return min(found, padded_vocab_size) if type(found) is int else padded_vocab_size
 

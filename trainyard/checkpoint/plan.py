@@ -1,8 +1,8 @@
-"""Which slice of which tensor lies in which file of a step: described, and planned.
+"""The plan of a step's files: which file holds which slice of which tensor.
 
-A tensor has a global name, shape and type; pieces of it lie in files. `Slice` describes a piece
-before it is written. Pure: from sizes and from who holds what. What stands in the index afterwards
-is `checkpoint.index`."""
+A tensor has a global name, shape and type; files hold pieces of it. `Slice` describes a piece
+before it is written, `checkpoint.index` afterwards. Pure: from sizes and from the ranks that hold
+each slice."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainyard.checkpoint.index import Entry, Piece
+from trainyard.checkpoint.index import Entry, TensorPiece
 from trainyard.checkpoint.safetensors.header import TensorSpec
 
 KINDS = ("model", "optimizer", "rng")
-"""First part of a tensor's global name, and of the names of the files that hold it."""
+"""First part of a tensor's global name, and of the name of its file."""
 
 SHARD_SIZE_BYTES = 4 * 2**30
-"""Files are not planned larger than this, and a tensor above it is cut along its first dim."""
+"""Maximum size of a planned file; a larger tensor is cut along its first dim."""
 
 
 def kind_of(name: str) -> str:
-    """The kind of a tensor, by its global name."""
+    """The kind of a tensor, from its global name."""
     kind = name.partition(".")[0]
     assert kind in KINDS, f"{name!r} does not begin with one of {KINDS} and a dot"
     return kind
@@ -59,7 +59,7 @@ class Slice:
 
 
 def split_large(item: Slice, limit_bytes: int = SHARD_SIZE_BYTES) -> list[Slice]:
-    """Cut a slice along its first dim into parts of at most `limit_bytes`, as far as rows allow."""
+    """Cut a slice along its first dim into parts of at most `limit_bytes`; a row is never cut."""
     if item.size_bytes <= limit_bytes or not item.shape or item.shape[0] < 2:
         return [item]
     row_bytes = item.size_bytes // item.shape[0]
@@ -78,9 +78,9 @@ def split_large(item: Slice, limit_bytes: int = SHARD_SIZE_BYTES) -> list[Slice]
 
 
 def assign(held: Sequence[Iterable[Slice]]) -> list[list[Slice]]:
-    """Give each slice to one of the writers that hold it, the bytes balanced.
+    """Assign each slice to one of the writers that hold it, and balance the bytes.
 
-    Largest first to the least loaded holder. A slice that several writers hold is written once."""
+    The largest slice goes first, to its least loaded holder. Each slice is written once."""
     holders: dict[Slice, list[int]] = defaultdict(list)
     for writer, slices in enumerate(held):
         for item in slices:
@@ -95,7 +95,7 @@ def assign(held: Sequence[Iterable[Slice]]) -> list[list[Slice]]:
 
 
 def pack(items: Sequence[Slice], limit_bytes: int = SHARD_SIZE_BYTES) -> list[list[Slice]]:
-    """Spread the slices of one writer over as few files as `limit_bytes` asks for, balanced."""
+    """Spread the slices of one writer over as few files as `limit_bytes` allows, balanced."""
     total = sum(item.size_bytes for item in items)
     for num_files in range(max(1, math.ceil(total / limit_bytes)), len(items)):
         bins = _spread(items, num_files)
@@ -126,7 +126,7 @@ class PlannedFile:
 def plan_files(
     kind: str, held: Sequence[Iterable[Slice]], limit_bytes: int = SHARD_SIZE_BYTES
 ) -> list[PlannedFile]:
-    """The files `KIND-0000k-of-0000N.safetensors` for what each writer holds, in their order."""
+    """The files `KIND-0000k-of-0000N.safetensors` for the slices of each writer, in their order."""
     groups = [
         (writer, slices)
         for writer, items in enumerate(assign(held))
@@ -138,13 +138,13 @@ def plan_files(
 
 def entries_of(files: Iterable[PlannedFile]) -> dict[str, Entry]:
     """The index entries of planned files."""
-    pieces: dict[str, list[Piece]] = defaultdict(list)
+    pieces: dict[str, list[TensorPiece]] = defaultdict(list)
     described: dict[str, TensorSpec] = {}
     for file in files:
         for item in file.slices:
             spec = TensorSpec(item.dtype, item.global_shape)
             assert described.setdefault(item.name, spec) == spec, f"ranks disagree on {item.name}"
-            pieces[item.name].append(Piece(file.name, item.key, item.offset, item.shape))
+            pieces[item.name].append(TensorPiece(file.name, item.key, item.offset, item.shape))
     return {
         name: Entry(spec.dtype, spec.shape, tuple(sorted(pieces[name], key=lambda p: p.offset)))
         for name, spec in sorted(described.items())

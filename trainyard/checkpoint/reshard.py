@@ -1,7 +1,7 @@
-"""A step again, in another number of files: the same tensors, and everything else bit for bit.
+"""Rewrites a step into another number of files; tensors and documents stay equal bit for bit.
 
-Streams: a few blocks of rows are in memory, whatever the size of the model and its tensors. Bytes
-are only moved, so nothing here needs torch, whose import takes longer than to move a gigabyte."""
+Keeps a few blocks of rows in memory, for any size of model. Only moves bytes, so it does without
+torch, whose import takes longer than to move a gigabyte."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ if TYPE_CHECKING:
 Step = StoredStep[ShardFile]
 
 OpenFile = Callable[[str], AbstractContextManager[OutputFile]]
-"""Begins a file of the output, by its name there."""
+"""Starts a file of the output, by its name there."""
 
 BLOCK_BYTES = READ_BYTES
-"""What passes through memory at once; a few blocks are on the way."""
+"""Bytes copied at once; a few blocks are in memory."""
 
 LOCAL_BLOCK_BYTES = 4 << 20
-"""Of rows put together of local files: they are still in the cache when they are hashed."""
+"""Size of blocks of joined rows of local files; they are still in the CPU cache when hashed."""
 
 LARGE_ROW_BYTES = LOCAL_BLOCK_BYTES // 16
-"""From which on a row is not put together twice where memory ends within it."""
+"""A row of at least this size is joined once, even if memory ends within it."""
 
 FILES_AT_ONCE = 3
-"""Files that are being written, each with some blocks in memory."""
+"""Files written at once, each with some blocks in memory."""
 
 RESHARDED = ("model", "optimizer")
-"""Kinds whose files are planned anew; those of a rank (rng) are kept as they are."""
+"""Kinds whose files are planned again; files of a rank (rng) are kept."""
 
 
 def whole_slices(entries: Mapping[str, Entry | TensorSpec], kind: str) -> list[Slice]:
-    """The tensors of a kind, cut only where one is too large for a file."""
+    """The tensors of a kind, cut only if one is too large for a file."""
     slices: list[Slice] = []
     for name, entry in sorted(entries.items()):
         if kind_of(name) == kind:
@@ -71,8 +71,8 @@ def whole_slices(entries: Mapping[str, Entry | TensorSpec], kind: str) -> list[S
 
 
 def plan_shards(kind: str, slices: Iterable[Slice], num_shards: int) -> list[PlannedFile]:
-    """`num_shards` balanced files, or as many as there are slices."""
-    # Every shard may take any slice, as if each were a rank that holds all of them.
+    """`num_shards` balanced files, or one per slice if there are fewer slices."""
+    # Any shard may take any slice, as if each were a rank that holds all of them.
     return plan_files(kind, [list(slices)] * num_shards, sys.maxsize)
 
 
@@ -83,7 +83,7 @@ def files_written(step: Step, num_shards: int) -> list[str]:
 
 
 def read_copied(step: Step) -> dict[str, bytes]:
-    """The files that go over as they are, each held against the manifest; ArtifactError before
+    """The files that are copied unchanged, each compared with the manifest; ArtifactError before
     anything is written."""
     names = _files_to_copy(step, _kept(step))
     return dict(zip(names, in_threads(step.read_file, names, REMOTE_THREADS), strict=True))
@@ -96,9 +96,9 @@ def rewrite_step(
     open_file: OpenFile,
     advance: Callable[[int], object] = lambda size_bytes: None,
 ) -> None:
-    """Write every file of a step but its manifest; tensors in `num_shards` files of each kind.
+    """Write every file of a step except its manifest; tensors in `num_shards` files per kind.
 
-    copied: of `read_copied`. open_file: may be called by a few threads at once."""
+    copied: from `read_copied`. open_file: a few threads may call it at once."""
     planned, kept = _planned(step, num_shards), _kept(step)
     files = step.files.open(step.files.names)
     _write_tensors(step, files, planned, open_file, advance)
@@ -117,12 +117,12 @@ def _planned(step: Step, num_shards: int) -> list[PlannedFile]:
 
 
 def _kept(step: Step) -> dict[str, Entry]:
-    """Tensors that stay in the files that they are in."""
+    """Tensors that stay in their files."""
     return {name: entry for name, entry in step.index.items() if kind_of(name) not in RESHARDED}
 
 
 class _AbandonedError(Exception):
-    """The run ends; what this thread writes is of no use."""
+    """The run fails; this thread's output is not needed."""
 
 
 def _write_tensors(
@@ -132,18 +132,18 @@ def _write_tensors(
     open_file: OpenFile,
     advance: Callable[[int], object],
 ) -> None:
-    """Several files at once: one is read while another is hashed or brought to the disk."""
-    over, turn = Event(), Lock()
+    """Several files at once: one is read while another is hashed or written to the disk."""
+    failed, lock = Event(), Lock()
 
-    def tell(size: int) -> None:
-        if over.is_set():
+    def report(size: int) -> None:
+        if failed.is_set():
             raise _AbandonedError
-        with turn:
+        with lock:
             advance(size)
 
     def write(file: PlannedFile) -> None:
         with open_file(file.name) as out:
-            _write(step.index, files, file, out, tell)
+            _write(step.index, files, file, out, report)
 
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="rewrite") as threads:
         futures = [threads.submit(write, file) for file in planned]
@@ -151,15 +151,15 @@ def _write_tensors(
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
-        except BaseException:  # a signal too: no thread goes on for the rest of a large file
-            over.set()
+        except BaseException:  # a signal too: no thread continues a large file
+            failed.set()
             for future in futures:
                 future.cancel()
             raise
 
 
 def _files_to_copy(step: Step, kept: Mapping[str, Entry]) -> list[str]:
-    """Files that go over as they are: documents, tokenizer, ledger, tensors of a rank."""
+    """Files that are copied unchanged: documents, tokenizer, ledger, tensors of a rank."""
     tensor_files = {p.file for entry in step.index.values() for p in entry.pieces}
     kept_files = {p.file for entry in kept.values() for p in entry.pieces}
     left_out = (tensor_files - kept_files) | {INDEX}
@@ -171,7 +171,7 @@ def _files_to_copy(step: Step, kept: Mapping[str, Entry]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Bytes that stand in one file as they are wanted."""
+    """Contiguous bytes of one file, needed as they are."""
 
     file: ShardFile
     begin: int
@@ -181,13 +181,13 @@ class Run:
         return self.size_bytes
 
     def put(self, begin: int, memory: memoryview) -> None:
-        """Those from `begin` on, as many as there is room for."""
+        """Fill memory with the bytes from `begin` on."""
         self.file.read_into(self.begin + begin, memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tensor of which several files hold a part each."""
+    """Rows of a tensor, each joined from parts in several files."""
 
     spec: TensorSpec
     parts: tuple[tuple[Located, Run], ...]
@@ -197,12 +197,12 @@ class Rows:
 
     @property
     def row_bytes(self) -> int:
-        """Of one index along the first dim."""
+        """Bytes of one index along the first dim."""
         return self.spec.size_bytes // self.spec.shape[0]
 
     def put(self, begin: int, memory: memoryview) -> None:
-        """Their bytes from `begin` on, as many as there is room for: whole rows are put together
-        where they are wanted, and one that begins or ends elsewhere is cut out of a copy."""
+        """Fill memory with the bytes from `begin` on: whole rows are joined in place, and a row cut
+        by either end of the memory is copied from a buffer."""
         row_bytes = self.row_bytes
         while memory:
             row, skipped = divmod(begin, row_bytes)
@@ -217,19 +217,20 @@ class Rows:
             begin, memory = begin + length, memory[length:]
 
     def _join(self, first: int, count: int, memory: memoryview) -> None:
-        """Whole rows into memory that they fill."""
-        import numpy as np  # a tenth of a second: not where nothing is put together
+        """Join whole rows in memory that they fill."""
+        import numpy as np  # takes 0.1 s: not needed if nothing is joined
 
         dtype = np.dtype(f"u{ITEM_BYTES[self.spec.dtype]}")
         rows = np.frombuffer(memory, dtype).reshape(count, *self.spec.shape[1:])
-        for place, run in self.parts:
-            begin = max(first, place.at[0])
-            shape = (min(first + count, place.at[0] + place.shape[0]) - begin, *place.shape[1:])
+        for located, run in self.parts:
+            begin = max(first, located.at[0])
+            end = min(first + count, located.at[0] + located.shape[0])
+            shape = (end - begin, *located.shape[1:])
             if shape[0] <= 0:
                 continue
             part = np.empty(shape, dtype)
-            run.put((begin - place.at[0]) * (len(run) // place.shape[0]), _bytes_of(part))
-            at = (begin - first, *place.at[1:])
+            run.put((begin - located.at[0]) * (len(run) // located.shape[0]), _bytes_of(part))
+            at = (begin - first, *located.at[1:])
             rows[tuple(slice(b, b + n) for b, n in zip(at, shape, strict=True))] = part
 
 
@@ -251,28 +252,30 @@ def _write(
     is_local = all(file.is_local for file in files.values())
     block_bytes = LOCAL_BLOCK_BYTES if is_local else BLOCK_BYTES
     parts = (part for key in order for part in _parts(index, files, by_key[key], block_bytes))
-    # Requests to a store wait for each other otherwise.
-    pieces = map(_held, parts) if is_local else in_threads(_loaded, parts, REMOTE_THREADS)
+    # Threads, so that requests to a store do not wait for each other.
+    pieces = (
+        map(_joined_if_large, parts) if is_local else in_threads(_loaded, parts, REMOTE_THREADS)
+    )
     joined = Joined(chain([memoryview(header)], pieces))
     size = len(header) + sum(spec.size_bytes for spec in specs.values())
     out.append_filled(size, joined.fill, _behind(len(header), advance))
 
 
 def _behind(header_bytes: int, advance: Callable[[int], object]) -> Callable[[int], None]:
-    """Tells of the bytes of tensors alone."""
+    """Calls `advance` for the bytes of tensors, without the header."""
     left = header_bytes
 
-    def tell(size: int) -> None:
+    def report(size: int) -> None:
         nonlocal left
         of_header = min(left, size)
         left -= of_header
         advance(size - of_header)
 
-    return tell
+    return report
 
 
-def _held(part: Run | Rows) -> memoryview | Run | Rows:
-    """What is put where it belongs bit by bit; large rows are put together once, before."""
+def _joined_if_large(part: Run | Rows) -> memoryview | Run | Rows:
+    """Large rows are joined once, before they are written; others while they are written."""
     is_large = isinstance(part, Rows) and part.row_bytes > LARGE_ROW_BYTES
     return _loaded(part) if is_large else part
 
@@ -287,23 +290,23 @@ def _parts(
     index: Mapping[str, Entry], files: Mapping[str, ShardFile], item: Slice, block_bytes: int
 ) -> Iterator[Run | Rows]:
     """The bytes of a slice of whole rows, in order."""
-    places = sorted(locate(index[item.name], item.offset, item.shape), key=lambda p: p.at)
-    if all(place.shape[1:] == item.shape[1:] for place in places):
-        for place in places:
-            yield from _cut(_run(files, item, place))
+    located = sorted(locate(index[item.name], item.offset, item.shape), key=lambda p: p.at)
+    if all(part.shape[1:] == item.shape[1:] for part in located):
+        for part in located:
+            yield from _cut(_run(files, item, part))
         return
     for block in split_large(item, block_bytes):
         found = locate(index[item.name], block.offset, block.shape)
-        yield Rows(block.spec, tuple((place, _run(files, item, place)) for place in found))
+        yield Rows(block.spec, tuple((part, _run(files, item, part)) for part in found))
 
 
-def _run(files: Mapping[str, ShardFile], item: Slice, place: Located) -> Run:
-    """What a piece holds of some rows of its tensor. It has no other columns than those."""
-    assert place.shape[1:] == place.piece.shape[1:], (item, place)
-    row_bytes = math.prod(place.shape[1:]) * ITEM_BYTES[item.dtype]
-    file = files[place.piece.file]
-    first, count = (place.offset[0], place.shape[0]) if place.shape else (0, 1)
-    return Run(file, file.extents[place.piece.key].begin + first * row_bytes, count * row_bytes)
+def _run(files: Mapping[str, ShardFile], item: Slice, part: Located) -> Run:
+    """The bytes of some rows in a piece, which has all their columns."""
+    assert part.shape[1:] == part.piece.shape[1:], (item, part)
+    row_bytes = math.prod(part.shape[1:]) * ITEM_BYTES[item.dtype]
+    file = files[part.piece.file]
+    first, count = (part.offset[0], part.shape[0]) if part.shape else (0, 1)
+    return Run(file, file.extents[part.piece.key].begin + first * row_bytes, count * row_bytes)
 
 
 def _cut(run: Run) -> Iterator[Run]:

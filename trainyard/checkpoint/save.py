@@ -1,10 +1,10 @@
-"""Writing a step: every rank its share of the tensor files, rank 0 the rest, the manifest last.
+"""Writes a step: each rank its share of the tensor files, rank 0 the rest, the manifest last.
 
     iter_0000100/  model-00001-of-0000N.safetensors  optimizer-...  rng-...  index.json  state.json
-                   what the trainer adds: config.json  tokenizer/...  ledger.jsonl    manifest.json
+                   from the trainer: config.json  tokenizer/...  ledger.jsonl         manifest.json
 
-A step exists when its manifest does. Equal tensors and documents give equal bytes. A failure on one
-rank is a failure on all of them, at the next point where they meet."""
+A step exists if its manifest does. Equal tensors and documents give equal bytes. An error on one
+rank is raised on all, at the next collective."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from trainyard.checkpoint.steps import (
 )
 
 FILES_AT_ONCE = 2
-"""Files that a rank writes at once: to hash one takes longer than to write it."""
+"""Files that a rank writes at once, since hashing takes longer than writing."""
 
 WORTH_THREADS_BYTES = 32 << 20
-"""Of all files of a rank, from which on it writes several at once."""
+"""Size of a rank's files from which it writes several at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepContents:
-    """What a step holds beside tensors; that of rank 0 is written."""
+    """The contents of a step other than tensors; rank 0 writes its own."""
 
     state: Mapping[str, Any]
     documents: Mapping[str, Mapping[str, Any]]
@@ -60,21 +60,21 @@ class StepContents:
     lineage: str
     stage_name: str
     run: Mapping[str, Any] | None = None
-    """What its manifest says of the run, outside every digest."""
+    """Facts of the run for its manifest, outside every digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step of which it is known who writes what; nothing of it is written yet."""
+    """A step whose files are assigned to ranks, before any is written."""
 
     url: str
     step: int
     planned: tuple[PlannedFile, ...]
     """The tensor files of all ranks."""
     own: Mapping[Slice, torch.Tensor]
-    """What this rank is to write, as views of live memory unless they were replaced."""
+    """Slices that this rank writes; views of live memory, unless replaced by a snapshot."""
     slot: Slot | None
-    """The manifest that stood there; on rank 0."""
+    """The manifest to replace; on rank 0."""
 
 
 def save_step(
@@ -85,15 +85,15 @@ def save_step(
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
 ) -> list[FileRecord]:
-    """Write and publish one step of a run; every one of `ranks` calls it.
+    """Write and publish one step of a run; all of `ranks` call it.
 
-    tensors: by global name, beginning with "model.", "optimizer." or "rng."; a plain tensor is held
-        alike by every rank that passes it and is written once; a ShardedTensor is a slice, and a
-        rank may hold several of one tensor.
-    Returns, on rank 0, the records of all files relative to `root_url`, the step's own manifest
-        among them (volatile); [] on the others.
+    tensors: by global name, which starts with "model.", "optimizer." or "rng."; a plain tensor is
+        equal on every rank that passes it and is written once; a ShardedTensor is a slice, and a
+        rank may pass several of one tensor.
+    Returns, on rank 0, the records of all files relative to `root_url`, including the step's own
+        manifest (volatile); [] on the others.
 
-    A step that is there already is replaced; while that lasts it does not exist."""
+    Replaces an existing step, which does not exist until the new one is published."""
     prepared = prepare_step(root_url, step, tensors, contents.lineage, ranks, shard_size_bytes)
     return write_step(prepared, contents, ranks)
 
@@ -106,7 +106,7 @@ def prepare_step(
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
 ) -> PreparedStep:
-    """Share out the writing of a step and make room for it; every one of `ranks` calls it."""
+    """Assign the slices of a step to ranks and clear its folder; all of `ranks` call it."""
     url = join(root_url, step_folder(step))
     parts = _cut(tensors, shard_size_bytes)
 
@@ -125,15 +125,14 @@ def share_of_rank(
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
 ) -> dict[Slice, torch.Tensor]:
-    """What this rank would write of a step, as views of live memory; every one of `ranks` calls
-    it, and nothing is touched."""
+    """Slices that this rank would write, as views of live memory; all of `ranks` call it."""
     parts = _cut(tensors, shard_size_bytes)
     planned = plan_step(ranks.gather(lambda: list(parts)), shard_size_bytes)
     return {part: parts[part] for f in planned if f.writer == ranks.rank for part in f.slices}
 
 
 def write_step(prepared: PreparedStep, contents: StepContents, ranks: Ranks) -> list[FileRecord]:
-    """Write and publish what was prepared, on every one of `ranks`, in any thread; returns as
+    """Write and publish a prepared step; all of `ranks` call it, in any thread. Returns as
     `save_step`."""
     own_files = [file for file in prepared.planned if file.writer == ranks.rank]
     written = ranks.gather(lambda: _write_all(prepared, own_files))
@@ -150,7 +149,7 @@ def write_step(prepared: PreparedStep, contents: StepContents, ranks: Ranks) -> 
 def _finish(
     prepared: PreparedStep, contents: StepContents, records: list[FileRecord]
 ) -> list[FileRecord]:
-    """Write what is no tensor, the manifest last."""
+    """Write everything but tensors, the manifest last."""
     texts = {STATE: encode_document({**contents.state, "step": prepared.step})}
     texts |= {name: encode_document(document) for name, document in contents.documents.items()}
     index = encode_index(entries_of(prepared.planned))
@@ -165,7 +164,7 @@ def _finish(
 
 
 def _cut(tensors: Mapping[str, Held], limit_bytes: int) -> dict[Slice, torch.Tensor]:
-    """This rank's tensors as the slices that files will hold."""
+    """This rank's tensors as slices for files."""
     parts: dict[Slice, torch.Tensor] = {}
     for name, held in tensors.items():
         for shard in slices_held(name, held):
@@ -179,7 +178,7 @@ def _cut(tensors: Mapping[str, Held], limit_bytes: int) -> dict[Slice, torch.Ten
 
 
 def plan_step(held: list[list[Slice]], limit_bytes: int) -> list[PlannedFile]:
-    """The tensor files of a step, from what each rank holds; they make a sound index."""
+    """The tensor files of a step, from the slices of each rank."""
     planned: list[PlannedFile] = []
     for kind in KINDS:
         of_kind = [[item for item in items if kind_of(item.name) == kind] for items in held]

@@ -1,9 +1,9 @@
-"""Ranks that load together: each byte that some of them need is read by one, and handed on.
+"""Loads a checkpoint on many ranks: one rank reads each byte and sends it to those that need it.
 
-Ranks need the same weights (data parallelism), or interleaved columns of them, which an object
-store gives only with all that lies between (tensor parallelism). Here all wishes of all ranks are
-planned as one: a read goes to one of the ranks that need some of it, the least loaded, and then the
-boxes in it to the ranks that asked for them. Reading runs ahead while boxes are exchanged."""
+Ranks need the same weights (data parallelism), or interleaved columns of them (tensor parallelism),
+which an object store returns only with all bytes in between. So the reads of all ranks are planned
+together: each read goes to the least loaded rank that needs some of it, which sends boxes of it to
+the others. Reading runs ahead of the exchange."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ from trainyard.errors import CommunicationError, lack_of_memory
 from trainyard.parallel.groups import gather_or_raise
 
 Wanted: TypeAlias = tuple[str, Sequence[int], torch.Tensor]
-"""A tensor's name, the offset of a box of it, and the memory that the box is to fill."""
+"""A tensor's name, the offset of a box of it, and the memory that the box fills."""
 
 Locate: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], list[Located]]
 
 EXCHANGED_BYTES = 64 << 20
-"""What a rank sends in a round, and receives, at most; where ranks are so many that reads would
-become small, more."""
+"""Maximum that a rank sends or receives in a round; more if many ranks would make reads small."""
 
 READS_PER_RANK = 8
-"""At least, where reads do not become too small: so that ranks read alike much."""
+"""Minimum, unless reads become too small: balances the bytes over ranks."""
 
 MOST_READ_BYTES, LEAST_READ_BYTES = 4 << 20, 512 << 10
 
 ALIGNED_BYTES = 8
-"""Boxes begin at multiples of it in messages."""
+"""Boxes start at multiples of it in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a box is for: a rank, which of its boxes, and where in it."""
+    """The target of a box: a rank, the number of its box, and the offset in it."""
 
     rank: int
     box: int
@@ -54,13 +53,13 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A read, and what of it is for which rank."""
+    """A read, and its parts for each rank."""
 
     file: TensorFile
     read: Read[Goal]
     parts: Mapping[int, Sequence[Part[Goal]]]
     readers: Sequence[int] = ()
-    """Ranks that see the file; none: all do."""
+    """Ranks that can see the file; empty: all ranks."""
 
     @property
     def size_bytes(self) -> int:
@@ -79,24 +78,30 @@ class Job:
 def fill_together(
     files: ShardFiles[TensorFile], locate: Locate, wanted: Sequence[Wanted], group: ProcessGroup
 ) -> int:
-    """Fill memory on all ranks of a group, which call this together; how many bytes this one read.
+    """Fill memory on all ranks of a group, which call this together; returns the bytes read here.
 
-    What fails on one rank is raised on all."""
+    An error of one rank is raised on all."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     own = [(name, tuple(offset), tuple(memory.shape)) for name, offset, memory in wanted]
-    wishes = gather_or_raise(lambda: own, group)
-    places = [
-        (place, Goal(of, box, place.at))
-        for of, boxes in enumerate(wishes)
+    requests = gather_or_raise(lambda: own, group)
+    located = [
+        (part, Goal(of, box, part.at))
+        for of, boxes in enumerate(requests)
         for box, (name, offset, shape) in enumerate(boxes)
-        for place in locate(name, offset, shape)
+        for part in locate(name, offset, shape)
     ]
+<<<<<<< HEAD
     names = sorted({place.piece.file for place, _ in places})
     opened = gather_or_raise(lambda: files.open_unchecked(names), group, give=False)[rank]
     # Each file is one rank's to check, whichever of them has read some of it before.
+=======
+    names = sorted({part.piece.file for part, _ in located})
+    opened = gather_or_raise(lambda: files.open_unchecked(names), group, send=False)[rank]
+    # One rank checks each file, whether or not it has read some of it before.
+>>>>>>> f8bdda8 (checkpoint: plain names and prose)
     gather_or_raise(lambda: files.check(files.unchecked(names[rank::world])), group)
     files.mark_checked(names)
-    queues = _assign(_plan(opened, places, world, files.readers), world)
+    queues = _assign(_plan(opened, located, world, files.readers), world)
     exchange = _Exchange([memory for _, _, memory in wanted], rank, group)
     gather_or_raise(lambda: exchange.run(queues), group)
     gather_or_raise(lambda: _check_unchanged(opened), group)
@@ -113,14 +118,14 @@ def _check_unchanged(opened: Mapping[str, TensorFile]) -> None:
 
 def _plan(
     opened: dict[str, TensorFile],
-    places: Sequence[tuple[Located, Goal]],
+    located: Sequence[tuple[Located, Goal]],
     world: int,
     readers: Mapping[str, Sequence[int]],
 ) -> list[Job]:
     wants: dict[str, list[Want[Goal]]] = defaultdict(list)
-    for place, goal in places:
-        extent = opened[place.piece.file].extents[place.piece.key]
-        wants[place.piece.file].append(Want(extent, place.offset, place.shape, goal))
+    for part, goal in located:
+        extent = opened[part.piece.file].extents[part.piece.key]
+        wants[part.piece.file].append(Want(extent, part.offset, part.shape, goal))
     extents = {(w.extent.begin, name): w.extent for name in wants for w in wants[name]}
     size = sum(extent.spec.size_bytes for extent in extents.values())
     fitting = min(EXCHANGED_BYTES // world, size // (READS_PER_RANK * world))
@@ -133,7 +138,7 @@ def _plan(
 
 
 def _assign(jobs: Sequence[Job], world: int) -> list[list[Job]]:
-    """What each rank reads: where it can be, something that it needs itself, the bytes balanced."""
+    """The reads of each rank: balanced bytes, and where possible of data that it needs itself."""
     loads = [0] * world
     queues: list[list[Job]] = [[] for _ in range(world)]
     for job in jobs:
@@ -148,7 +153,7 @@ def _assign(jobs: Sequence[Job], world: int) -> list[list[Job]]:
 
 
 class _Exchange:
-    """One rank's part in it: in each round all ranks read, then hand on what is for others."""
+    """One rank's part: in each round all ranks read, then send the boxes of other ranks."""
 
     def __init__(self, memories: Sequence[torch.Tensor], rank: int, group: ProcessGroup) -> None:
         self._memories, self._rank, self._group = memories, rank, group
@@ -156,7 +161,7 @@ class _Exchange:
         self._device = torch.device("cuda" if is_nccl else "cpu")
 
     def run(self, queues: Sequence[Sequence[Job]]) -> None:
-        """All rounds. What fails here is raised after the last one: others wait for this rank."""
+        """All rounds. Raises an error of this rank after the last one: other ranks wait for it."""
         failure: Exception | None = None
         mine = self._loaded(queues[self._rank])
         for jobs in zip_longest(*queues):
@@ -167,7 +172,7 @@ class _Exchange:
                 except Exception as error:
                     failure, data = error, _nothing_of(own)
             if any(job is not None and job.parts.keys() - {at} for at, job in enumerate(jobs)):
-                self._hand_on(data, jobs)
+                self._send(data, jobs)
         if failure is not None:
             raise failure
 
@@ -179,11 +184,11 @@ class _Exchange:
     def _next(self, job: Job, mine: Iterator[torch.Tensor]) -> torch.Tensor:
         data = next(mine)
         for part in job.parts.get(self._rank, ()):
-            self._place(part, values_in(data, job.read, part))
+            self._fill(part, values_in(data, job.read, part))
         return data
 
-    def _hand_on(self, data: torch.Tensor, jobs: Sequence[Job | None]) -> None:
-        """data: what this rank read in this round."""
+    def _send(self, data: torch.Tensor, jobs: Sequence[Job | None]) -> None:
+        """data: read by this rank in this round."""
         own, here = jobs[self._rank], self._rank
         others = [rank if rank != here else None for rank in range(len(jobs))]
         outgoing = [_parts(own, rank) for rank in others]
@@ -206,16 +211,16 @@ class _Exchange:
                 raise
             raise CommunicationError(f"a rank was lost during a load: {error}") from error
         for part, box in _boxes(received, incoming):
-            self._place(part, box)
+            self._fill(part, box)
 
-    def _place(self, part: Part[Goal], values: torch.Tensor) -> None:
+    def _fill(self, part: Part[Goal], values: torch.Tensor) -> None:
         goal = part.want.target
         at = [a + b for a, b in zip(goal.at, part.local, strict=True)]
         box_of(self._memories[goal.box].detach(), at, part.shape).copy_(values)
 
 
 def _nothing_of(job: Job) -> torch.Tensor:
-    """In the place of what could not be read; all ranks are told so at the end."""
+    """Zeros for a read that failed; all ranks raise the error at the end."""
     return torch.zeros(job.size_bytes, dtype=torch.uint8)
 
 
@@ -226,7 +231,7 @@ def _parts(job: Job | None, rank: int | None) -> Sequence[Part[Goal]]:
 def _boxes(
     message: torch.Tensor, groups: Sequence[Sequence[Part[Goal]]]
 ) -> Iterator[tuple[Part[Goal], torch.Tensor]]:
-    """Each part of a message, with its place there."""
+    """Each part of a message, with its memory there."""
     begin = 0
     for part in (part for parts in groups for part in parts):
         flat = message[begin : begin + part.size_bytes]

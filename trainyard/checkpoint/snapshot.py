@@ -1,8 +1,8 @@
-"""A copy in host memory of what a rank is to write, made while training goes on.
+"""Copies the slices that a rank writes into host memory, during training.
 
-From a GPU the copy runs on a stream of its own, beside the next step's forward and backward passes,
-which must change nothing of what is saved (so no buffers of the model): only an update of the
-parameters has to wait for it, on the GPU. Tensors of the host are copied at once."""
+From a GPU the copy runs on a separate stream, parallel to the next step's forward and backward
+passes, which must not change saved tensors (so the model's buffers are not saved). Only an update
+of the parameters waits for it, on the GPU. Host tensors are copied at once."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from trainyard.checkpoint.plan import Slice
 from trainyard.errors import HostMemoryError
 
 ALIGNMENT = 64
-"""Bytes at a multiple of which each tensor of a snapshot begins: any type may, and copies are
-fast."""
+"""Each tensor of a snapshot starts at a multiple of so many bytes, which fits any type and makes
+copies fast."""
 
 
 class Snapshot:
-    """The values as they were when it was begun."""
+    """The values at the time it was started."""
 
     def __init__(
         self, parts: Mapping[Slice, Tensor], copied: torch.cuda.Event | None, device: int = -1
     ) -> None:
-        """copied: comes on the GPU of this number when all values are in host memory; None: they
-        are."""
+        """copied: an event on GPU `device` when all values are in host memory; None: they are."""
         self._parts = parts
         self._copied = copied
         self._device = device
         self._stall: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def hold_update(self) -> None:
-        """What the GPU is given from here on may change the parameters: it begins when the copy is
-        over. The host does not wait."""
+        """Make later work on the GPU, which may change the parameters, wait for the copy. The host
+        does not wait."""
         if self._copied is None or self._stall is not None:
             return
         stream = torch.cuda.current_stream()
@@ -46,15 +45,14 @@ class Snapshot:
         self._stall = before, after
 
     def parts(self) -> Mapping[Slice, Tensor]:
-        """The values, when all of them are there; in any thread."""
+        """The values; waits for the copy. Callable from any thread."""
         if self._copied is not None:
-            with torch.cuda.device(self._device):  # a thread is on GPU 0, and would begin to use it
+            with torch.cuda.device(self._device):  # a new thread would use GPU 0
                 self._copied.synchronize()
         return self._parts
 
     def stalled_seconds(self) -> float:
-        """How long an update was held up. Asked when the copy is over: one that has not come by
-        then is not."""
+        """Seconds that an update waited; call it after the copy."""
         if self._stall is None:
             return 0.0
         before, after = self._stall
@@ -64,8 +62,8 @@ class Snapshot:
 
 
 class HostMemory:
-    """Host memory for snapshots, kept from one to the next; page-locked where it receives from a
-    GPU, which is then a plain transfer at the speed of the bus."""
+    """Host memory for snapshots, reused for each; page-locked for copies from a GPU, which then run
+    at the speed of the bus."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
@@ -73,13 +71,13 @@ class HostMemory:
         self._stream: torch.cuda.Stream | None = None
 
     def copy(self, parts: Mapping[Slice, Tensor]) -> Snapshot:
-        """The values as they are now; valid until the next call. Tensors of a GPU, the current one,
-        must stay until they are copied."""
-        places, _ = _places(parts)
+        """The current values, valid until the next call. GPU tensors must be on the current GPU and
+        stay allocated until they are copied."""
+        offsets, _ = _offsets(parts)
         memory = self.reserve(parts)
         copies = {
             part: memory[start : start + part.size_bytes].view(parts[part].dtype).view(part.shape)
-            for part, start in places.items()
+            for part, start in offsets.items()
         }
         on_device = any(tensor.is_cuda for tensor in parts.values())
         if not on_device:
@@ -95,8 +93,8 @@ class HostMemory:
         return Snapshot(copies, copied, torch.cuda.current_device())
 
     def reserve(self, parts: Mapping[Slice, Tensor]) -> Tensor:
-        """Memory for a copy of these. Making it takes longer than the copy."""
-        _, size_bytes = _places(parts)
+        """Memory for a copy of these slices. Allocating it takes longer than the copy."""
+        _, size_bytes = _offsets(parts)
         locked = any(tensor.is_cuda for tensor in parts.values())
         fits = self._memory is not None and self._memory.numel() >= size_bytes
         if self._memory is None or not fits or (locked and self._unlock is None):
@@ -108,27 +106,27 @@ class HostMemory:
 
     def _lock(self, memory: Tensor) -> None:
         # Not pin_memory: its allocator rounds up to a power of two.
-        place, size = memory.data_ptr(), memory.numel()
-        failure = int(torch.cuda.cudart().cudaHostRegister(place, size, 0))
+        address, size = memory.data_ptr(), memory.numel()
+        failure = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
         if failure:
             raise HostMemoryError(
                 f"--async-save cannot lock {size / 1e9:.1f} GB of host memory (CUDA error {failure}"
                 "): give the job more memory, or leave the option out"
             )
-        # At the latest when this goes: the place may be given to others, who lock it again.
-        unlock = weakref.finalize(self, _unlock, place)
-        unlock.atexit = False  # the process gives back everything
+        # Unlock with this object at the latest: the memory may be reused and locked again.
+        unlock = weakref.finalize(self, _unlock, address)
+        unlock.atexit = False  # the end of the process frees everything
         self._unlock = unlock
 
     def free(self) -> None:
-        """Give the memory back; nothing may be reading it."""
+        """Free the memory; no copy may be using it."""
         if self._unlock is not None:
             self._unlock()
         self._memory, self._unlock = None, None
 
 
-def _unlock(place: int) -> None:
-    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(place)))
+def _unlock(address: int) -> None:
+    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
 
 
 @torch.no_grad()
@@ -137,11 +135,11 @@ def _copy(parts: Mapping[Slice, Tensor], copies: Mapping[Slice, Tensor]) -> None
         target.copy_(parts[part], non_blocking=True)
 
 
-def _places(parts: Iterable[Slice]) -> tuple[dict[Slice, int], int]:
-    """Where in a snapshot each begins, and the bytes of all."""
-    places: dict[Slice, int] = {}
+def _offsets(parts: Iterable[Slice]) -> tuple[dict[Slice, int], int]:
+    """The offset of each slice in a snapshot, and the bytes of all."""
+    offsets: dict[Slice, int] = {}
     end = 0
     for part in parts:
-        places[part] = end
+        offsets[part] = end
         end += -(-part.size_bytes // ALIGNMENT) * ALIGNMENT
-    return places, end
+    return offsets, end

@@ -1,6 +1,6 @@
-"""Step folders of a run: their names, which of them exist, which one a URL means.
+"""Step folders of a run: names, lookup, the documents around the tensors, publishing.
 
-A run folder holds `iter_0000050/`, `iter_0000100/`, ...; a step exists when its manifest does."""
+A run folder holds `iter_0000050/`, `iter_0000100/`, ...; a step exists if its manifest does."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def step_folder(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step that a folder name stands for; None for any other name."""
+    """The step of a folder name; None for any other name."""
     match = STEP_FOLDER.fullmatch(name)
     return int(match[1]) if match and step_folder(int(match[1])) == name else None
 
 
 def find_steps(root_url: str, lineage: str | None = None) -> list[int]:
-    """Steps of a run folder that exist, ascending; with `lineage` those of that run only."""
+    """Steps that exist in a run folder, ascending; with `lineage`, only those of that run."""
     found = []
     for step in published_steps(root_url):
         manifest = manifest_of(join(root_url, step_folder(step)))
@@ -58,13 +58,13 @@ def find_steps(root_url: str, lineage: str | None = None) -> list[int]:
 
 
 def latest_step(root_url: str, lineage: str | None = None) -> int | None:
-    """The highest step of a run folder that exists; None when there is none."""
+    """The highest step that exists in a run folder, or None."""
     found = _latest(root_url, lineage)
     return None if found is None else found[0]
 
 
 def _latest(root_url: str, lineage: str | None = None) -> tuple[int, Manifest] | None:
-    """The same with its manifest, which is read once: the step may be removed at any time."""
+    """The same, with its manifest, read once: the step may be removed at any time."""
     for step in reversed(published_steps(root_url)):
         manifest = manifest_of(join(root_url, step_folder(step)))
         if manifest is not None and lineage in (None, manifest.lineage):
@@ -73,14 +73,16 @@ def _latest(root_url: str, lineage: str | None = None) -> tuple[int, Manifest] |
 
 
 def published_steps(root_url: str) -> list[int]:
-    """Steps of a run folder that have a manifest, whatever it says; ascending."""
+    """Steps of a run folder with a manifest, complete or not; ascending."""
     names = (name.split("/") for name in store.list_files(root_url))
     steps = (step_of(parts[0]) for parts in names if len(parts) == 2 and parts[1] == MANIFEST)
     return sorted(step for step in steps if step is not None)
 
 
 def manifest_of(step_url: str) -> Manifest | None:
-    """The manifest of a step; None where it says that it is none. ArtifactError for a torn one."""
+    """The manifest of a step; None if it is missing or being replaced.
+
+    Raises ArtifactError for a damaged one."""
     check_inside(step_url, [MANIFEST])
     found = read_manifest(join(step_url, MANIFEST))
     return None if found is None else found[0]
@@ -94,9 +96,9 @@ def step_document(step_url: str, name: str) -> Any:
 
 
 def locate_step(url: str, option: str) -> tuple[str, Manifest]:
-    """The step folder that a URL means, a step itself or the latest of a run, and its manifest.
+    """The step folder of a URL (a step, or the latest step of a run) and its manifest.
 
-    Raises ConfigError naming `option` and what was found instead."""
+    Raises ConfigError, which names `option` and what was found instead."""
     url = url.rstrip("/") or url
     if store.exists(join(url, INDEX)):
         manifest = manifest_of(url)
@@ -105,7 +107,7 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
                 f"{option} {url}: this step has no manifest.json, so its save did not finish"
             )
         return url, manifest
-    found = _latest(url) or _latest(url)  # all that were listed may go when newer ones are there
+    found = _latest(url) or _latest(url)  # a run may remove all listed steps after newer ones
     if found is None:
         raise ConfigError(f"{option} {url}: no checkpoint there; {_found(url)}")
     step, manifest = found
@@ -113,17 +115,16 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
 
 
 def remove_step(root_url: str, step: int) -> None:
-    """Remove a step; its manifest first, so that it is never there in part."""
+    """Remove a step; its manifest first, so that it never exists in part."""
     url = join(root_url, step_folder(step))
     store.delete(join(url, MANIFEST))
     store.delete_tree(url)
 
 
 def check_inside(step_url: str, names: Iterable[str]) -> None:
-    """Refuse names in a local step folder, and anything in its tokenizer folder, that are links out
-    of it, or neither files nor folders. The step folder itself may be a link.
+    """Raise ArtifactError for a link out of a local step folder, and for a special file in it.
 
-    Raises ArtifactError. Objects of a store are not links."""
+    Checks `names` and everything in the tokenizer folder. The step folder itself may be a link."""
     path = local_path(step_url)
     if path is None:
         return
@@ -135,28 +136,28 @@ def check_inside(step_url: str, names: Iterable[str]) -> None:
     for name in listed:
         at = path / name
         if "/" not in name and at.is_file() and not at.is_symlink():
-            continue  # by far the most of them
-        place = os.path.realpath(at)
-        if os.path.commonpath([root, place]) != root:
-            raise ArtifactError(f"{join(step_url, name)}: a link to {place}, outside the step")
-        if os.path.exists(place) and not (os.path.isfile(place) or os.path.isdir(place)):
+            continue  # most names
+        target = os.path.realpath(at)
+        if os.path.commonpath([root, target]) != root:
+            raise ArtifactError(f"{join(step_url, name)}: a link to {target}, outside the step")
+        if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
             raise ArtifactError(f"{join(step_url, name)}: not a file")
 
 
 def _found(url: str) -> str:
-    """What stands where a checkpoint was looked for, in words."""
+    """What is at a URL without a checkpoint, for a message."""
     if store.exists(url):
         return "it is a file; give the folder of a run, or a step folder iter_XXXXXXX in it"
     names = list(store.list_files(url))
     if not names:
-        return "nothing is there; check the path"
+        return "the folder is empty or missing; check the path"
     unfinished = sorted({n.split("/")[0] for n in names if step_of(n.split("/")[0]) is not None})
     if "latest_checkpointed_iteration.txt" in names:
-        return "it is a checkpoint of Megatron-LM; stages.reshard makes one of ours of it"
+        return "it is a checkpoint of Megatron-LM; convert it with stages.reshard"
     if unfinished:
         return f"{', '.join(unfinished[:5])} without a manifest.json: that save did not finish"
     if CONFIG in names and any(name.endswith(".safetensors") for name in names):
-        return "it is a Hugging Face folder; stages.reshard makes a checkpoint of it"
+        return "it is a Hugging Face folder; convert it with stages.reshard"
     if step_of(basename(url)) is not None:
         return "it is a step folder without an index.json: that save did not finish"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -167,9 +168,9 @@ def _found(url: str) -> str:
 
 
 def clear_step(step_url: str, by: str) -> Slot | None:
-    """Make room for a step: retire its manifest first, then remove what an older save left there.
+    """Clear a step folder: retire its manifest, then remove the files of an older save.
 
-    Returns what `publish_step` has to replace; None when the place was free."""
+    Returns what `publish_step` has to replace; None if there was no manifest."""
     manifest_url = join(step_url, MANIFEST)
     slot = read_slot(manifest_url)
     if slot is not None:
@@ -195,7 +196,7 @@ def write_contents(step_url: str, contents: Mapping[str, bytes]) -> list[FileRec
 
 
 def publish_step(step_url: str, manifest: Manifest, slot: Slot | None) -> list[FileRecord]:
-    """Publish the manifest of a step; the records of its files relative to the run folder."""
+    """Publish a step's manifest; returns the records of its files relative to the run folder."""
     url = join(step_url, MANIFEST)
     publish(url, manifest, slot.version if slot is not None else None)
     data = store.read_bytes(url)

@@ -1,7 +1,7 @@
-"""A step at rest: its manifest, its documents, its index, and the files of its tensors as bytes.
+"""A stored step: its manifest, documents, index, and tensor files as bytes. For tensors: `load`.
 
-Nothing that a step holds is trusted: what is damaged or hostile is an ArtifactError that names the
-file, and nothing outside the step folder is read. Tensors: `load`."""
+Files are untrusted: a damaged or hostile one is an ArtifactError that names it, and nothing outside
+the step folder is read."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ from trainyard.errors import ArtifactError
 F = TypeVar("F", bound=ShardFile)
 
 Verify: TypeAlias = Literal["none", "sizes", "digests"]
-"""What is compared with the manifest before values are used: nothing but what must hold for a file
-to be read at all; the size of each tensor file that is read; or the digest of each of them, for
-which all of it is read once more. Documents are compared by size and digest at every level."""
+"""Checks of tensor files against the manifest, before their values are used: none but those needed
+to read a file; the size of each file read; or the digest of each, for which all of it is read once
+more. Documents are compared by size and digest at every level."""
 
 
 class ShardFiles(Generic[F]):
-    """Of one step, whose index says what they hold. Thread-safe only in what `ShardFile` is."""
+    """The tensor files of one step: opened on use, and compared with manifest and index.
+
+    Not thread-safe, except for the methods of `ShardFile`."""
 
     def __init__(
         self,
@@ -58,16 +60,16 @@ class ShardFiles(Generic[F]):
         verify: Verify,
         open_file: Callable[[str, int | None], F],
     ) -> None:
-        """open_file: opens one at a URL that must have so many bytes.
+        """open_file: opens the file of a URL, which must have so many bytes (None: any).
 
-        Raises ArtifactError for an index that does not go with the manifest's `records`."""
+        Raises ArtifactError for an index that does not match the manifest's `records`."""
         self._open_file = open_file
         self._url, self._records, self._verify = url, records, verify
         self._specs: dict[str, set[tuple[str, TensorSpec]]] = defaultdict(set)
         self._open: dict[str, F] = {}
         self._checked: set[str] = set()
         self.readers: Mapping[str, Sequence[int]] = {}
-        """Of files that not every rank sees, the ranks that do."""
+        """For files that not every rank can see, the ranks that can."""
         for name, entry in index.items():
             if name.partition(".")[0] not in KINDS:
                 raise ArtifactError(
@@ -96,13 +98,13 @@ class ShardFiles(Generic[F]):
         return sorted(self._specs)
 
     def open(self, names: Iterable[str]) -> dict[str, F]:
-        """Files by name, checked as the step is to be."""
+        """Files by name, checked as `verify` says."""
         files = self.open_unchecked(names)
         self.check(self.unchecked(files))
         return files
 
     def open_unchecked(self, names: Iterable[str]) -> dict[str, F]:
-        """Files by name, of which the digest may not have been compared yet."""
+        """Files by name, whose digests may not have been compared yet."""
         asked = sorted(set(names))
         new = [name for name in asked if name not in self._open]
         # Requests for headers of remote files wait for each other otherwise.
@@ -122,11 +124,11 @@ class ShardFiles(Generic[F]):
         return file
 
     def unchecked(self, names: Iterable[str]) -> list[str]:
-        """Those whose digest is to be compared before their values are used, sorted."""
+        """Names of files whose digest must be compared before their values are used, sorted."""
         return sorted(set(names) - self._checked) if self._verify == "digests" else []
 
     def check(self, names: Sequence[str]) -> None:
-        """Read all of some files that are open; ArtifactError for one that is not as published."""
+        """Read open files completely; ArtifactError for one that differs from the published one."""
         files = [self._open[name] for name in names]
         digests = in_threads(ShardFile.digest, files, LOCAL_THREADS)
         for name, digest in zip(names, digests, strict=True):
@@ -134,11 +136,11 @@ class ShardFiles(Generic[F]):
         self.mark_checked(names)
 
     def mark_checked(self, names: Iterable[str]) -> None:
-        """Somebody compared the digests of these."""
+        """Record that the digests of these files were compared."""
         self._checked.update(names)
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in self._open.values():
             file.close()
         self._open.clear()
@@ -158,13 +160,13 @@ def _check_contents(file: ShardFile, specs: Iterable[tuple[str, TensorSpec]]) ->
 log = logging.getLogger(__name__)
 
 MOST_LOOKS = 5
-"""For the latest step of a run that removes steps meanwhile."""
+"""Attempts to open the latest step while the run removes old steps."""
 
 S = TypeVar("S", bound="StoredStep[Any]")
 
 
 class StoredStep(Closing, Generic[F]):
-    """A step that was published. Use as a context manager, or `close` when it is read."""
+    """A published step. Use as a context manager, or call `close` after reading."""
 
     def __init__(
         self,
@@ -183,11 +185,11 @@ class StoredStep(Closing, Generic[F]):
         self.files = ShardFiles(url, self._records, self.index, verify, open_file)
 
     def check(self, apart_from: Collection[str] = ()) -> None:
-        """Everything that the step has, as `verify` says, whether it will be read or not.
+        """Check all files of the step as `verify` says, even those that are not read later.
 
-        apart_from: files that the caller looks at. Raises ArtifactError for the first file that is
-        not as published."""
-        if CONFIG in self._records:  # steps of a loop that is not ours may have none
+        apart_from: files to skip. Raises ArtifactError for the first file that differs from the
+        published one."""
+        if CONFIG in self._records:  # steps of a user's own loop may have none
             self.document(CONFIG)
         if self.verify == "none":
             return
@@ -208,12 +210,12 @@ class StoredStep(Closing, Generic[F]):
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """What the run was at: step, consumed samples, schedule, as its trainer gave them."""
+        """Position of the run, from its trainer: step, consumed samples, schedule."""
         return self.document(STATE)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The model and the run that made it."""
+        """Configuration of the model and of its run."""
         return self.document(CONFIG)
 
     @property
@@ -226,30 +228,30 @@ class StoredStep(Closing, Generic[F]):
 
     @property
     def digest(self) -> str:
-        """Of all that the step holds: equal for equal contents, wherever it lies."""
+        """Digest of the contents of the step; does not depend on its URL."""
         return self.manifest.output_digest
 
     @property
     def tokenizer_url(self) -> str:
-        """Folder of the tokenizer files that the step carries."""
+        """Folder of the step's tokenizer files."""
         return join(self.url, TOKENIZER)
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Those files, by their names in that folder.
+        """The step's tokenizer files, by their names in that folder.
 
-        Raises ArtifactError for one that the manifest does not list, which a loader would take."""
+        Raises ArtifactError for one that the manifest does not list, as a loader would use it."""
         begin = join(TOKENIZER, "")
         listed = (name.removeprefix(begin) for name in self._records if name.startswith(begin))
         found = (name for name in store.list_files(self.tokenizer_url) if not is_hidden(name))
         return {name: self.read_file(begin + name) for name in sorted({*listed, *found})}
 
     def require_tokenizer(self) -> None:
-        """Raise ArtifactError where the step carries none, or not the one that was published."""
+        """Raise ArtifactError if the step has no tokenizer, or not the published one."""
         if not self.tokenizer_files():
-            raise ArtifactError(f"{self.url}: carries no tokenizer; its trainer left it out")
+            raise ArtifactError(f"{self.url}: has no tokenizer; its trainer did not save one")
 
     def read_file(self, name: str) -> bytes:
-        """A file of the step, if it is the one that was published; ArtifactError otherwise."""
+        """A file of the step; ArtifactError if it differs from the published one."""
         return read_listed(join(self.url, name), self._records.get(name))
 
     def document(self, name: str) -> dict[str, Any]:
@@ -265,7 +267,7 @@ class StoredStep(Closing, Generic[F]):
     # --- tensors ----------------------------------------------------------------------------
 
     def names(self, prefix: str = "") -> list[str]:
-        """Global names that begin with `prefix`, sorted."""
+        """Global names that start with `prefix`, sorted."""
         return sorted(name for name in self.index if name.startswith(prefix))
 
     def spec(self, name: str) -> TensorSpec:
@@ -274,7 +276,7 @@ class StoredStep(Closing, Generic[F]):
         return TensorSpec(entry.dtype, entry.shape)
 
     def locate(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> list[Located]:
-        """Where the parts of a box of a tensor lie."""
+        """The pieces that hold parts of a box of a tensor."""
         return locate(self._entry(name), offset, shape)
 
     def _entry(self, name: str) -> Entry:
@@ -284,22 +286,21 @@ class StoredStep(Closing, Generic[F]):
             raise ArtifactError(f"{self.url}: the checkpoint holds no tensor {name!r}") from None
 
     def close(self) -> None:
-        """Let the files go; tensors that were read stay."""
+        """Close the files; tensors read before stay valid."""
         self.files.close()
 
 
 def _was_removed(url: str, step_url: str) -> bool:
-    """Whether the latest step of a run is not there any more: the run goes on, and keeps few."""
+    """Whether the run has removed the step, which was its latest when it was looked up."""
     return step_url != (url.rstrip("/") or url) and not store.exists(join(step_url, MANIFEST))
 
 
 def open_step_as(
     opened: Callable[[str, Manifest, Verify], S], url: str, option: str, verify: Verify
 ) -> S:
-    """The step at a step folder, or the latest of a run folder, as `opened` makes it of its
-    manifest.
+    """The step of a step folder, or the latest of a run folder, made by `opened` from its manifest.
 
-    Raises ConfigError, naming `option`, when there is none; ArtifactError when it is damaged."""
+    Raises ConfigError, which names `option`, for a missing one, ArtifactError for a damaged one."""
     for looks in count(1):
         step_url, manifest = locate_step(url, option)
         try:
@@ -309,17 +310,17 @@ def open_step_as(
         except ArtifactError:
             if looks == MOST_LOOKS or not _was_removed(url, step_url):
                 raise
-            log.info("step %s was removed meanwhile, as newer ones are there: again", step_url)
+            log.info("the run removed %s after saving newer steps; trying again", step_url)
     named = step_of(basename(step_url))
     if named is not None and number != named:
-        raise ArtifactError(f"{step_url}: {STATE} says step {number}; it was renamed")
+        raise ArtifactError(f"{step_url}: {STATE} says step {number}; the folder was renamed")
     num_tensors = len(step.index)
     log.info("opened checkpoint step=%d tensors=%d url=%s", number, num_tensors, step_url)
     return step
 
 
 def open_step(url: str, option: str, verify: Verify = "sizes") -> StoredStep[ShardFile]:
-    """A step, opened for its bytes."""
+    """A step, opened for its bytes, without torch."""
 
     return open_step_as(partial(StoredStep, open_file=ShardFile), url, option, verify)
 
@@ -330,8 +331,8 @@ def check_step(
     verify: Verify = "sizes",
     also: Callable[[StoredStep[Any]], object] = lambda step: None,
 ) -> None:
-    """Refuse, before torch is loaded to read it, a step whose documents are not those of the
-    manifest, or whose weights are missing or of another size. also: what else is looked at."""
+    """Check a step before torch is loaded: its documents against the manifest, and the size of its
+    weights. Raises ArtifactError. also: another check of the step."""
     with open_step(url, option, "none" if verify == "none" else "sizes") as step:
         listed = {record.path for record in step.manifest.files}
         weights = {p.file for name in step.names("model.") for p in step.index[name].pieces}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.checkpoint.index import Entry, Piece, encode_index, fault, parse_index
+from trainyard.checkpoint.index import Entry, TensorPiece, encode_index, fault, parse_index
 from trainyard.checkpoint.plan import Slice, assign, entries_of, plan_files, split_large
 from trainyard.errors import ArtifactError
 
@@ -60,7 +60,9 @@ def test_a_large_tensor_is_cut_by_rows_and_files_keep_the_limit() -> None:
 
 
 def entry(*boxes: tuple[tuple[int, ...], tuple[int, ...]], file: str = "a.safetensors") -> Entry:
-    pieces = tuple(Piece(file, f"k{i}", offset, shape) for i, (offset, shape) in enumerate(boxes))
+    pieces = tuple(
+        TensorPiece(file, f"k{i}", offset, shape) for i, (offset, shape) in enumerate(boxes)
+    )
     return Entry("F32", (4, 6), pieces)
 
 
@@ -84,7 +86,7 @@ def test_an_index_is_read_back() -> None:
         (entry(((0, 0), (4, 6)), file="/etc/passwd"), "not a plain"),
         (entry(((0, 0), (4, 6)), file="sub/a.safetensors"), "not a plain"),
         (entry(((0, 0), (4, 6)), file="a.pt"), "not a plain"),
-        (Entry("PICKLE", (4,), (Piece("a.safetensors", "k", (0,), (4,)),)), "dtype"),
+        (Entry("PICKLE", (4,), (TensorPiece("a.safetensors", "k", (0,), (4,)),)), "dtype"),
     ],
 )
 def test_an_index_that_is_not_an_exact_cover_is_refused(broken: Entry, words: str) -> None:
@@ -117,7 +119,7 @@ def test_pieces_overlap_exactly_when_two_of_them_share_an_element(
     sides: list[tuple[int, int, int, int]],
 ) -> None:
     boxes = [((a, b), (c, d)) for a, b, c, d in sides]
-    pieces = tuple(Piece("a.safetensors", f"k{i}", *box) for i, box in enumerate(boxes))
+    pieces = tuple(TensorPiece("a.safetensors", f"k{i}", *box) for i, box in enumerate(boxes))
     elements = [
         (row, column)
         for (a, b), (c, d) in boxes

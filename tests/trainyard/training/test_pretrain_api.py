@@ -245,7 +245,7 @@ def test_model_loss_and_first_weights_are_the_callers(tmp_path: Path) -> None:
     assert {"tokens", "labels", "loss_mask"} <= set(seen)
     document = json.loads((tmp_path / "iter_0000004/config.json").read_text())
     assert document["provided"]["model_provider"].endswith("callers.<locals>.model")
-    with pytest.raises(ArtifactError, match="a model that a program brought along"):
+    with pytest.raises(ArtifactError, match="a model of a user's program"):
         load_model(str(tmp_path))
 
 

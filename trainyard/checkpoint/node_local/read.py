@@ -1,7 +1,7 @@
-"""Reading a step whose tensor files lie in the folders of several nodes.
+"""Reads a step whose tensor files are in the folders of several nodes.
 
-A file is read by ranks of the nodes that have it, and what others need of it is handed on (see
-`share`). They learn from these what is in it."""
+Ranks of the nodes that have a file read it, and send its header and data to the others (see
+`shared_load`)."""
 
 from __future__ import annotations
 
@@ -20,52 +20,58 @@ from trainyard.parallel.groups import gather_or_raise
 
 
 class DistantFile(TensorFile):
-    """A file that ranks elsewhere read: here it is only known what is in it."""
+    """A file on another node, of which this rank knows only the header."""
 
     def __init__(self, url: str, extents: Mapping[str, Extent]) -> None:
-        """Nothing is opened."""
+        """Opens nothing."""
         self.url = url
         self.extents, self.metadata = dict(extents), {}
 
     @property
     def is_local(self) -> bool:
-        """For those that read it."""
+        """True for the ranks that read it."""
         return True
 
     def read_into(self, begin: int, memory: memoryview) -> None:
-        """Never: the plan gives it to others."""
-        raise ArtifactError(f"{self.url}: lies on another node and cannot be read from here")
+        """Never called: the plan assigns its reads to other ranks."""
+        raise ArtifactError(f"{self.url}: is on another node and cannot be read from here")
 
     def check_unchanged(self) -> None:
-        """Its readers see to that."""
+        """Its readers check it."""
 
 
 class ScatteredFiles(ShardFiles[TensorFile]):
-    """The tensor files of a step that were held against its manifest where they are."""
+    """The tensor files of a step, which the ranks that see them compared with the manifest."""
 
     def bind(self, readers: Mapping[str, Sequence[int]], rank: int, group: ProcessGroup) -> None:
-        """readers: of each file that not every rank sees, the ranks that do. group: of all ranks,
-        of which this one is `rank`."""
+        """readers: for each file that not every rank sees, the ranks that do. group: all ranks;
+        this one is `rank`."""
         self.readers = readers
         self._rank, self._group = rank, group
 
     def open_unchecked(self, names: Iterable[str]) -> dict[str, TensorFile]:
-        """On all ranks together."""
+        """Called by all ranks together."""
         asked = sorted(set(names))
         near = [n for n in asked if n not in self.readers or self._rank in self.readers[n]]
-        tells = [n for n in near if self._rank == min(self.readers.get(n, (-1,)))]
+        sends = [n for n in near if self._rank == min(self.readers.get(n, (-1,)))]
 
         def open_near() -> dict[str, TensorFile]:
             return super(ScatteredFiles, self).open_unchecked(near)
 
+<<<<<<< HEAD
         opened = gather_or_raise(open_near, self._group, give=False)[self._rank]
         told = gather_or_raise(lambda: {name: opened[name].extents for name in tells}, self._group)
         extents = {name: found for of_rank in told for name, found in of_rank.items()}
+=======
+        opened = gather_or_raise(open_near, self._group, send=False)[self._rank]
+        headers = gather_or_raise(lambda: {n: opened[n].extents for n in sends}, self._group)
+        extents = {name: found for of_rank in headers for name, found in of_rank.items()}
+>>>>>>> f8bdda8 (checkpoint: plain names and prose)
         distant = {n: DistantFile(join(self._url, n), extents[n]) for n in asked if n not in opened}
         return {name: opened[name] if name in opened else distant[name] for name in asked}
 
     def unchecked(self, names: Iterable[str]) -> list[str]:
-        """None: digests were compared where the files are, before the step was chosen."""
+        """None: the ranks that see the files compared digests before the step was chosen."""
         return []
 
 
@@ -76,8 +82,9 @@ def open_scattered(
     rank: int,
     group: ProcessGroup | None,
 ) -> Checkpoint:
-    """The checkpoint at a step folder that has the documents, and of the tensor files those that
-    are on this node. All ranks open it, and load from it together."""
+    """The checkpoint of a step folder with all documents and the tensor files of this node.
+
+    All ranks open it, and load from it together."""
     checkpoint = open_checkpoint(url, "--save", verify)
     if readers:
         assert group is not None, f"{join(url, MANIFEST)}: one rank, and files that it does not see"

@@ -1,8 +1,12 @@
-"""Saving a step into the folders of several nodes (see `local_steps`), the newest few kept.
+"""Saves steps into node-local folders (see `steps`), and copies them to the run folder.
 
-Each rank writes its share of the tensor files where it is. When all shares are whole the documents
-and the manifest go to every folder, and when these are there older steps go: at any moment some
-step is whole over all folders, once one was."""
+Each rank writes its share of the tensor files on its node. When all shares are complete, the
+documents and the manifest are written to every folder, and then older steps are removed: after the
+first save, some step is always complete over all folders.
+
+A step is copied to the run folder during training: each rank copies its files, rank 0 the documents
+and, when all files match the published ones, the manifest. Until then the run folder does not have
+the step. One step is copied at a time; a copy that is no longer needed is aborted and removed."""
 
 from __future__ import annotations
 
@@ -25,47 +29,47 @@ from trainyard.checkpoint.steps import clear_step, publish_step, remove_step, st
 from trainyard.errors import ArtifactError, TrainyardError
 
 Done = Callable[[list[FileRecord], SaveReport], object]
-"""Told of a step that is in the store, on the first rank."""
+"""Called on the first rank after a step was copied."""
 
 
 class _NotWantedError(Exception):
-    """The copy is to be broken off."""
+    """Aborts the copy."""
 
 
 class LazyUpload:
-    """Copies one step at a time in a thread, on every rank alike."""
+    """Copies one step at a time in a thread, on every rank."""
 
     def __init__(self, root_url: str, lineage: str, ranks: Ranks, done: Done) -> None:
-        """root_url: the run folder. ranks: with a group that nobody else uses."""
+        """root_url: the run folder. ranks: with a group that is used for nothing else."""
         self._root_url, self._lineage, self._ranks, self._done = root_url, lineage, ranks, done
         self._thread: threading.Thread | None = None
         self._unwanted = threading.Event()
-        self._is_over = False
+        self._is_closed = False
         self._step: int | None = None
         self._newest = 0
-        """Step that the store has anyway."""
+        """The newest step saved directly to the run folder."""
 
     @property
     def pinned(self) -> int | None:
-        """The step that is being read."""
+        """The step that is being copied."""
         return self._step if self._thread is not None and self._thread.is_alive() else None
 
     def offer(self, prepared: PreparedStep, ranks: Ranks) -> None:
-        """A step that is whole in all folders: copy it, unless one is under way on any rank. Every
-        rank calls this; ranks: those of the caller's thread."""
+        """Copy a step that is complete in all folders, unless a copy runs on any rank. All ranks
+        call this; ranks: for use in the caller's thread."""
 
         def is_free() -> bool:
-            return self.pinned is None and not self._is_over and prepared.step > self._newest
+            return self.pinned is None and not self._is_closed and prepared.step > self._newest
 
         if all(ranks.gather(is_free)):
-            self._begin(prepared)
+            self._start(prepared)
 
-    def _begin(self, prepared: PreparedStep) -> None:
+    def _start(self, prepared: PreparedStep) -> None:
         names = [file.name for file in prepared.planned if file.writer == self._ranks.rank]
         began = time.monotonic()
         self._unwanted.clear()
         self._step = prepared.step
-        if self._step <= self._newest:  # it was overtaken while ranks agreed on it
+        if self._step <= self._newest:  # a newer step was saved while the ranks agreed
             self._unwanted.set()
 
         def work() -> None:
@@ -73,25 +77,25 @@ class LazyUpload:
                 report = self._copy(prepared, names, began)
             except (TrainyardError, OSError) as error:
                 log.warning(
-                    "step %d could not be copied to %s, training goes on: %s",
+                    "could not copy step %d to %s, training continues: %s",
                     *(prepared.step, self._root_url, error),
                 )
                 return
             if report is None and self._ranks.rank == 0:
-                log.info("step %d is not copied to %s any more", prepared.step, self._root_url)
+                log.info("stopped copying step %d to %s", prepared.step, self._root_url)
 
         self._thread = threading.Thread(target=work, name="lazy upload", daemon=True)
         self._thread.start()
 
     def overtake(self, step: int) -> None:
-        """The store has this step: break off the copy of one before it."""
+        """The run folder has this step: abort the copy of an earlier one."""
         self._newest = step
         if self._step is not None and self._step <= step:
             self._unwanted.set()
 
     def close(self) -> None:
-        """Break off what is under way, and begin nothing more."""
-        self._is_over = True
+        """Abort the current copy, and start no other."""
+        self._is_closed = True
         self._unwanted.set()
         if self._thread is not None:
             self._thread.join()
@@ -102,7 +106,7 @@ class LazyUpload:
     def _copy(
         self, prepared: PreparedStep, names: Sequence[str], began: float
     ) -> SaveReport | None:
-        """None: it was broken off."""
+        """None if it was aborted."""
         source, first = prepared.url, self._ranks.rank == 0
         target = join(self._root_url, basename(source))
         cleared = self._ranks.gather(lambda: clear_step(target, self._lineage) if first else None)
@@ -142,7 +146,7 @@ class LazyUpload:
     ) -> list[FileRecord]:
         found = read_manifest(join(source, MANIFEST))
         if found is None:
-            raise ArtifactError(f"{source}: its {MANIFEST} is gone")
+            raise ArtifactError(f"{source}: its {MANIFEST} is missing")
         manifest: Manifest = found[0]
         records = list(files)
         for name, data in read_documents(source).items():
@@ -152,11 +156,11 @@ class LazyUpload:
         for record in records:
             if record != published.pop(record.path, None):
                 raise ArtifactError(
-                    f"{join(source, record.path)}: not what was saved any more: its digest is "
+                    f"{join(source, record.path)}: changed since it was saved: its digest is "
                     f"{record.digest}"
                 )
         if published:
-            raise ArtifactError(f"{source}: nobody wrote {next(iter(published))}")
+            raise ArtifactError(f"{source}: no rank wrote {next(iter(published))}")
         return publish_step(target, manifest, slot)
 
 
@@ -164,7 +168,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalSave:
-    """Writes steps of one run; on every rank alike."""
+    """Writes steps of one run, on every rank."""
 
     def __init__(
         self,
@@ -172,26 +176,26 @@ class LocalSave:
         keep_last: int,
         upload: LazyUpload | None = None,
     ) -> None:
-        """keep_last: steps that stay. upload: is offered each step that is whole; what it reads
-        does not go."""
+        """keep_last: number of steps to keep. upload: gets each complete step; the step it copies
+        is kept too."""
         self._steps, self._keep_last, self._upload = steps, keep_last, upload
 
     @property
     def root_url(self) -> str:
-        """Of this rank's folder."""
+        """This rank's folder."""
         return self._steps.root_url
 
     def prepare(
         self, step: int, tensors: Mapping[str, Held], lineage: str, ranks: Ranks
     ) -> PreparedStep:
-        """As `save.prepare_step`, with room made in every folder."""
+        """As `save.prepare_step`, and clears the step in every folder."""
         root = self._steps.root_url
 
         def clear() -> None:
-            if self._steps.places.is_first:
+            if self._steps.visibility.is_first:
                 remove_step(root, step)
-                for later in self._there():
-                    if later > step:  # of an attempt that this one has left behind
+                for later in self._steps_here():
+                    if later > step:  # of an earlier attempt
                         remove_step(root, later)
 
         ranks.gather(clear)
@@ -200,45 +204,45 @@ class LocalSave:
     def write(
         self, prepared: PreparedStep, contents: StepContents, ranks: Ranks
     ) -> list[FileRecord]:
-        """As `save.write_step`: on return the step is whole over all folders. What could not be
-        written goes at once: it may be all that fills a disk on which others save too."""
+        """As `save.write_step`: on return the step is complete over all folders. Removes a failed
+        step at once, as it may fill a disk on which other runs save."""
         try:
-            records = self._write_whole(prepared, contents, ranks)
+            records = self._write_all(prepared, contents, ranks)
         except Exception:
-            if self._steps.places.is_first:
+            if self._steps.visibility.is_first:
                 self._remove(prepared.step)
             raise
         if self._upload is not None:
             self._upload.offer(prepared, ranks)
-        if self._steps.places.is_first:
+        if self._steps.visibility.is_first:
             self._prune(prepared.step)
         return records
 
-    def _write_whole(
+    def _write_all(
         self, prepared: PreparedStep, contents: StepContents, ranks: Ranks
     ) -> list[FileRecord]:
-        records = write_step(prepared, contents, ranks)  # documents and manifest: at the first rank
-        places = self._steps.places
-        if len(places.firsts) > 1:
-            told = ranks.gather(lambda: read_documents(prepared.url) if ranks.rank == 0 else {})
-            mine = places.is_first and ranks.rank != 0
-            ranks.gather(lambda: write_documents(prepared.url, told[0]) if mine else None)
+        records = write_step(prepared, contents, ranks)  # documents only at the first rank
+        visibility = self._steps.visibility
+        if len(visibility.firsts) > 1:
+            sent = ranks.gather(lambda: read_documents(prepared.url) if ranks.rank == 0 else {})
+            mine = visibility.is_first and ranks.rank != 0
+            ranks.gather(lambda: write_documents(prepared.url, sent[0]) if mine else None)
         return records
 
     def _prune(self, newest: int) -> None:
-        there = [step for step in self._there() if step <= newest]
-        read = self._upload.pinned if self._upload is not None else None
-        kept = {*there[-self._keep_last :], read}
-        for step in there:
+        here = [step for step in self._steps_here() if step <= newest]
+        copied = self._upload.pinned if self._upload is not None else None
+        kept = {*here[-self._keep_last :], copied}
+        for step in here:
             if step not in kept:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
         try:
             remove_step(self._steps.root_url, step)
-        except (TrainyardError, OSError) as error:  # room is lost, not a step
-            log.warning("step %d could not be removed: %s", step, error)
+        except (TrainyardError, OSError) as error:  # loses disk space, not a step
+            log.warning("could not remove step %d: %s", step, error)
 
-    def _there(self) -> list[int]:
+    def _steps_here(self) -> list[int]:
         names = {path.split("/")[0] for path in store.list_files(self._steps.root_url)}
         return sorted(step for name in names if (step := step_of(name)) is not None)

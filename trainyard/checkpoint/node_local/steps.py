@@ -1,10 +1,10 @@
-"""Steps that lie in the folders of several nodes, a part of each in every folder.
+"""Steps in node-local folders, each with a part of every step.
 
-    FOLDER/iter_0000050/   as any step, but of the tensor files only those that ranks of this node
-                           wrote; documents and manifest.json, of the whole step, on every node
+    FOLDER/iter_0000050/   as any step, but with only the tensor files that ranks of this node
+                           wrote; documents and manifest.json are complete on every node
 
-A folder has its manifest once its own part is whole. A step is whole where each file that its
-manifest lists lies in one of the folders; on one node, it is a step like any other."""
+A folder has its manifest once its own part is complete. A step is complete if every file of its
+manifest is in one of the folders; on one node, it is a step like any other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainyard.artifacts.inputs import read_digest
 from trainyard.artifacts.manifest import read_listed, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.node_local.visibility import Places
+from trainyard.checkpoint.node_local.visibility import Visibility
 from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.steps import remove_step, step_folder, step_of
 from trainyard.checkpoint.stored_step import Verify
@@ -28,33 +28,33 @@ from trainyard.errors import ArtifactError
 log = logging.getLogger(__name__)
 
 TENSORS = ".safetensors"
-"""Ends the names of the files that lie on one node alone."""
+"""Suffix of the files that are on one node only."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldStep:
-    """What one folder has of a step."""
+class PartialStep:
+    """The part of a step in one folder."""
 
     step: int
     digest: str
-    """Of the whole step: parts of one save have the same."""
+    """Digest of the whole step, equal for all parts of one save."""
     missing: tuple[str, ...]
     """Files of the step that are not in this folder."""
     faults: tuple[str, ...] = ()
-    """What is there and not as it was published, in words; it counts as missing."""
+    """Messages about files that differ from the published ones; they count as missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStep:
-    """A step that is whole over all folders."""
+    """A step that is complete over all folders."""
 
     step: int
     digest: str
     readers: Mapping[str, tuple[int, ...]]
-    """Of files that not every rank sees, the ranks that do."""
+    """For files that not every rank sees, the ranks that do."""
 
 
-def look(root_url: str, lineage: str) -> list[HeldStep]:
+def partial_steps(root_url: str, lineage: str) -> list[PartialStep]:
     """The steps of a run with a manifest in one folder, ascending."""
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
     for path, size in store.list_files(root_url).items():
@@ -65,13 +65,13 @@ def look(root_url: str, lineage: str) -> list[HeldStep]:
     return [held for held in found if held is not None]
 
 
-def _held(url: str, sizes: Mapping[str, int], lineage: str) -> HeldStep | None:
+def _held(url: str, sizes: Mapping[str, int], lineage: str) -> PartialStep | None:
     step = step_of(store.basename(url))
     assert step is not None, url
     try:
         found = read_manifest(join(url, MANIFEST))
     except ArtifactError as error:
-        log.warning("passing over %s: %s", url, error)
+        log.warning("skipping %s: %s", url, error)
         return None
     if found is None or found[0].lineage != lineage:
         return None
@@ -81,14 +81,14 @@ def _held(url: str, sizes: Mapping[str, int], lineage: str) -> HeldStep | None:
         if size != record.size_bytes:
             missing.append(record.path)
         if size not in (None, record.size_bytes):
-            said = f"{size} bytes, manifest.json says {record.size_bytes}"
-            faults.append(f"{join(url, record.path)}: {said}")
-    return HeldStep(step, found[0].output_digest, tuple(missing), tuple(faults))
+            sizes_differ = f"{size} bytes, manifest.json says {record.size_bytes}"
+            faults.append(f"{join(url, record.path)}: {sizes_differ}")
+    return PartialStep(step, found[0].output_digest, tuple(missing), tuple(faults))
 
 
-def candidates(found: Sequence[Sequence[HeldStep]]) -> list[tuple[int, str]]:
-    """(step, digest) of every save of which some folder has a part, the highest step first; of two
-    saves of one step, the one that more folders know."""
+def candidates(found: Sequence[Sequence[PartialStep]]) -> list[tuple[int, str]]:
+    """(step, digest) of every save with a part in some folder. The highest step comes first; of two
+    saves of one step, the one in more folders."""
     counts: dict[tuple[int, str], int] = defaultdict(int)
     for steps in found:
         for held in steps:
@@ -97,21 +97,23 @@ def candidates(found: Sequence[Sequence[HeldStep]]) -> list[tuple[int, str]]:
 
 
 class LocalSteps:
-    """The folders of a run, seen from all ranks together: every method is called by each."""
+    """The node-local folders of a run; all ranks call every method together."""
 
-    def __init__(self, root_url: str, lineage: str, places: Places, ranks: Ranks) -> None:
-        """root_url: of this rank's folder."""
+    def __init__(self, root_url: str, lineage: str, visibility: Visibility, ranks: Ranks) -> None:
+        """root_url: this rank's folder."""
         self.root_url, self.lineage = root_url, lineage
-        self.places, self._ranks = places, ranks
+        self.visibility, self._ranks = visibility, ranks
 
     def find(
         self, least: int, verify: Verify, refused: Callable[[str], str | None]
     ) -> LocalStep | None:
-        """The highest step from `least` on that is whole; each above it is told of, with a reason.
+        """The highest complete step from `least` on; logs each step above it with a reason.
 
-        refused: why the step at a URL cannot be gone on from, or None; asked of one rank."""
-        first = self.places.is_first
-        found = self._ranks.gather(lambda: look(self.root_url, self.lineage) if first else [])
+        refused: why a run cannot resume from the step at a URL, or None; called on one rank."""
+        first = self.visibility.is_first
+        found = self._ranks.gather(
+            lambda: partial_steps(self.root_url, self.lineage) if first else []
+        )
         for step, digest in candidates(found):
             if step < least:
                 break
@@ -123,18 +125,18 @@ class LocalSteps:
             }
             reason = next(self._reasons(step, parts, verify, refused), None)
             if reason is None:
-                return self._whole(step, digest, parts)
+                return self._complete(step, digest, parts)
             if self._ranks.rank == 0:
                 log.warning(
-                    "passing over step %d in %s (%s): %s",
-                    *(step, self.root_url, self.places.words, reason),
+                    "skipping step %d in %s (%s): %s",
+                    *(step, self.root_url, self.visibility.description, reason),
                 )
         return None
 
     def _reasons(
         self,
         step: int,
-        parts: Mapping[int, HeldStep],
+        parts: Mapping[int, PartialStep],
         verify: Verify,
         refused: Callable[[str], str | None],
     ) -> Iterator[str]:
@@ -149,10 +151,10 @@ class LocalSteps:
         if faults and (gone or lost):
             yield f"damaged: {faults[0]}" + _more(len(faults))
         if gone:
-            folders = len(self.places.firsts)
+            folders = len(self.visibility.firsts)
             yield (
-                f"{gone[0]}{_more(len(gone))} is in none of the {folders} folders: a node is gone, "
-                f"or its folder was emptied ({len(parts)} of them know the step)"
+                f"{gone[0]}{_more(len(gone))} is in none of the {folders} folders: a node was "
+                f"replaced, or its folder was emptied ({len(parts)} of them have the step)"
             )
         if lost:
             yield f"damaged: {lost[0]}" + _more(len(lost))
@@ -166,41 +168,43 @@ class LocalSteps:
             wrong = self._ranks.gather(lambda: self._wrong_digests(url, parts))
             yield from (f"damaged: {text}" for texts in wrong for text in texts)
 
-    def _wrong_digests(self, url: str, parts: Mapping[int, HeldStep]) -> list[str]:
-        """Of this rank's share of what is in its folder."""
-        place = self.places.of_rank[self.places.rank]
-        found = read_manifest(join(url, MANIFEST)) if place in parts else None
+    def _wrong_digests(self, url: str, parts: Mapping[int, PartialStep]) -> list[str]:
+        """Wrong digests in this rank's share of the files in its folder."""
+        first = self.visibility.of_rank[self.visibility.rank]
+        found = read_manifest(join(url, MANIFEST)) if first in parts else None
         if found is None:
             return []
-        mates = self.places.ranks(place)
-        missing = set(parts[place].missing)
+        mates = self.visibility.ranks(first)
+        missing = set(parts[first].missing)
         here = [record for record in found[0].files if record.path not in missing]
         wrong = []
-        for record in here[mates.index(self.places.rank) :: len(mates)]:
+        for record in here[mates.index(self.visibility.rank) :: len(mates)]:
             digest = read_digest(join(url, record.path))
             if digest != record.digest:
-                said = f"digest {digest}, manifest.json says {record.digest}"
-                wrong.append(f"{join(url, record.path)}: {said}")
+                digests = f"digest {digest}, manifest.json says {record.digest}"
+                wrong.append(f"{join(url, record.path)}: {digests}")
         return wrong
 
-    def _whole(self, step: int, digest: str, parts: Mapping[int, HeldStep]) -> LocalStep:
-        """Every folder gets the documents that it lacks, as that of a new node."""
+    def _complete(self, step: int, digest: str, parts: Mapping[int, PartialStep]) -> LocalStep:
+        """Copy the documents to every folder that lacks them, such as that of a new node."""
         url = join(self.root_url, step_folder(step))
-        if set(parts) != set(self.places.firsts):
+        if set(parts) != set(self.visibility.firsts):
             source = min(parts)
-            told = self._ranks.gather(
+            documents = self._ranks.gather(
                 lambda: read_documents(url) if self._ranks.rank == source else {}
             )
-            lacks = self.places.is_first and self._ranks.rank not in parts
-            self._ranks.gather(lambda: write_documents(url, told[source]) if lacks else None)
+            lacks = self.visibility.is_first and self._ranks.rank not in parts
+            self._ranks.gather(lambda: write_documents(url, documents[source]) if lacks else None)
         gone = {name for held in parts.values() for name in held.missing}
         readers: dict[str, tuple[int, ...]] = {}
         for name in sorted(gone):
             firsts = [first for first, held in parts.items() if name not in held.missing]
-            readers[name] = tuple(r for first in sorted(firsts) for r in self.places.ranks(first))
-        # A folder that knew nothing of the step misses all tensor files.
-        if set(parts) != set(self.places.firsts):
-            everywhere = [r for first in sorted(parts) for r in self.places.ranks(first)]
+            readers[name] = tuple(
+                r for first in sorted(firsts) for r in self.visibility.ranks(first)
+            )
+        # A folder without the step lacks all its tensor files.
+        if set(parts) != set(self.visibility.firsts):
+            everywhere = [r for first in sorted(parts) for r in self.visibility.ranks(first)]
             found = read_manifest(join(url, MANIFEST))
             assert found is not None, url
             for record in found[0].files:
@@ -209,8 +213,8 @@ class LocalSteps:
         return LocalStep(step, digest, readers)
 
     def remove(self) -> None:
-        """All of it: the run is finished."""
-        if self.places.is_first:
+        """Remove all folders, after the end of the run."""
+        if self.visibility.is_first:
             store.delete_tree(self.root_url)
 
 
@@ -218,11 +222,11 @@ def _more(count: int) -> str:
     return f" and {count - 1} more" if count > 1 else ""
 
 
-# --- what every folder has ----------------------------------------------------------------------
+# --- the documents of every folder --------------------------------------------------------------
 
 
 def read_documents(step_url: str) -> dict[str, bytes]:
-    """All but the tensor files of a step, with its manifest last."""
+    """All files of a step except tensor files, the manifest last."""
     manifest = read_manifest(join(step_url, MANIFEST))
     assert manifest is not None, step_url
     records = {r.path: r for r in manifest[0].files if not r.path.endswith(TENSORS)}
@@ -231,12 +235,12 @@ def read_documents(step_url: str) -> dict[str, bytes]:
 
 
 def write_documents(step_url: str, documents: Mapping[str, bytes]) -> None:
-    """Publish what this folder has of a step: its documents, and behind them its manifest."""
-    if store.exists(join(step_url, MANIFEST)):  # of another save of that step, and not the one
+    """Publish this folder's part of a step: the documents, then the manifest."""
+    if store.exists(join(step_url, MANIFEST)):  # of another save of that step
         remove_step(store.parent(step_url), step_of(store.basename(step_url)) or 0)
     for name, data in documents.items():
         if name != MANIFEST:
             store.write_bytes(join(step_url, name), data)
     written = conditional.put_if_absent(join(step_url, MANIFEST), documents[MANIFEST])
     if written != digest_bytes(documents[MANIFEST]):
-        raise ArtifactError(f"{step_url}: somebody else writes there; give the run its own folder")
+        raise ArtifactError(f"{step_url}: another run writes there; give this run its own folder")

@@ -1,7 +1,7 @@
-"""Which ranks see one folder: those of a node its own disk, all of them a shared file system.
+"""Which ranks see the same folder: the ranks of a node for its own disk, all for a shared one.
 
-Found out by looking, not by host names: what is shared, and what only has the same path, no name
-tells."""
+Each rank writes a file and looks for those of the others, since host names do not show whether a
+path is shared."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.ranks import Ranks
 
 PROBE = ".place-"
-"""Begins the names of the files by which ranks see who is with them."""
+"""Prefix of these files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The folders of one path, each with the ranks that see it."""
+class Visibility:
+    """The folders at one path, each with the ranks that see it."""
 
     of_rank: tuple[int, ...]
-    """Of each rank, the first rank that sees the same folder as it."""
+    """For each rank, the first rank that sees the same folder."""
     hosts: tuple[str, ...]
-    """Of each rank, where it runs: for messages."""
+    """For each rank, its host, for messages."""
     rank: int
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first of its place, and does what one of them is to do."""
+        """Whether this rank is the first that sees its folder, and acts for the others."""
         return self.of_rank[self.rank] == self.rank
 
     @property
     def firsts(self) -> list[int]:
-        """The first rank of every place, ascending."""
+        """The first rank of every folder, ascending."""
         return sorted(set(self.of_rank))
 
     def ranks(self, first: int) -> list[int]:
-        """The ranks of a place, by the first of them."""
-        return [rank for rank, place in enumerate(self.of_rank) if place == first]
+        """The ranks that see the folder of rank `first`."""
+        return [rank for rank, other in enumerate(self.of_rank) if other == first]
 
     @property
-    def words(self) -> str:
-        """How many, and where."""
+    def description(self) -> str:
+        """The number of folders and their hosts, for messages."""
         hosts = list(dict.fromkeys(self.hosts[first] for first in self.firsts))
         count = len(self.firsts)
         shown = ", ".join(hosts[:4]) + (", ..." if len(hosts) > 4 else "")
         return f"{count} folder{'s' if count > 1 else ''} on {shown}"
 
 
-def one_place(ranks: Ranks) -> Places:
-    """All ranks see the same, as of a URL."""
+def visible_to_all(ranks: Ranks) -> Visibility:
+    """All ranks see the same folder, as at a URL."""
     world = ranks.world_size
-    return Places((0,) * world, (socket.gethostname(),) * world, ranks.rank)
+    return Visibility((0,) * world, (socket.gethostname(),) * world, ranks.rank)
 
 
-def find_places(root_url: str, ranks: Ranks) -> Places:
-    """Who sees the same folder at `root_url`, which is local to each rank; all call this.
+def find_visibility(root_url: str, ranks: Ranks) -> Visibility:
+    """Which ranks see the same folder at the local path `root_url`; all ranks call this.
 
-    Raises what one of them met that cannot write there."""
+    Raises the error of a rank that cannot write there."""
     own = f"{PROBE}{ranks.rank}-{uuid.uuid4().hex}"
     url = join(root_url, own)
 
@@ -79,12 +79,12 @@ def find_places(root_url: str, ranks: Ranks) -> Places:
         seen = ranks.gather(look)
     finally:
         store.delete(url)
-    return Places(_firsts(seen), tuple(host for _, host in marks), ranks.rank)
+    return Visibility(_firsts(seen), tuple(host for _, host in marks), ranks.rank)
 
 
 def _firsts(seen: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Of each rank, the first of those that it sees and that see it. File systems that lag show
-    less, so that a place falls into two, each with all that a place has."""
+    """For each rank, the first rank that it sees and that sees it. A slow file system may show
+    less; then one folder counts as two, each with all files."""
     firsts: list[int] = []
     for rank, others in enumerate(seen):
         both = (other for other in others if other < rank and rank in seen[other])

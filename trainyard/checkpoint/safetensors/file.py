@@ -1,7 +1,7 @@
-"""One safetensors file: a streaming writer, a ranged reader. What is in one: `header`.
+"""Safetensors files as torch tensors: a streaming writer, a ranged reader. Format: `header`.
 
-The safetensors package reads and writes the same bytes, yet wants a local file and all of its
-tensors in memory at once. Here one tensor at a time passes through, to and from any store."""
+The safetensors package reads and writes the same bytes, but needs a local file and all tensors in
+memory at once. This module works with any store and keeps one tensor in memory."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""By the names in safetensors headers."""
+"""torch's types, by their names in safetensors headers."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 LOCAL_GAP_BYTES = 64 << 10
-"""Bytes between two boxes that cost less to read than to pass over: of a file system ..."""
+"""Bytes between two boxes that are cheaper to read than to skip, on a file system."""
 
 REMOTE_GAP_BYTES = 256 << 10
-"""... and of an object store, where a request costs milliseconds."""
+"""The same for an object store, where a request takes milliseconds."""
 
 
 class Sink(Protocol):
-    """What `write_tensors` needs of a file."""
+    """A file for `write_tensors`."""
 
     def write(self, data: Any, /) -> Any:
         """Append bytes."""
@@ -64,9 +64,9 @@ def write_tensors(
     read: Callable[[str], torch.Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a file of the tensors `specs`, asking `read` for one at a time.
+    """Write a file of the tensors `specs`; `read` returns one at a time.
 
-    Equal specs and values give equal bytes, in whatever order the mapping lists them."""
+    Equal specs and values give equal bytes, in any order of the mapping."""
     order = file_order(specs)
     header = encode_header({name: specs[name] for name in order}, metadata)
     values = _values(order, specs, read)
@@ -82,7 +82,7 @@ def write_tensors(
 def _values(
     order: Iterable[str], specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor]
 ) -> Iterator[memoryview]:
-    """The bytes of one tensor after the other; none is held while the next is read."""
+    """The bytes of each tensor in turn; each is freed before the next is read."""
     for name in order:
         tensor = read(name)
         found = TensorSpec.of(tensor)
@@ -95,7 +95,7 @@ def _values(
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The values of a tensor on any device as one piece of memory, in C order."""
+    """The values of a tensor on any device as contiguous memory, in C order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy().data)
 
@@ -104,7 +104,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class TensorFile(ShardFile):
-    """A file whose tensors are read, whole or by boxes of several at once."""
+    """A file whose tensors are read whole, or by boxes of several at once."""
 
     def read(self, key: str) -> torch.Tensor:
         """A whole tensor."""
@@ -112,7 +112,7 @@ class TensorFile(ShardFile):
         return self.read_slice(key, (0,) * len(shape), shape)
 
     def read_slice(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """The box of a tensor that begins at `offset` and has `shape`, in memory of its own."""
+        """A copy of the box of a tensor at `offset` with `shape`."""
         spec = self.extents[key].spec
         assert len(offset) == len(shape) == len(spec.shape), (key, offset, shape, spec)
         box = torch.empty(tuple(shape), dtype=DTYPES[spec.dtype])
@@ -123,7 +123,7 @@ class TensorFile(ShardFile):
     # --- plans --------------------------------------------------------------------------------
 
     def want(self, key: str, offset: Sequence[int], target: torch.Tensor) -> Want[torch.Tensor]:
-        """The box at `offset` of the size of `target`, which it is to fill."""
+        """The box at `offset` that fills `target`."""
         extent, shape = self.extents[key], tuple(target.shape)
         sides = zip(offset, shape, extent.spec.shape, strict=True)
         assert all(0 <= o <= o + n <= f for o, n, f in sides), (key, offset, shape, extent)
@@ -135,9 +135,9 @@ class TensorFile(ShardFile):
         return plan_reads(wants, read_bytes or READ_BYTES, gap_bytes)
 
     def fetch(self, read: Read[torch.Tensor], scratch: torch.Tensor | None = None) -> None:
-        """Carry out a planned read: what it is for is filled.
+        """Carry out a planned read and fill its targets.
 
-        scratch: uint8 memory that may be used, as long as the read."""
+        scratch: optional uint8 memory for it, at least as long as the read."""
         if len(read.parts) == 1:
             straight = _memory_of(read.parts[0])
             if straight is not None:
@@ -156,7 +156,7 @@ class TensorFile(ShardFile):
 
 
 def box_of(memory: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """The box of a tensor that begins at `offset` and has `shape`: the same memory."""
+    """A view of the box of a tensor at `offset` with `shape`."""
     for dim, (begin, length) in enumerate(zip(offset, shape, strict=True)):
         memory = memory.narrow(dim, begin, length)
     return memory
@@ -167,7 +167,7 @@ def _target(part: Part[torch.Tensor]) -> torch.Tensor:
 
 
 def values_in(data: torch.Tensor, read: Read[Any], part: Part[Any]) -> torch.Tensor:
-    """The elements of a part in the bytes that were read, without a copy where that can be."""
+    """The elements of a part in the bytes that were read; a view if alignment allows it."""
     flat = data[part.begin - read.begin : part.end - read.begin]
     if flat.data_ptr() % part.itemsize or flat.storage_offset() % part.itemsize:
         flat = flat.clone()
@@ -176,8 +176,7 @@ def values_in(data: torch.Tensor, read: Read[Any], part: Part[Any]) -> torch.Ten
 
 
 def _memory_of(part: Part[torch.Tensor]) -> memoryview | None:
-    """The memory that a part is to fill, where the bytes of the file can be read straight into
-    it."""
+    """The target memory of a part, if the file's bytes can be read directly into it."""
     target = _target(part)
     is_same = target.dtype == DTYPES[part.want.extent.spec.dtype] and target.device.type == "cpu"
     if not (is_same and part.is_one_run and target.is_contiguous()):
@@ -189,9 +188,9 @@ def _memory_of(part: Part[torch.Tensor]) -> memoryview | None:
 
 
 def fetch_all(plans: Sequence[tuple[TensorFile, Sequence[Read[torch.Tensor]]]]) -> int:
-    """Carry out reads that fill disjoint memory; how many bytes were read.
+    """Carry out reads that fill disjoint memory; returns the bytes read.
 
-    Each thread has one buffer of a read's size, whatever is loaded."""
+    Each thread has one buffer of a read's size, regardless of the size of the load."""
     reads = [(file, read) for file, of_file in plans for read in of_file]
     size = sum(read.end - read.begin for _, read in reads)
     if size <= READ_BYTES:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: types, shapes, places. Headers are not trusted.
+"""The header of a safetensors file: types, shapes, offsets. Headers are untrusted input.
 
 8 bytes   little-endian unsigned: length n of the header
 n bytes   JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {...}},
@@ -35,7 +35,7 @@ ITEM_BYTES = {
     "BOOL": 1,
 }
 """Types by their names in safetensors headers, in the order in which a file holds them, and the
-bytes of an element. What torch calls them: `dtypes`."""
+bytes of an element. `file.DTYPES` has torch's types."""
 
 MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors package: a longer header is an attack or a mistake."""
@@ -57,32 +57,30 @@ class TensorSpec:
 
     @property
     def text(self) -> str:
-        """As messages write it."""
+        """The form in messages."""
         return f"{self.dtype} {list(self.shape)}"
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
         """Describe a tensor."""
-        from trainyard.checkpoint.safetensors.file import (
-            DTYPE_NAMES,  # torch: not for who only moves bytes
-        )
+        from trainyard.checkpoint.safetensors.file import DTYPE_NAMES  # imports torch
 
         return TensorSpec(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where the values of one tensor lie in its file."""
+    """A tensor's description, and the byte of the file at which its values start."""
 
     spec: TensorSpec
     begin: int
 
 
 def fault_of_spec(spec: TensorSpec) -> str | None:
-    """Why no tensor can be of this type and shape; None when one can."""
+    """Why no tensor can have this type and shape; None if one can."""
     if spec.dtype not in ITEM_BYTES:
         return f"dtype {shown(spec.dtype)} is not one of {', '.join(ITEM_BYTES)}"
-    # torch multiplies sizes in 64 bits, those beside an empty dim too.
+    # torch multiplies sizes in 64 bits, even if one dim is empty.
     if math.prod(max(1, size) for size in spec.shape) > MAX_COUNT // 16:
         return f"a tensor of {shown(list(spec.shape))} is larger than any memory"
     return None
@@ -95,28 +93,28 @@ def file_order(specs: Mapping[str, TensorSpec]) -> list[str]:
 
 
 def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
-    """Length and header of a file that holds these tensors one after another."""
+    """Length and header of a file with these tensors in order."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     end = 0
     for name, spec in specs.items():
         begin, end = end, end + spec.size_bytes
-        place = {"data_offsets": [begin, end]}
-        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), **place}
+        offsets = {"data_offsets": [begin, end]}
+        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), **offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % PREFIX_BYTES)
     return struct.pack("<Q", len(text)) + text
 
 
 def header_length(prefix: bytes, size: int, url: str) -> int:
-    """Bytes of the header, by the first 8 bytes of a file of `size`. Raises ArtifactError."""
+    """Size of the header, from the first 8 bytes of a file of `size`. Raises ArtifactError."""
     if len(prefix) < PREFIX_BYTES:
         raise ArtifactError(f"{url}: {size} bytes, too short for safetensors; it is truncated")
     length = int(struct.unpack("<Q", prefix)[0])
-    what = " but a pickle or an archive, which is never read" if _is_pickle(prefix) else ""
-    if length > MAX_HEADER_BYTES or (what and PREFIX_BYTES + length > size):
+    pickle = " but a pickle or an archive, which is never read" if _is_pickle(prefix) else ""
+    if length > MAX_HEADER_BYTES or (pickle and PREFIX_BYTES + length > size):
         raise ArtifactError(
-            f"{url}: header of {length} bytes, and at most {MAX_HEADER_BYTES} can be; not "
-            f"safetensors{what}"
+            f"{url}: header of {length} bytes, the limit is {MAX_HEADER_BYTES}; not "
+            f"safetensors{pickle}"
         )
     if PREFIX_BYTES + length > size:
         raise ArtifactError(f"{url}: header of {length} bytes in a file of {size}; it is truncated")
@@ -129,9 +127,9 @@ def _is_pickle(prefix: bytes) -> bool:
 
 
 def parse_header(text: bytes, size: int, url: str) -> tuple[dict[str, Extent], dict[str, str]]:
-    """The tensors of a file of `size` bytes, and its metadata, by the text of its header.
+    """The tensors and metadata of a file of `size` bytes, from the text of its header.
 
-    Raises ArtifactError unless the tensors fill what is behind the header, without a gap."""
+    Raises ArtifactError unless the tensors fill the rest of the file without a gap."""
     data_begin = PREFIX_BYTES + len(text)
     try:
         header = parse_json(text, url)

@@ -1,4 +1,4 @@
-"""Pieces of a file that is to be written, one after another, into memory of any size."""
+"""Joins pieces of a file into a stream that fills memory of any size."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterable
 from typing import Protocol
 
 SMALL = 64 << 10
-"""Bytes of which a copy is over before anybody waits for Python's lock."""
+"""Bytes whose copy is too short to block other threads noticeably."""
 
 
 class FilePiece(Protocol):
-    """Some bytes that can be put into memory."""
+    """Bytes that can be copied into memory."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of bytes."""
 
     def put(self, begin: int, memory: memoryview) -> None:
-        """Those from `begin` on, as many as there is room for."""
+        """Fill memory with the bytes from `begin` on."""
 
 
 class Joined:
-    """What `OutputFile.append_filled` asks for. One piece is held at a time."""
+    """The `fill` argument of `OutputFile.append_filled`. Keeps one piece in memory."""
 
     def __init__(self, pieces: Iterable[memoryview | FilePiece]) -> None:
         self._pieces = iter(pieces)
         self._piece: memoryview | FilePiece = memoryview(b"")
         self._done = 0
-        """Bytes of it."""
+        """Bytes of the current piece that were copied."""
 
     def fill(self, memory: memoryview) -> None:
-        """Put the next bytes there; StopIteration is an error of ours: there are too few."""
+        """Fill memory with the next bytes. StopIteration means a bug: there are too few."""
         while memory:
             if self._done == len(self._piece):
-                self._piece = memoryview(b"")  # not held while the next one is made
+                self._piece = memoryview(b"")  # freed before the next one is made
                 self._piece, self._done = next(self._pieces), 0
             length = min(len(memory), len(self._piece) - self._done)
             if isinstance(self._piece, memoryview):
@@ -43,10 +43,10 @@ class Joined:
 
 
 def copy(source: memoryview, target: memoryview) -> None:
-    """Copy bytes of equal number; where it lasts, Python's lock is left meanwhile."""
+    """Copy bytes between memories of equal size; a long copy releases Python's lock."""
     if len(source) <= SMALL:
         target[:] = source
         return
-    import numpy as np  # a tenth of a second: not for a header
+    import numpy as np  # takes 0.1 s: not needed for a header
 
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,9 +1,9 @@
-"""Which bytes of a tensor file hold some boxes of its tensors: few reads, and no byte twice. Pure.
+"""Plans reads for boxes of tensors in a file: few reads, and no byte twice. Pure.
 
-A box is cut where it crosses a grid of blocks, whole rows of a tensor that fill a read at most. So
-boxes that interleave (the columns that several ranks take of a row-major matrix) come out of one
-read of the rows that they share, and boxes of any layout never overlap in two reads. Neighbours are
-read together unless more than a gap lies between them."""
+A box is cut where it crosses a grid of blocks: whole rows of a tensor, at most one read long. So
+interleaved boxes (columns of a row-major matrix for several ranks) come from one read of the rows
+they share, and no boxes overlap in two reads. Neighbours are read together unless the gap between
+them is too large."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Want(Generic[T]):
-    """A box of one tensor of a file, and what it is wanted for."""
+    """A requested box of one tensor of a file, and its target."""
 
     extent: Extent
     offset: tuple[int, ...]
@@ -30,20 +30,20 @@ class Want(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """A box within a wanted box that one read brings whole."""
+    """A box within a requested box that one read contains completely."""
 
     want: Want[T]
     local: tuple[int, ...]
-    """Where it begins in the wanted box."""
+    """Its offset in the requested box."""
     shape: tuple[int, ...]
     begin: int
-    """Byte of the file at which its first element begins."""
+    """Byte of the file at which its first element starts."""
     end: int
-    """... and behind its last one; in between there may be elements of others."""
+    """Byte after its last element; elements of other boxes may be in between."""
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Of its elements in the file."""
+        """Strides of its elements in the file."""
         return strides_of(self.want.extent.spec.shape)
 
     @property
@@ -58,13 +58,13 @@ class Part(Generic[T]):
 
     @property
     def is_one_run(self) -> bool:
-        """Whether nothing of others lies between its elements."""
+        """Whether its elements are contiguous in the file."""
         return self.end - self.begin == self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[T]):
-    """Bytes that are read at once, and what they are for."""
+    """Bytes that are read at once, and the parts in them."""
 
     begin: int
     end: int
@@ -77,9 +77,9 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def plan_reads(wants: Iterable[Want[T]], read_bytes: int, gap_bytes: int) -> list[Read[T]]:
-    """Reads of at most `read_bytes` that bring all boxes of one file, in the order of the file.
+    """Reads of at most `read_bytes` that contain all boxes of one file, in file order.
 
-    Bytes that nobody wants are read where they are gaps of at most `gap_bytes`."""
+    Reads unrequested bytes only in gaps of at most `gap_bytes`."""
     parts = [part for want in wants for part in cut(want, read_bytes, gap_bytes)]
     reads: list[Read[T]] = []
     for cluster in _clusters(parts):
@@ -95,21 +95,21 @@ def plan_reads(wants: Iterable[Want[T]], read_bytes: int, gap_bytes: int) -> lis
 
 
 def _clusters(parts: list[Part[T]]) -> Iterator[Read[T]]:
-    """Parts that overlap, together: they are of one block, so no longer than a read."""
-    held: list[Part[T]] = []
+    """Overlapping parts together: they are in one block, so at most one read long."""
+    cluster: list[Part[T]] = []
     end = 0
     for part in sorted(parts, key=lambda part: (part.begin, part.end)):
-        if held and part.begin >= end:
-            yield Read(held[0].begin, end, tuple(held))
-            held = []
-        held.append(part)
+        if cluster and part.begin >= end:
+            yield Read(cluster[0].begin, end, tuple(cluster))
+            cluster = []
+        cluster.append(part)
         end = max(end, part.end)
-    if held:
-        yield Read(held[0].begin, end, tuple(held))
+    if cluster:
+        yield Read(cluster[0].begin, end, tuple(cluster))
 
 
 def cut(want: Want[T], read_bytes: int, gap_bytes: int) -> Iterator[Part[T]]:
-    """A box in parts that each lie in one block, and have no hole above a gap."""
+    """A box in parts, each within one block and without a hole larger than a gap."""
     spec = want.extent.spec
     itemsize, strides = ITEM_BYTES[spec.dtype], strides_of(spec.shape)
     if math.prod(want.shape) == 0:
@@ -126,7 +126,7 @@ def cut(want: Want[T], read_bytes: int, gap_bytes: int) -> Iterator[Part[T]]:
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first of a box to behind its last."""
+    """Elements from the first of a box to after its last."""
     return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
@@ -142,7 +142,7 @@ def _segments(
         for dim, n in enumerate(shape)
         if n > 1 and strides[dim] - _span(shape[dim + 1 :], strides[dim + 1 :]) > gap
     ]
-    # Dims before `first_whole` are taken an index at a time.
+    # Dims before `first_whole` are cut at every index.
     first_whole = max([grid, *(dim + 1 for dim in holes)])
     cuts = []
     for dim, n in enumerate(shape):
@@ -157,7 +157,7 @@ def _segments(
 
 
 def _on_grid(offset: int, length: int, step: int) -> list[tuple[int, int]]:
-    """A range in parts that end at multiples of `step`, relative to its begin."""
+    """A range in parts that end at multiples of `step`, relative to its start."""
     first = offset - offset % step
     bounds = [max(at, offset) for at in range(first, offset + length, step)]
     ends = [*bounds[1:], offset + length]

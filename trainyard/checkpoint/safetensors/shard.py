@@ -1,5 +1,4 @@
-"""One safetensors file opened for its bytes: header, ranges, digest. What tensors they are to
-torch: `tensorfile`."""
+"""Safetensors files as bytes, without torch: header, ranges, digest. As tensors: `file`."""
 
 from __future__ import annotations
 
@@ -21,19 +20,19 @@ from trainyard.checkpoint.safetensors.header import (
 from trainyard.errors import ArtifactError
 
 READ_BYTES = 8 << 20
-"""Bytes that are read at once, at most."""
+"""Maximum bytes of one read."""
 
 FIRST_BYTES = 64 << 10
-"""What is fetched of a remote file in the hope that the header ends there."""
+"""First read of a remote file, which usually contains the header."""
 
 
 class ShardFile(Closing):
     """A safetensors file opened for reading by range, from any number of threads.
 
-    Raises ArtifactError for a file that is torn or hostile, and for one that changes meanwhile."""
+    Raises ArtifactError for a truncated or hostile file, and for one that changes while open."""
 
     def __init__(self, url: str, expected_bytes: int | None = None) -> None:
-        """expected_bytes: how long the file must be, by a manifest."""
+        """expected_bytes: size of the file in its manifest."""
         self.url = url
         self._path = store.local_path(url)
         found = store.info(url)
@@ -48,7 +47,7 @@ class ShardFile(Closing):
 
     @property
     def is_local(self) -> bool:
-        """Whether reads are calls of the system, not requests."""
+        """Whether reads are system calls, not requests to a store."""
         return self._path is not None
 
     def _header(self) -> tuple[dict[str, Extent], dict[str, str]]:
@@ -61,12 +60,12 @@ class ShardFile(Closing):
         return parse_header(bytes((first + rest)[PREFIX_BYTES:end]), size, self.url)
 
     def read_into(self, begin: int, memory: memoryview) -> None:
-        """Fill memory with what stands from byte `begin` on."""
+        """Fill memory with the bytes from `begin` on."""
         if self._path is None:
             memory[:] = store.read_range(self.url, begin, begin + len(memory), self._version)
             return
-        # Opened for each read: a step may have more files than a process may have open. Without
-        # O_NONBLOCK a pipe in the place of a file would be waited for.
+        # Opened for each read: a step may have more files than a process may have open.
+        # O_NONBLOCK: opening a pipe in place of a file would block.
         with store.operation("read", self.url):
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
             try:
@@ -80,7 +79,7 @@ class ShardFile(Closing):
                 os.close(descriptor)
 
     def digest(self) -> str:
-        """Of all its bytes, which are read."""
+        """Digest of all its bytes, which are read."""
         running = hasher()
         for block in self._blocks():
             running.update(block)
@@ -98,8 +97,8 @@ class ShardFile(Closing):
             yield block
 
     def check_unchanged(self) -> None:
-        """Raise ArtifactError when a local file was written to or replaced since it was opened; of
-        a remote one every read sees to that."""
+        """Raise ArtifactError if a local file was written or replaced since it was opened; for a
+        remote one every read checks that."""
         if self._path is not None:
             self._check_stamp(self._path.stat() if self._path.exists() else None)
 
@@ -110,11 +109,11 @@ class ShardFile(Closing):
             raise ArtifactError(f"{self.url}: changed while it was being read")
 
     def close(self) -> None:
-        """Nothing is held between reads."""
+        """Nothing to do: no file is open between reads."""
 
 
 def _stamp_of(found: os.stat_result) -> tuple[int, int, int]:
-    """What changes when the contents do, and not when another link to them is made."""
+    """A stamp that changes with the contents, and not when another link to the file is made."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -125,10 +124,10 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 LOCAL_THREADS = max(1, min(4, os.cpu_count() or 1))
-"""More do not make a disk faster, and copies from the page cache are bound by memory."""
+"""More do not speed up a disk, and copies from the page cache are bound by memory."""
 
 REMOTE_THREADS = 8
-"""Requests to an object store that are under way at once."""
+"""Concurrent requests to an object store."""
 
 
 def in_threads(work: Callable[[J], R], jobs: Iterable[J], num_threads: int) -> Iterator[R]:
@@ -137,5 +136,5 @@ def in_threads(work: Callable[[J], R], jobs: Iterable[J], num_threads: int) -> I
 
 
 def num_threads(files: Iterable[ShardFile]) -> int:
-    """As many as reading them gains by."""
+    """Number of threads that speeds up reading the files."""
     return LOCAL_THREADS if all(file.is_local for file in files) else REMOTE_THREADS

@@ -19,7 +19,7 @@ from typing import Any
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import canonical, join
 from trainyard.checkpoint.node_local.steps import LocalStep, LocalSteps
-from trainyard.checkpoint.node_local.visibility import find_places, one_place
+from trainyard.checkpoint.node_local.visibility import find_visibility, visible_to_all
 from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.steps import STATE, step_document, step_folder
 from trainyard.checkpoint.stored_step import Verify
@@ -72,8 +72,8 @@ class NonPersistentSteps:
         token, self._is_new = told
         self._place = expanded(place) if self.is_local else place
         self.root_url = join(self._place, token)
-        places = find_places(self.root_url, ranks) if self.is_local else one_place(ranks)
-        self.steps = LocalSteps(self.root_url, lineage, places, ranks)
+        visibility = find_visibility(self.root_url, ranks) if self.is_local else visible_to_all(ranks)
+        self.steps = LocalSteps(self.root_url, lineage, visibility, ranks)
 
     def _token(self) -> tuple[str, bool]:
         """(token, whether it is new)."""
@@ -95,7 +95,7 @@ class NonPersistentSteps:
         kind = "node-local" if self.is_local else "global non-persistent"
         last = "has none" if found.latest is None else f"has step {found.latest}"
         words = (
-            f"{kind} step {step.step} ({self.steps.places.words}: {self.root_url}; whole, "
+            f"{kind} step {step.step} ({self.steps.visibility.description}: {self.root_url}; whole, "
             f"{VERIFIED[verify]}); {self._save} {last}"
         )
         return NonPersistentStep(self.root_url, step, max(found.staying, default=0), words)
@@ -108,7 +108,7 @@ class NonPersistentSteps:
             if self._ranks.rank == 0 and self._is_new:
                 token = store.basename(self.root_url)
                 _write(self._mark_url, {"lineage": self._lineage, "token": token})
-            if self.steps.places.is_first:
+            if self.steps.visibility.is_first:
                 _write(join(self.root_url, RUN), {"save": canonical(self._save)})
                 self._remove_older()
 

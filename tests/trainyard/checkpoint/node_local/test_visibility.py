@@ -12,8 +12,8 @@ from tests.trainyard.checkpoint.samples import contents, some_tensors
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.node_local.save import LocalSave
-from trainyard.checkpoint.node_local.steps import HeldStep, LocalSteps, candidates, look
-from trainyard.checkpoint.node_local.visibility import find_places, one_place
+from trainyard.checkpoint.node_local.steps import LocalSteps, PartialStep, candidates, partial_steps
+from trainyard.checkpoint.node_local.visibility import find_visibility, visible_to_all
 from trainyard.checkpoint.ranks import ALONE, Ranks
 from trainyard.testing.pool import RankPool
 from trainyard.training.run.checkpointing import Retention
@@ -21,7 +21,7 @@ from trainyard.training.run.checkpointing import Retention
 
 def places_of(folders: list[str]) -> tuple[tuple[int, ...], list[int], bool]:
     rank = dist.get_rank()
-    found = find_places(folders[rank], Ranks(dist.group.WORLD, rank, len(folders)))
+    found = find_visibility(folders[rank], Ranks(dist.group.WORLD, rank, len(folders)))
     return found.of_rank, found.ranks(found.of_rank[rank]), found.is_first
 
 
@@ -41,15 +41,15 @@ def test_ranks_of_one_folder_find_each_other_whatever_it_is_called(
 
 
 def test_candidates_are_the_highest_first_and_of_two_saves_the_better_known() -> None:
-    def held(step: int, digest: str) -> HeldStep:
-        return HeldStep(step, digest, ())
+    def held(step: int, digest: str) -> PartialStep:
+        return PartialStep(step, digest, ())
 
     nodes = [[held(1, "a"), held(3, "c")], [held(3, "b")], [held(3, "b"), held(2, "a")], []]
     assert candidates(nodes) == [(3, "b"), (3, "c"), (2, "a"), (1, "a")]
 
 
 def save(folder: Path, step: int, keep_last: int = 1) -> LocalSteps:
-    steps = LocalSteps(str(folder), "abc", one_place(ALONE), ALONE)
+    steps = LocalSteps(str(folder), "abc", visible_to_all(ALONE), ALONE)
     saving = LocalSave(steps, keep_last)
     prepared = saving.prepare(step, some_tensors(step), "abc", ALONE)
     saving.write(prepared, contents(step), ALONE)
@@ -59,10 +59,10 @@ def save(folder: Path, step: int, keep_last: int = 1) -> LocalSteps:
 def test_the_newest_stay_and_those_of_an_attempt_that_got_further_go(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, keep_last=2)
-    assert [held.step for held in look(str(tmp_path), "abc")] == [2, 3]
+    assert [held.step for held in partial_steps(str(tmp_path), "abc")] == [2, 3]
     save(tmp_path, 1, keep_last=2)
-    assert [held.step for held in look(str(tmp_path), "abc")] == [1]
-    assert look(str(tmp_path), "another lineage") == []
+    assert [held.step for held in partial_steps(str(tmp_path), "abc")] == [1]
+    assert partial_steps(str(tmp_path), "another lineage") == []
 
 
 def test_a_step_on_one_node_is_as_any_other(tmp_path: Path) -> None:
