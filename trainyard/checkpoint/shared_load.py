@@ -90,15 +90,9 @@ def fill_together(
         for box, (name, offset, shape) in enumerate(boxes)
         for part in locate(name, offset, shape)
     ]
-<<<<<<< HEAD
-    names = sorted({place.piece.file for place, _ in places})
-    opened = gather_or_raise(lambda: files.open_unchecked(names), group, give=False)[rank]
-    # Each file is one rank's to check, whichever of them has read some of it before.
-=======
     names = sorted({part.piece.file for part, _ in located})
-    opened = gather_or_raise(lambda: files.open_unchecked(names), group, send=False)[rank]
+    opened = gather_or_raise(lambda: files.open_unchecked(names), group, give=False)[rank]
     # One rank checks each file, whether or not it has read some of it before.
->>>>>>> f8bdda8 (checkpoint: plain names and prose)
     gather_or_raise(lambda: files.check(files.unchecked(names[rank::world])), group)
     files.mark_checked(names)
     queues = _assign(_plan(opened, located, world, files.readers), world)

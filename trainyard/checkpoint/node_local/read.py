@@ -58,15 +58,9 @@ class ScatteredFiles(ShardFiles[TensorFile]):
         def open_near() -> dict[str, TensorFile]:
             return super(ScatteredFiles, self).open_unchecked(near)
 
-<<<<<<< HEAD
         opened = gather_or_raise(open_near, self._group, give=False)[self._rank]
-        told = gather_or_raise(lambda: {name: opened[name].extents for name in tells}, self._group)
-        extents = {name: found for of_rank in told for name, found in of_rank.items()}
-=======
-        opened = gather_or_raise(open_near, self._group, send=False)[self._rank]
         headers = gather_or_raise(lambda: {n: opened[n].extents for n in sends}, self._group)
         extents = {name: found for of_rank in headers for name, found in of_rank.items()}
->>>>>>> f8bdda8 (checkpoint: plain names and prose)
         distant = {n: DistantFile(join(self._url, n), extents[n]) for n in asked if n not in opened}
         return {name: opened[name] if name in opened else distant[name] for name in asked}
 

@@ -84,7 +84,7 @@ def test_a_step_that_lacks_a_file_is_not_whole(
     steps = save(tmp_path, 7)
     (tmp_path / "iter_0000007" / name).unlink()
     assert steps.find(1, "sizes", lambda url: None) is None
-    assert "passing over step 7 in" in caplog.text
+    assert "skipping step 7 in" in caplog.text
     assert name in caplog.text
 
 

@@ -136,7 +136,7 @@ def test_a_damaged_one_is_passed_over_in_words(
     data[-1] ^= 1
     path.write_bytes(data if verify == "digests" else data[:-1])
     resumes(tokens, run, caplog, "continuing from node-local step 6", **options)
-    assert "passing over step 7 in " in caplog.text
+    assert "skipping step 7 in " in caplog.text
     assert f"damaged: {path}: " in caplog.text
     assert digest(run) == whole
 
@@ -222,7 +222,7 @@ def test_a_copy_that_is_overtaken_is_broken_off(
     options = {**SMALL, **local(tmp_path, "node", non_persistent_upload=True)}
     # Asked to stop while step 3 is copied: the step that ends this part is saved, the copy is not.
     assert go(tokens, run, **{**options, "exit_interval": 5, "save_interval": 8}) == "paused"
-    assert "is not copied to" in caplog.text
+    assert "stopped copying step" in caplog.text
     assert steps(run) == [5]
     assert sorted(path.name for path in run.glob("iter_*")) == ["iter_0000005"]
     resumes(tokens, run, caplog, "continuing from step 5 in ", **{**options, "save_interval": 8})
