@@ -72,7 +72,9 @@ class NonPersistentSteps:
         token, self._is_new = told
         self._place = expanded(place) if self.is_local else place
         self.root_url = join(self._place, token)
-        visibility = find_visibility(self.root_url, ranks) if self.is_local else visible_to_all(ranks)
+        visibility = (
+            find_visibility(self.root_url, ranks) if self.is_local else visible_to_all(ranks)
+        )
         self.steps = LocalSteps(self.root_url, lineage, visibility, ranks)
 
     def _token(self) -> tuple[str, bool]:
@@ -94,8 +96,9 @@ class NonPersistentSteps:
             return None
         kind = "node-local" if self.is_local else "global non-persistent"
         last = "has none" if found.latest is None else f"has step {found.latest}"
+        folders = self.steps.visibility.description
         words = (
-            f"{kind} step {step.step} ({self.steps.visibility.description}: {self.root_url}; whole, "
+            f"{kind} step {step.step} ({folders}: {self.root_url}; whole, "
             f"{VERIFIED[verify]}); {self._save} {last}"
         )
         return NonPersistentStep(self.root_url, step, max(found.staying, default=0), words)
