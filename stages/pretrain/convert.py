@@ -13,11 +13,10 @@ from stages.pretrain.config import PretrainConfig
 from stages.runtime.context import StageRun
 from stages.runtime.replacing import Replacing, replacing
 from trainyard.conversion.detect import loader_for
-from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
 from trainyard.conversion.loaders import open_source
 from trainyard.conversion.megatron.folder import marks_of
-from trainyard.conversion.megatron.megatron import write_megatron
-from trainyard.conversion.source import Source
+from trainyard.conversion.megatron.write import write_megatron
+from trainyard.conversion.source import Source, model_shapes, refuse_differences
 from trainyard.conversion.tokenizer_files import carried
 from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError

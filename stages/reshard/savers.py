@@ -15,9 +15,9 @@ from trainyard.checkpoint.reshard import OpenFile
 from trainyard.conversion.huggingface.config import LLAMA, MISTRAL, architecture
 from trainyard.conversion.huggingface.folder import write_hf_folder
 from trainyard.conversion.megatron.folder import marks_of
-from trainyard.conversion.megatron.megatron import write_megatron
 from trainyard.conversion.megatron.names import ModelClass
-from trainyard.conversion.meta.params_write import refuse_for_meta
+from trainyard.conversion.megatron.write import write_megatron
+from trainyard.conversion.meta.params import refuse_for_meta
 from trainyard.conversion.meta.read import PARAMS, SLICE
 from trainyard.conversion.meta.write import write_meta_folder
 from trainyard.conversion.source import Source

@@ -9,7 +9,7 @@ from trainyard.checkpoint.load import open_checkpoint
 from trainyard.conversion.detect import detect, refuse_unfit
 from trainyard.conversion.huggingface.read import open_huggingface
 from trainyard.conversion.lazy_tensors import AssembledSource
-from trainyard.conversion.megatron.megatron import MegatronSource, open_megatron
+from trainyard.conversion.megatron.read import MegatronSource, open_megatron
 from trainyard.conversion.meta.read import open_meta
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source

@@ -7,13 +7,17 @@ to `padded_vocab_size` rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
 
+from trainyard.artifacts.strict_json import shown
+from trainyard.checkpoint.layout import listed
 from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.errors import ArtifactError
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 
 
@@ -69,12 +73,7 @@ class Source(Protocol):
     def __enter__(self) -> Self:
         """The source itself."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Close it."""
 
 
@@ -83,3 +82,42 @@ def generation_of(source: Source) -> Mapping[str, Any]:
     in an attribute `generation`; {} otherwise."""
     found: Mapping[str, Any] = getattr(source, "generation", {})
     return found
+
+
+# --- expected tensors -------------------------------------------------------------------------
+
+
+Shapes = Mapping[str, Sequence[int]]
+
+MAX_NAME = 300
+"""Letters of a line of the list."""
+
+
+def model_shapes(config: TransformerConfig, padded_vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model, by its name there; no memory is taken."""
+    with torch.device("meta"):
+        model = family_of(config).load_class()(config, padded_vocab_size)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def refuse_differences(held: Shapes, wanted: Shapes, url: str, told_by: str) -> None:
+    """Refuse tensors that are not those that `told_by` asks for."""
+    missing = [_plain(name) for name in sorted(set(wanted) - set(held))]
+    unexpected = [_plain(name) for name in sorted(set(held) - set(wanted))]
+    differing = [
+        _plain(f"{name} is {shown(list(held[name]))}, wanted {list(wanted[name])}")
+        for name in sorted(set(wanted) & set(held))
+        if tuple(held[name]) != tuple(wanted[name])
+    ]
+    lists = (
+        listed("missing", missing)
+        + listed("unexpected", unexpected)
+        + listed("of another shape", differing)
+    )
+    if lists:
+        raise ArtifactError(f"{url}: its tensors are not those that {told_by} asks for{lists}")
+
+
+def _plain(name: str) -> str:
+    """As a terminal may show it: names are what a file says."""
+    return name if name.isprintable() and len(name) <= MAX_NAME else shown(name)

@@ -19,8 +19,7 @@ from trainyard.checkpoint.reshard import RESHARDED, OpenFile, plan_shards, whole
 from trainyard.checkpoint.safetensors.file import DTYPES, Sink, write_tensors
 from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER, encode_document
 from trainyard.config import digest_relevant
-from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
-from trainyard.conversion.source import Source, generation_of
+from trainyard.conversion.source import Source, generation_of, model_shapes, refuse_differences
 from trainyard.errors import ArtifactError
 
 MOMENTS = ("param", "exp_avg", "exp_avg_sq")

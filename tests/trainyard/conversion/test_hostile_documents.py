@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from trainyard.checkpoint.bounds import check_model
-from trainyard.conversion import documents
-from trainyard.conversion.documents import read_document
-from trainyard.conversion.huggingface.files import weight_map
-from trainyard.conversion.huggingface.read import open_huggingface
+from trainyard.conversion import fields
+from trainyard.conversion.fields import read_document
+from trainyard.conversion.huggingface.read import open_huggingface, weight_map
 from trainyard.conversion.meta.read import open_meta
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import MAX_LAYERS
@@ -89,7 +88,7 @@ def test_a_document_that_no_reader_should_take_is_refused(
 def test_a_document_of_absurd_size_is_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "MAX_BYTES", 1000)
+    monkeypatch.setattr(fields, "MAX_BYTES", 1000)
     (folder / "config.json").write_text(json.dumps(LLAMA) + " " * 1000)
     with pytest.raises(ArtifactError, match=r"config\.json: has \d+ bytes; .* 1000 at most"):
         open_huggingface(str(folder))

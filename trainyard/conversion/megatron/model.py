@@ -11,15 +11,26 @@ from torch import Tensor
 
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.conversion.megatron.args import args_of
+from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import PLAIN
 from trainyard.conversion.vocabulary import Adjusted, has_rows
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.parallel.pipeline.partition import Partition
 
 MEGATRON_DIVISOR = 128
 """Default of its --make-vocab-size-divisible-by."""
+
+CHECKPOINT_VERSION = 3.0
+
+OPTIONS_OF_RUN = (
+    *("lr", "min_lr", "decoupled_lr", "decoupled_min_lr", "lr_decay_style", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "tokenizer_type"),
+)
+"""Options of the run that have the same names and values in both programs."""
 
 ReadSlice = Callable[[str, Sequence[int], Sequence[int]], Tensor]
 
@@ -79,6 +90,37 @@ def whole_model(
             f"it anew with --true-vocab-size{known or ' and the number of tokens'}"
         )
     return model
+
+
+def args_document(
+    model: WholeModel,
+    *,
+    tp: int,
+    split: Partition,
+    is_legacy: bool,
+    transformer_impl: str,
+    **more: object,
+) -> dict[str, Any]:
+    """The `args` of Megatron-LM for a checkpoint of this model. more: of its format."""
+    values = args_of(
+        model.config,
+        padded_vocab_size=model.rows,
+        vocab_size=model.vocab_size,
+        tp=tp,
+        split=split,
+        is_legacy=is_legacy,
+        transformer_impl=transformer_impl,
+        dtype=model.specs[f"model.{EMBEDDING}"].dtype,
+        told=model.args,
+    )
+    return values | {
+        **more,
+        "iteration": model.step,
+        "consumed_train_samples": model.consumed_train_samples,
+        "skipped_train_samples": 0,
+        "consumed_valid_samples": 0,
+        **{name: model.options.get(name) for name in OPTIONS_OF_RUN},
+    }
 
 
 def _whole(source: Source) -> WholeModel:

@@ -19,13 +19,14 @@ from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.file import DTYPE_NAMES
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
-from trainyard.conversion.megatron.args import config_of
-from trainyard.conversion.megatron.bare import args_of_bare_file
+from trainyard.conversion.megatron.args import args_of_bare_file, config_of
 from trainyard.conversion.megatron.folder import (
     MODEL_FILE,
     OPTIMIZER_FILE,
+    TENSORS_ALONE,
+    Chunk,
     MegatronFolder,
+    RankFile,
     find_folder,
 )
 from trainyard.conversion.megatron.layout import (
@@ -45,13 +46,15 @@ from trainyard.conversion.megatron.optimizer import (
     plain_states,
 )
 from trainyard.conversion.megatron.progress import (
+    Scaler,
     check_iteration,
     samples_in,
+    scaler_in,
     schedule_in,
+    tokens_of,
+    warn_without,
 )
-from trainyard.conversion.megatron.rank import TENSORS_ALONE, Chunk, RankFile
-from trainyard.conversion.megatron.scaler import Scaler, scaler_in, warn_without
-from trainyard.conversion.megatron.tokens import tokens_of
+from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError

@@ -20,7 +20,7 @@ from torch import Tensor
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.megatron.args import args_of, refuse_for_legacy
+from trainyard.conversion.megatron.args import refuse_for_legacy
 from trainyard.conversion.megatron.folder import (
     MODEL_FILE,
     RELEASE,
@@ -29,7 +29,12 @@ from trainyard.conversion.megatron.folder import (
     rank_folder,
 )
 from trainyard.conversion.megatron.layout import Boxes, boxes_of_rank, cut_of
-from trainyard.conversion.megatron.model import WholeModel, whole_model
+from trainyard.conversion.megatron.model import (
+    CHECKPOINT_VERSION,
+    WholeModel,
+    args_document,
+    whole_model,
+)
 from trainyard.conversion.megatron.names import (
     LEGACY_COPY,
     ModelClass,
@@ -42,10 +47,10 @@ from trainyard.conversion.megatron.names import (
     their_name,
     with_layer_offset,
 )
-from trainyard.conversion.megatron.optimizer_write import (
+from trainyard.conversion.megatron.optimizer import (
     Written,
+    has_optimizer,
     optimizer_document,
-    why_no_optimizer,
 )
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import LazyTensor, lazy_tensors, write_torch_file
@@ -54,14 +59,6 @@ from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT
 from trainyard.parallel.pipeline.partition import Partition, arrange, nearest, stages_in_order
 
 log = logging.getLogger(__name__)
-
-CHECKPOINT_VERSION = 3.0
-
-OPTIONS_OF_RUN = (
-    *("lr", "min_lr", "decoupled_lr", "decoupled_min_lr", "lr_decay_style", "weight_decay"),
-    *("adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "tokenizer_type"),
-)
-"""Options with the same names and values in both, that are told on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +115,7 @@ def write_megatron(
     stages = split or _even_split(model.config.num_layers, pp, vpp)
     target = Target(model_class, style_of(model_class, transformer_impl), tp, stages)
     _check(model, target)
-    with_optimizer = save_optimizer and model.step > 0
-    if with_optimizer and (reason := why_no_optimizer(model)) is not None:
-        log.warning("the optimizer of %s is left out: %s", model.url, reason)
-        with_optimizer = False
+    with_optimizer = save_optimizer and has_optimizer(model)
     if with_optimizer:
         _warn_of_groups(model, target)
     ranks = [(pp_rank, tp_rank) for pp_rank in range(target.pp) for tp_rank in range(tp)]
@@ -227,25 +221,14 @@ class _RankWriter:
         return sum(lazy.spec.size_bytes for lazy in lazy_tensors(self.tree(with_optimizer)))
 
     def _args(self) -> dict[str, Any]:
-        model, target = self._model, self._target
-        values = args_of(
-            model.config,
-            padded_vocab_size=model.rows,
-            vocab_size=model.vocab_size,
+        target = self._target
+        return args_document(
+            self._model,
             tp=target.tp,
             split=target.split,
             is_legacy=target.model_class == "legacy",
             transformer_impl="local" if target.style == "legacy" else target.style,
-            dtype=model.specs[f"model.{EMBEDDING}"].dtype,
-            told=model.args,
         )
-        return values | {
-            "iteration": model.step,
-            "consumed_train_samples": model.consumed_train_samples,
-            "skipped_train_samples": 0,
-            "consumed_valid_samples": 0,
-            **{name: model.options.get(name) for name in OPTIONS_OF_RUN},
-        }
 
     def _chunk(self, number: int) -> list[Written]:
         """The parameters of a stage in the order of Megatron's modules."""

@@ -28,10 +28,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.documents import read_document
-from trainyard.conversion.expected_tensors import refuse_differences
-from trainyard.conversion.fields import Fields
-from trainyard.conversion.huggingface.from_hf import join_qkv
+from trainyard.conversion.fields import Fields, read_document
+from trainyard.conversion.huggingface.to_hf import join_qkv
 from trainyard.conversion.lazy_tensors import (
     About,
     AssembledSource,
@@ -40,8 +38,9 @@ from trainyard.conversion.lazy_tensors import (
     as_is,
 )
 from trainyard.conversion.meta.params import EMBEDDING, OUTPUT, read_params
+from trainyard.conversion.source import refuse_differences
 from trainyard.conversion.tokenizer_files import find_tokenizer
-from trainyard.conversion.torch_save.weights import TorchWeights
+from trainyard.conversion.torch_save.file import TorchWeights
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.gpt.checkpoint_names import META_LAYER
 from trainyard.models.gpt.config import GPTConfig

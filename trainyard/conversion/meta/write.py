@@ -24,10 +24,12 @@ from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.huggingface.to_hf import part_of
 from trainyard.conversion.megatron.layout import Boxes, Cut, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import WholeModel, whole_model
-from trainyard.conversion.meta.params import EMBEDDING, OUTPUT, read_params
-from trainyard.conversion.meta.params_write import (
+from trainyard.conversion.meta.params import (
+    EMBEDDING,
+    OUTPUT,
     is_llama3,
     params_document,
+    read_params,
     refuse_for_meta,
 )
 from trainyard.conversion.meta.read import PARAMS, slice_name

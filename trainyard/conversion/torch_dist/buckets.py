@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from trainyard.artifacts.urls import join
+from trainyard.conversion.megatron.folder import ALLOWED
 from trainyard.conversion.megatron.layout import Cut, boxes_of_rank, cut_of, join_parts
 from trainyard.conversion.megatron.names import (
     layer_of,
@@ -38,8 +39,7 @@ from trainyard.conversion.megatron.optimizer import (
     Unknown,
     num_updates,
 )
-from trainyard.conversion.megatron.rank import ALLOWED
-from trainyard.conversion.megatron.scaler import Scaler, scaler_in
+from trainyard.conversion.megatron.progress import Scaler, scaler_in
 from trainyard.conversion.megatron.stages import (
     degrees_in,
     names_on,

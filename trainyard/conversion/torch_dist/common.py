@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.closing import Closing
-from trainyard.conversion.megatron.rank import ALLOWED
+from trainyard.conversion.megatron.folder import ALLOWED
 from trainyard.conversion.torch_dist.index import METADATA, Place, StoredIndex
 from trainyard.conversion.torch_save.file import TorchFile
 from trainyard.conversion.torch_save.pickles import Noted, TensorRef

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.megatron.args import args_of
-from trainyard.conversion.megatron.model import WholeModel
-from trainyard.conversion.megatron.optimizer import MAIN, MOMENTS
-from trainyard.conversion.megatron.optimizer_write import (
-    HALF,
+from trainyard.conversion.megatron.model import CHECKPOINT_VERSION, WholeModel, args_document
+from trainyard.conversion.megatron.names import EMBEDDING
+from trainyard.conversion.megatron.optimizer import (
+    HALF_SPECS,
+    MAIN,
+    MOMENTS,
     groups_document,
     scaler_document,
 )
@@ -24,14 +25,6 @@ from trainyard.conversion.torch_dist.names import extra_states, stacked_key
 from trainyard.errors import ArtifactError
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.parallel.pipeline.partition import arrange
-
-CHECKPOINT_VERSION = 3.0
-
-OPTIONS_OF_RUN = (
-    *("lr", "min_lr", "decoupled_lr", "decoupled_min_lr", "lr_decay_style", "weight_decay"),
-    *("adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "tokenizer_type"),
-)
-"""Options with the same names and values in both, that are told on."""
 
 Shape = tuple[int, ...]
 
@@ -106,7 +99,7 @@ def _piece(model: WholeModel, prefix: str, full: str, name: str) -> WrittenPiece
 def _kinds(model: WholeModel) -> list[tuple[str, str]]:
     """(kind there, beginning of our name): weights that are fp32 are their own copy."""
     kinds = [(kind, f"optimizer.{kind}") for kind in MOMENTS]
-    if model.specs[f"model.{EMBEDDING}"].dtype in HALF:
+    if model.specs[f"model.{EMBEDDING}"].dtype in HALF_SPECS:
         kinds.append(("param" if is_distributed(model) else "fp32_param", f"optimizer.{MAIN}"))
     elif is_distributed(model):
         kinds.append(("param", "model"))
@@ -161,31 +154,20 @@ def _optimizer(model: WholeModel, names: list[str]) -> dict[str, Any]:
         kind = {"param_state_sharding_type": "fully_reshardable"}
         return {"optimizer": {"param_groups": groups}, **scaler, **kind}
     inner = {"state": {"common_step": model.num_updates}, "param_groups": groups}
-    is_half = model.specs[f"model.{EMBEDDING}"].dtype in HALF
+    is_half = model.specs[f"model.{EMBEDDING}"].dtype in HALF_SPECS
     return {"optimizer": inner, **scaler} if is_half else inner
 
 
 def _args(model: WholeModel, with_optimizer: bool) -> dict[str, Any]:
-    values = args_of(
-        model.config,
-        padded_vocab_size=model.rows,
-        vocab_size=model.vocab_size,
+    return args_document(
+        model,
         tp=1,
         split=arrange([model.config.num_layers], pp=1),
         is_legacy=False,
         transformer_impl="transformer_engine",
-        dtype=model.specs[f"model.{EMBEDDING}"].dtype,
-        told=model.args,
+        ckpt_format="torch_dist",
+        use_dist_ckpt=True,
+        use_distributed_optimizer=is_distributed(model),
+        no_save_optim=True if not with_optimizer else None,
+        no_save_rng=True,
     )
-    return values | {
-        "ckpt_format": "torch_dist",
-        "use_dist_ckpt": True,
-        "use_distributed_optimizer": is_distributed(model),
-        "no_save_optim": True if not with_optimizer else None,
-        "no_save_rng": True,
-        "iteration": model.step,
-        "consumed_train_samples": model.consumed_train_samples,
-        "skipped_train_samples": 0,
-        "consumed_valid_samples": 0,
-        **{name: model.options.get(name) for name in OPTIONS_OF_RUN},
-    }

@@ -26,20 +26,22 @@ from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.file import DTYPE_NAMES
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.documents import read_document
-from trainyard.conversion.expected_tensors import model_shapes, refuse_differences
+from trainyard.conversion.fields import read_document
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.folder import BACKEND, find_iteration
 from trainyard.conversion.megatron.optimizer import HALF, MAIN, MOMENTS, Unknown
 from trainyard.conversion.megatron.optimizer import num_updates as updates_of
 from trainyard.conversion.megatron.progress import (
+    Scaler,
     check_iteration,
     iteration_in,
     samples_in,
+    scaler_in,
     schedule_in,
+    tokens_of,
+    warn_without,
 )
-from trainyard.conversion.megatron.scaler import Scaler, scaler_in, warn_without
-from trainyard.conversion.megatron.tokens import tokens_of
+from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.torch_dist.buckets import (
     Joined,
     check_places,

@@ -20,8 +20,13 @@ from trainyard.conversion.ranged_file import RangedFile
 from trainyard.conversion.torch_dist.index import Shape, StoredPiece, StoredTensor
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.conversion.torch_save.pickles import SIZES, TensorRef, unpickle_all
-from trainyard.conversion.torch_save.record_check import RecordCheck, Span
-from trainyard.conversion.torch_save.zip import LOCAL_HEADER, Archive, read_archive
+from trainyard.conversion.torch_save.zip import (
+    LOCAL_HEADER,
+    Archive,
+    RecordCheck,
+    Span,
+    read_archive,
+)
 from trainyard.errors import ArtifactError
 
 MAX_OPEN = 8

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import pickle
 import warnings
 from bisect import bisect_right
@@ -48,7 +47,7 @@ from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.file import DTYPES, Sink
 from trainyard.conversion.megatron.folder import BACKEND, RELEASE, TRACKER, iteration_folder
 from trainyard.conversion.megatron.model import WholeModel, whole_model
-from trainyard.conversion.megatron.optimizer_write import why_no_optimizer
+from trainyard.conversion.megatron.optimizer import has_optimizer
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_dist.common import COMMON
 from trainyard.conversion.torch_dist.index import METADATA
@@ -58,8 +57,6 @@ from trainyard.conversion.torch_dist.plan import (
     plan_torch_dist,
 )
 from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
-
-log = logging.getLogger(__name__)
 
 BACKEND_DOCUMENT = {
     "sharded_backend": "torch_dist",
@@ -98,10 +95,7 @@ def write_torch_dist(
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
         model = replace(model, options=options)
-    with_optimizer = save_optimizer and model.step > 0
-    if with_optimizer and (reason := why_no_optimizer(model)) is not None:
-        log.warning("the optimizer of %s is left out: %s", model.url, reason)
-        with_optimizer = False
+    with_optimizer = save_optimizer and has_optimizer(model)
     plan = plan_torch_dist(model, with_optimizer)
     expect(plan.size_bytes)
     folder = iteration_folder(model.step)

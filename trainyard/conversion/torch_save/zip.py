@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import BinaryIO
 
+from trainyard.conversion.ranged_file import RangedFile
 from trainyard.errors import ArtifactError
 
 MAX_DIRECTORY_BYTES = 256 * 2**20
@@ -136,3 +137,42 @@ def _check_directory_size(file: BinaryIO, size: int, url: str) -> int:
     if length > MAX_DIRECTORY_BYTES or offset + length > size:
         raise ArtifactError(f"{url}: a zip directory of {length} bytes; it is damaged or hostile")
     return int(offset)
+
+
+# --- checksums --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bytes of a record in its file."""
+
+    begin: int
+    size_bytes: int
+    crc: int
+    """Of all of them; 0: not known."""
+
+
+class RecordCheck:
+    """Which records of a file, or of several, were found to be what was written."""
+
+    def __init__(self) -> None:
+        self._sound: set[tuple[str, int]] = set()
+
+    def read(self, file: RangedFile, span: Span, begin: int, length: int) -> bytearray:
+        """A range of a record, counted in the file. Raises ArtifactError where any byte of the
+        record is not what was written."""
+        key = file.url, span.begin
+        if not span.crc or key in self._sound:
+            return file.range(begin, length)
+        if (begin, length) == (span.begin, span.size_bytes):
+            data, crc = file.range_and_crc(begin, length)
+        else:
+            crc = file.crc(span.begin, span.size_bytes)
+            data = file.range(begin, length)
+        if crc != span.crc:
+            raise ArtifactError(
+                f"{file.url}: the record at byte {span.begin} has CRC-32 {crc:08x}, and was "
+                f"written with {span.crc:08x}; the file is damaged, so copy it anew"
+            )
+        self._sound.add(key)
+        return data

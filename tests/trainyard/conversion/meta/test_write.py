@@ -19,8 +19,7 @@ from tests.trainyard.conversion.meta.test_read import PUBLISHED, write_meta
 from trainyard.artifacts import store
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.lazy_tensors import About, AssembledSource, Recipe, as_is
-from trainyard.conversion.meta.params import rounded_up
-from trainyard.conversion.meta.params_write import ffn_fields, params_document
+from trainyard.conversion.meta.params import ffn_fields, params_document, rounded_up
 from trainyard.conversion.meta.read import open_meta
 from trainyard.conversion.meta.write import write_meta_folder
 from trainyard.conversion.source import Source

@@ -23,8 +23,8 @@ from tests.trainyard.conversion.torch_dist.torch_dist_buckets_files import (
     write_buckets,
 )
 from tests.trainyard.conversion.torch_dist.torch_dist_files import Stored
-from trainyard.conversion.expected_tensors import model_shapes
 from trainyard.conversion.megatron.optimizer import Unknown
+from trainyard.conversion.source import model_shapes
 from trainyard.conversion.torch_dist.buckets import (
     KINDS,
     Joined,

@@ -32,7 +32,7 @@ from tests.trainyard.conversion.torch_dist.torch_dist_files import (
 )
 from trainyard.artifacts import store
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.megatron.tokens import tokens_of
+from trainyard.conversion.megatron.progress import tokens_of
 from trainyard.conversion.torch_dist.index import fills, read_index
 from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
 from trainyard.errors import ArtifactError, ConfigError
