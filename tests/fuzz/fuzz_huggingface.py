@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save
 
 from trainyard.checkpoint.bounds import check_model
+from trainyard.checkpoint.safetensors.file import spec_of
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.fields import read_document
 from trainyard.conversion.meta.params import EMBEDDING, read_params
@@ -77,7 +78,7 @@ def target(data: bytes) -> None:
             return
         with hf_read.open_huggingface(str(FOLDER)) as source:
             for tensor, spec in source.specs.items():
-                assert TensorSpec.of(source.read(tensor)) == spec
+                assert spec_of(source.read(tensor)) == spec
     if name in SOUND:
         place.write_bytes(SOUND[name])
 

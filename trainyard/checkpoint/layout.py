@@ -12,7 +12,7 @@ import torch
 from trainyard.checkpoint.plan import (
     Slice,
 )
-from trainyard.checkpoint.safetensors.file import DTYPES
+from trainyard.checkpoint.safetensors.file import DTYPES, spec_of
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.errors import ArtifactError
 
@@ -34,7 +34,7 @@ class ShardedTensor:
     @property
     def slice(self) -> Slice:
         """Its description in a file plan."""
-        spec = TensorSpec.of(self.tensor)
+        spec = spec_of(self.tensor)
         whole, offset = tuple(self.global_shape), tuple(self.offset)
         return Slice(self.name, spec.dtype, whole, offset, spec.shape)
 

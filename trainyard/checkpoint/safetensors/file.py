@@ -40,7 +40,6 @@ DTYPES: dict[str, torch.dtype] = {
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-
 LOCAL_GAP_BYTES = 64 << 10
 """Bytes between two boxes that are cheaper to read than to skip, on a file system."""
 
@@ -53,6 +52,11 @@ class Sink(Protocol):
 
     def write(self, data: Any, /) -> Any:
         """Append bytes."""
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """Type and shape of a tensor."""
+    return TensorSpec(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 
 
 # --- writing ----------------------------------------------------------------------------------
@@ -85,7 +89,7 @@ def _values(
     """The bytes of each tensor in turn; each is freed before the next is read."""
     for name in order:
         tensor = read(name)
-        found = TensorSpec.of(tensor)
+        found = spec_of(tensor)
         assert found == specs[name], f"{name}: {found} is not {specs[name]}"
         if tensor.numel():
             data = tensor_bytes(tensor)

@@ -12,13 +12,10 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainyard.artifacts.strict_json import MAX_COUNT, counts, parse_json, shown
 from trainyard.errors import ArtifactError
-
-if TYPE_CHECKING:
-    import torch
 
 ITEM_BYTES = {
     "I64": 8,
@@ -59,13 +56,6 @@ class TensorSpec:
     def text(self) -> str:
         """The form in messages."""
         return f"{self.dtype} {list(self.shape)}"
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorSpec:
-        """Describe a tensor."""
-        from trainyard.checkpoint.safetensors.file import DTYPE_NAMES  # imports torch
-
-        return TensorSpec(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from typing import Any
 from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.config import from_dict
-from trainyard.conversion.megatron.folder import RankFile
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import LLAMA3_LENGTH, MAX_LAYERS
 from trainyard.models.gpt.config import GPTConfig
@@ -270,41 +268,3 @@ def refuse_for_legacy(config: GPTConfig) -> None:
         raise ConfigError(
             f"the legacy model class of Megatron-LM has no {', '.join(lacking)}; take --saver core"
         )
-
-
-# --- files without arguments ------------------------------------------------------------------
-
-
-POSITION_WEIGHTS = "embedding.position_embeddings.weight"
-FC1 = "decoder.layers.0.mlp.linear_fc1.weight"
-
-OF_2019 = {
-    "position_embedding_type": "learned_absolute",
-    "normalization": "LayerNorm",
-    "norm_epsilon": 1e-5,
-    "bias_gelu_fusion": True,
-}
-"""GPT-2: learned positions, LayerNorm, GELU in its tanh form, tied embeddings."""
-
-
-def args_of_bare_file(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the tensors tell, and those that were given.
-
-    Raises ConfigError where the number of heads was not given."""
-    told = {name: value for name, value in given.items() if value is not None}
-    first = ranks[0][0]
-    if "num_attention_heads" not in told:
-        raise ConfigError(
-            f"{first.url}: holds no args, as files of 2019 do not, so the number of its heads is "
-            "not known; give --num-attention-heads (16 for NVIDIA's GPT-345M)"
-        )
-    chunks = [chunk for row in ranks for chunk in row[0].chunks(tied=True)]
-    shapes = {p.name: p.ref.shape for chunk in reversed(chunks) for p in chunk.parameters}
-    found: dict[str, Any] = {"num_layers": sum(chunk.num_layers for chunk in chunks)}
-    if len(shapes.get(EMBEDDING, ())) == 2:
-        found["hidden_size"] = shapes[EMBEDDING][1]
-    if POSITION_WEIGHTS in shapes:
-        found["seq_length"] = found["max_position_embeddings"] = shapes[POSITION_WEIGHTS][0]
-    if FC1 in shapes:
-        found["ffn_hidden_size"] = shapes[FC1][0] * len(ranks[0])
-    return {**OF_2019, **found, **told}

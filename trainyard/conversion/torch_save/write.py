@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from trainyard.checkpoint.safetensors.file import DTYPES, Sink, tensor_bytes
+from trainyard.checkpoint.safetensors.file import DTYPES, Sink, spec_of, tensor_bytes
 from trainyard.checkpoint.safetensors.header import TensorSpec
 
 ALIGNMENT = 64
@@ -63,7 +63,7 @@ class LazyTensor:
     @staticmethod
     def of(tensor: Tensor) -> LazyTensor:
         """One that is there."""
-        return LazyTensor(TensorSpec.of(tensor), lambda: tensor)
+        return LazyTensor(spec_of(tensor), lambda: tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # the function that torch.save names in every file; its signature is that of the format
@@ -117,7 +117,7 @@ def write_torch_file(out: Sink, tree: Any, folder: str) -> None:
         _add(archive, f"{folder}/byteorder", b"little")
         for tensor in tensors:
             made = tensor.make()
-            assert TensorSpec.of(made) == tensor.spec, (TensorSpec.of(made), tensor.spec)
+            assert spec_of(made) == tensor.spec, (spec_of(made), tensor.spec)
             _add(
                 archive, f"{folder}/data/{tensor._key}", tensor_bytes(made) if made.numel() else b""
             )

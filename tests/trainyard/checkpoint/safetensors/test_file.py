@@ -12,8 +12,7 @@ import safetensors.torch
 import torch
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, write_tensors
-from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, spec_of, write_tensors
 from trainyard.errors import ArtifactError
 
 
@@ -25,7 +24,7 @@ def every_dtype() -> dict[str, torch.Tensor]:
 
 def encode(tensors: dict[str, torch.Tensor]) -> bytes:
     out = io.BytesIO()
-    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
+    specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
     write_tensors(out, specs, lambda name: tensors[name])
     return out.getvalue()
 

@@ -19,7 +19,7 @@ from tests.trainyard.conversion.megatron.megatron_files import (
     megatron_modules,
     write,
 )
-from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.safetensors.file import spec_of
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.read import open_megatron
 from trainyard.errors import ArtifactError, ConfigError
@@ -70,7 +70,7 @@ def read_all(root: Path, **given: Any) -> tuple[dict[str, Tensor], GPTConfig]:
     with open_megatron(str(root), **given) as source:
         found = {name: source.read(name) for name in source.specs}
         for name, tensor in found.items():
-            assert TensorSpec.of(tensor) == source.specs[name]
+            assert spec_of(tensor) == source.specs[name]
             assert tensor.is_contiguous()
         return found, source.config
 

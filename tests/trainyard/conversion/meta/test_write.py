@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.trainyard.conversion.meta.meta_program import files_of, meta_logits
 from tests.trainyard.conversion.meta.test_read import PUBLISHED, write_meta
 from trainyard.artifacts import store
-from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.safetensors.file import spec_of
 from trainyard.conversion.lazy_tensors import About, AssembledSource, Recipe, as_is
 from trainyard.conversion.meta.params import ffn_fields, params_document, rounded_up
 from trainyard.conversion.meta.read import open_meta
@@ -50,7 +50,7 @@ class Memory:
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
-        self.specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
+        self.specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
 
     def read(self, name: str) -> Tensor:
         return self._tensors[name].clone()

@@ -31,7 +31,7 @@ from tests.trainyard.conversion.torch_dist.torch_dist_files import (
     write_around,
 )
 from trainyard.artifacts import store
-from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.safetensors.file import spec_of
 from trainyard.conversion.megatron.progress import tokens_of
 from trainyard.conversion.torch_dist.index import fills, read_index
 from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
@@ -52,7 +52,7 @@ def weights_of(config: GPTConfig) -> dict[str, Tensor]:
 def read_all(root: Path | str) -> tuple[dict[str, Tensor], TorchDistSource]:
     with open_torch_dist(str(root)) as source:
         found = {name: source.read(name) for name in source.specs}
-    assert all(TensorSpec.of(tensor) == source.specs[name] for name, tensor in found.items())
+    assert all(spec_of(tensor) == source.specs[name] for name, tensor in found.items())
     assert all(tensor.is_contiguous() for tensor in found.values())
     return found, source
 
