@@ -18,9 +18,8 @@ from typing import Any
 
 from trainyard.artifacts.strict_json import counts, shown, text
 from trainyard.checkpoint.safetensors.header import TensorSpec, fault_of_spec
+from trainyard.checkpoint.steps import FORMAT_VERSION
 from trainyard.errors import ArtifactError
-
-FORMAT_VERSION = 1
 
 PLAIN_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 """Names of tensor files, which are directly in the step folder."""

@@ -25,8 +25,10 @@ from trainyard.artifacts.manifest import (
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, check_relative, join, local_path
-from trainyard.checkpoint.index import FORMAT_VERSION
 from trainyard.errors import ArtifactError, ConfigError
+
+FORMAT_VERSION = 1
+"""Of the documents of a step."""
 
 INDEX = "index.json"
 STATE = "state.json"
