@@ -1,4 +1,4 @@
-"""One format into another: what is read, with what was asked for, to what writes it."""
+"""Converts a checkpoint from one format into another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def convert(config: ReshardConfig, stage: StageRun, loader: str) -> dict[str, An
 
 
 def _opened(config: ReshardConfig, loader: str) -> Source:
-    """What is read, with the vocabulary that was asked for."""
+    """The source, with the requested vocabulary."""
     described = config.tokenizer()
     tokenizer = carried(described) if described is not None else None
     source = open_source(config.load_dir, loader, Given(config.num_attention_heads))

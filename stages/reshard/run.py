@@ -1,4 +1,4 @@
-"""Stream the tensors of one checkpoint into other files."""
+"""Streams the tensors of a checkpoint into other files or another format."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def _is_copy(config: ReshardConfig) -> bool:
-    """Whether it is ours into ours; what looks like no checkpoint is left to our reader, which says
-    what it found."""
+    """Whether a trainyard step is copied; a folder without a checkpoint counts as one.
+
+    Its reader then reports what it found."""
     if config.saver != "trainyard" or config.loader not in ("auto", "trainyard"):
         return False
     return config.loader == "trainyard" or detect(config.load_dir) in ("trainyard", None)
 
 
 def _checked_loader(config: ReshardConfig) -> str:
-    """What reads the source; refuses one that it would not read, as far as no torch is needed to
-    tell."""
+    """The loader of the source; checks that it can read the source, as far as possible without
+    torch."""
     described = config.tokenizer()
     if described is not None:
         from trainyard.tokenizers.registry import check_files  # numpy: not to move bytes either
@@ -66,7 +67,7 @@ def _say_that_none_is_needed(config: ReshardConfig) -> None:
 
 
 def _refuse_changes(config: ReshardConfig) -> None:
-    """Ours into ours is a copy, bit for bit."""
+    """A trainyard step is copied bit for bit, so options that change it are refused."""
     changes = {
         "--make-vocab-size-divisible-by": config.make_vocab_size_divisible_by,
         "--true-vocab-size": config.true_vocab_size,

@@ -1,4 +1,4 @@
-"""What writes each format of `--saver`, through the files of the stage."""
+"""Writers of each `--saver` format, through the stage's files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from trainyard.errors import ConfigError
 log = logging.getLogger(__name__)
 
 Save = Callable[[ReshardConfig, StageRun, Source, str], None]
-"""Writes a source; the last is the loader that it was read with."""
+"""Writes a source; the last argument is the loader that read it."""
 
 WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 
 
 def save_trainyard(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """Somebody else's as a step of ours."""
+    """A converted checkpoint as a trainyard step."""
     check_source(source)
     if not source.tokenizer_files():
         log.warning(
@@ -149,7 +149,7 @@ def _into_megatron(
 
 
 def _tokens_to_pad(config: ReshardConfig, source: Source) -> int | None:
-    """Tokens whose rows are to be padded anew; None: the rows stay."""
+    """Tokens whose rows are padded again; None: the rows stay."""
     if config.true_vocab_size is None and config.make_vocab_size_divisible_by is not None:
         return source.vocab_size
     return config.true_vocab_size

@@ -1,6 +1,6 @@
-"""What writes a step folder of ours through the files of the stage; ours into ours.
+"""Writes a trainyard step folder through the stage's files, and copies a step into other files.
 
-Nothing here needs torch, whose import takes longer than to copy a gigabyte."""
+Needs no torch, whose import takes longer than to copy a gigabyte."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from trainyard.checkpoint.stored_step import open_step
 from trainyard.errors import ConfigError
 
 Write = Callable[[OpenFile, Callable[[int], object]], None]
-"""Writes the files of a step, by their names in it, and tells the bytes that it wrote."""
+"""Writes the files of a step, by their names in it, and reports the bytes written."""
 
 OF_MEGATRON = re.compile(r"latest_checkpointed_iteration\.txt|.+\.pt|.+\.distcp")
 
 
 def copy_step(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
-    """Ours into ours: all of a step, in another number of files."""
+    """Copy a trainyard step into another number of files."""
     with open_step(config.load_dir, "--load-dir") as step:
-        step.check()  # a copy that nobody could read is none
+        step.check()  # never copy a damaged step
         copied = read_copied(step)
         total = sum(
             step.spec(name).size_bytes for name in step.names() if kind_of(name) in RESHARDED
@@ -61,32 +61,32 @@ def save_files(
     write: Write,
     names: Sequence[str] = (),
 ) -> None:
-    """A step folder with a manifest of its own.
+    """Write a step folder with its own manifest.
 
-    names: of all files that `write` writes, where it is known and threads open several at once."""
+    names: all files that `write` writes, if known; required if threads open several at once."""
     folder = step_folder(step)
     step_url = join(config.save_dir, folder)
     refuse_strangers(config, stage, OF_MEGATRON.fullmatch)
     stage.begin_replacing()
     slot = clear_step(step_url, stage.lineage)
-    open_one = partial(_open_noted, stage) if names else stage.open
+    open_one = partial(_open_recorded, stage) if names else stage.open
     if names:
-        stage.work.note_final(f"{folder}/{name}" for name in (*names, MANIFEST))
+        stage.work.record_final(f"{folder}/{name}" for name in (*names, MANIFEST))
     with stage.progress(total, "bytes", "reshard") as progress:
         write(lambda name: open_one(f"{folder}/{name}"), progress.update)
     files = tuple(
         replace(record, path=path.removeprefix(f"{folder}/"))
         for path, record in sorted(stage.records.items())
     )
-    stage.work.note_final([*stage.records, f"{folder}/{MANIFEST}"])
+    stage.work.record_final([*stage.records, f"{folder}/{MANIFEST}"])
     manifest = Manifest(stage=stage.name, lineage=stage.lineage, files=files)
     for record in publish_step(step_url, manifest, slot):
         stage.record(record)
 
 
 @contextmanager
-def _open_noted(stage: StageRun, path: str) -> Iterator[OutputFile]:
-    """Begin a final file whose name was noted before, in any thread."""
+def _open_recorded(stage: StageRun, path: str) -> Iterator[OutputFile]:
+    """Start a final file whose name is already recorded, in any thread."""
     assert stage.output is not None
     with store.open_output(stage.output.file_url(path), path) as out:
         yield out
@@ -97,10 +97,10 @@ def _open_noted(stage: StageRun, path: str) -> Iterator[OutputFile]:
 def refuse_strangers(
     config: ReshardConfig, stage: StageRun, is_weights: Callable[[str], object]
 ) -> None:
-    """A model file that is not ours would be loaded in the place of what is written, or lost."""
+    """Refuse model files of another program: a loader could take them for the output."""
     ours = set(stage.slot.files if stage.slot else ()) | stage.work.final_names()
     found = store.list_files(config.save_dir)
-    # Not what a kill left torn, in whatever folder, nor what is kept for the next run.
+    # Hidden names are temporary files of killed runs, or work for the next run.
     seen = (name for name in found if not is_hidden(name))
     strange = [name for name in seen if is_weights(name) and name not in ours]
     if strange:

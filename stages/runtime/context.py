@@ -1,5 +1,4 @@
-"""What a running stage is handed: its inputs, its output, a work folder that outlives kills,
-progress."""
+"""The context of a running stage: inputs, output, a work folder that survives kills, progress."""
 
 from __future__ import annotations
 
@@ -32,63 +31,62 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ask a run to stop; SIGUSR1 is what schedulers send ahead of a time limit."""
 
 ECHO_SECONDS = 5.0
-"""One order to stop may come twice: Slurm sends it to every process of a step, and torchrun among
-them sends it on to its ranks. So long apart at most."""
+"""A signal may arrive twice within this time: Slurm sends it to every process of a step, and
+torchrun forwards it to its ranks."""
 
 
 class WorkFolder:
-    """Units of finished work, kept over kills for as long as inputs, options and code
-    are the same."""
+    """Finished units of work, kept after a kill while inputs, options and code stay the same."""
 
     def __init__(self, output: Output, key: str) -> None:
         self._root = output.work_url
         self._mine = key[:12]
 
     def url(self, name: str) -> str:
-        """Where the work file of that name lies."""
+        """URL of the work file of that name."""
         return join(self._root, self._mine, check_relative(name))
 
     def open(self, name: str) -> OutputFile:
-        """Begin a work file; it appears when it is closed."""
+        """Start a work file; it appears when it is closed."""
         return store.open_output(self.url(name), name)
 
     def names(self) -> set[str]:
-        """The work files that are there: whole, since none appears before it is closed."""
+        """The existing work files, all complete, since none appears before it is closed."""
         return set(store.list_files(join(self._root, self._mine)))
 
     def publish(self, key: str, document: Mapping[str, Any]) -> None:
-        """Mark a unit as finished, with what is to be remembered of it."""
+        """Mark a unit as finished, with a document about it."""
         store.write_bytes(self.url(f"{key}.unit.json"), json.dumps(document).encode())
 
     def published(self, key: str) -> dict[str, Any] | None:
-        """What was remembered of a finished unit; None when it is not finished."""
+        """The document of a finished unit; None if it is not finished."""
         return self._units.get(key)
 
     @cached_property
     def _units(self) -> dict[str, dict[str, Any]]:
-        # Listed once: units that this very run publishes need not be asked for.
+        # Listed once: nothing looks up units that this run publishes.
         ending = ".unit.json"
         names = store.list_files(join(self._root, self._mine))
         keys = [name.removesuffix(ending) for name in names if name.endswith(ending)]
         return {key: store.read_json(self.url(key + ending)) for key in keys}
 
     def clean(self) -> None:
-        """Remove what killed runs left: torn files, and the units of other inputs or options."""
+        """Remove leftovers of killed runs: incomplete files, units of other inputs or options."""
         for name in store.list_files(self._root):
             of_others = not name.startswith((self._mine + "/", FINAL_NAMES))
             if store.is_abandoned(name) or of_others:
                 log.debug("removing leftover %s", join(self._root, name))
                 store.delete(join(self._root, name))
 
-    def note_final(self, names: Iterable[str]) -> None:
-        """Remember which final names this run writes, lest a kill make them nobody's."""
+    def record_final(self, names: Iterable[str]) -> None:
+        """Record the final names that this run writes, so that a later run can remove them."""
         document = json.dumps(sorted(names)).encode()
         store.write_bytes(join(self._root, f"{FINAL_NAMES}{self._mine}.json"), document)
 
     def final_names(self) -> set[str]:
-        """The final names that this and earlier, killed runs began to write."""
-        notes = [name for name in store.list_files(self._root) if name.startswith(FINAL_NAMES)]
-        return {name for note in notes for name in store.read_json(join(self._root, note))}
+        """The final names that this run and earlier, killed ones started to write."""
+        records = [name for name in store.list_files(self._root) if name.startswith(FINAL_NAMES)]
+        return {name for file in records for name in store.read_json(join(self._root, file))}
 
     def remove(self) -> None:
         """Remove everything, after the manifest is published."""
@@ -103,23 +101,23 @@ class StageRun:
     inputs: dict[str, Input]
     output: Output | None
     lineage: str = ""
-    """Digest of configuration and inputs: what unfinished work may be continued under."""
+    """Digest of configuration and inputs; unfinished work resumes only under the same lineage."""
     code: str = ""
-    """Digest of the code: units of one version are not mixed with those of another."""
+    """Digest of the code; units of different versions are not mixed."""
     reason: str = ""
     is_forced: bool = False
     """True when --force was given."""
     claim: Claim | None = None
-    """Held while final names may be written; None in ranks, whose parent holds it."""
+    """Held while final files may be written; None in ranks, whose parent holds it."""
     is_main: bool = True
     """True on rank 0, whose records make the manifest."""
     slot: Slot | None = None
-    """The manifest that stands where ours will go; None when there is none."""
+    """The manifest to replace, or None."""
     libraries: dict[str, str] = field(default_factory=dict)
-    """Versions of what the work was done with, for the manifest."""
+    """Versions of the libraries used, for the manifest."""
     records: dict[str, FileRecord] = field(default_factory=dict)
     step_file: Path | None = None
-    """Where rank 0 of several notes its steps for the parent; None where nobody looks."""
+    """File in which rank 0 of several reports its steps to the parent; None without a parent."""
     retired: bool = False
     _begun: set[str] = field(default_factory=set)
     _signal: int | None = None
@@ -141,32 +139,32 @@ class StageRun:
 
     @property
     def scratch(self) -> Path:
-        """A local folder for this run alone, removed at its end."""
+        """A local folder for this run, removed at its end."""
         if self._scratch is None:
             self._scratch = Scratch(self.name)
         return self._scratch.path
 
     def check_claim(self) -> None:
-        """Raise ClaimHeldError when another run has taken the output over."""
+        """Raise ClaimHeldError if another run took the output over."""
         if self.claim is not None:
             self.claim.check()
 
     # --- writing ------------------------------------------------------------------------------
 
     def open(self, name: str, volatile: bool = False) -> OutputFile:
-        """Begin a final file; listed in the manifest once it is closed cleanly.
+        """Start a final file; a clean close adds it to the manifest.
 
-        What stood under its name, and the manifest that lists it, stay until then."""
+        An older file of that name, and its manifest, stay until then."""
         return _Recorded(self, self._output.file_url(name), name, volatile)
 
     def begin_final(self, name: str) -> None:
-        """Just before a final name is written: the old manifest goes, and the name is noted."""
+        """Called just before a final file appears: retire the old manifest and record the name."""
         self.begin_replacing()
         self._begun.add(name)
-        self.work.note_final(self._begun)
+        self.work.record_final(self._begun)
 
     def write_bytes(self, name: str, data: bytes, volatile: bool = False) -> None:
-        """Write a final file whole."""
+        """Write a whole final file."""
         with self.open(name, volatile) as file:
             file.write(data)
 
@@ -179,15 +177,15 @@ class StageRun:
         self.write_text(name, json.dumps(document, indent=1, allow_nan=False) + "\n", volatile)
 
     def record(self, record: FileRecord) -> None:
-        """List a file that was written by other means, by its path relative to the output."""
+        """Add a file that was written by other means, by its path relative to the output."""
         check_relative(record.path)
         self.records[record.path] = record
 
     def begin_replacing(self) -> None:
-        """From here on final names are written: the old manifest, if any, stops being one.
+        """Retire the old manifest, if any, before final files are written.
 
-        Closing what `open` began does this; a stage that writes final files otherwise calls it
-        first."""
+        Closing a file from `open` does this; a stage that writes final files by other means calls
+        it first."""
         self.check_claim()
         if self.slot is not None and not self.retired and self.is_main:
             self.slot = retire(self._output.manifest_url, self.slot, self.lineage)
@@ -198,28 +196,28 @@ class StageRun:
     def progress(
         self, total: int | None, unit: str = "documents", desc: str = "", start: int = 0
     ) -> Progress:
-        """Progress of this stage, to be used as a context manager."""
+        """Progress of this stage, as a context manager."""
         return Progress(total, unit, desc or self.name, start=start)
 
     def defer_signals(self) -> None:
-        """From here on SIGTERM, SIGINT or SIGUSR1 only sets `stop_requested`. It changes nothing
-        when they come again: whoever sends them kills, if need be, when the grace is over. Ctrl-C
-        has no such end, so a second SIGINT stops at once."""
+        """From now on SIGTERM, SIGINT and SIGUSR1 only set `stop_requested`. Repeated signals are
+        ignored, as the sender kills the run when its grace period ends. Ctrl-C has no grace period,
+        so a second SIGINT stops at once."""
         self._deferred = True
 
     @property
     def stop_requested(self) -> bool:
-        """True after a first signal of a run that deferred them."""
+        """True after a first deferred signal."""
         return self._signal is not None
 
     def stop(self) -> None:
-        """End as the deferred signal asked, when what had to be saved is saved."""
+        """Stop, as the deferred signal requested, after everything is saved."""
         assert self._signal is not None
         raise Stopped(self._signal)
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
-        """The handler that the command line installs."""
-        self.check_claim()  # a lost claim signals too, and leaves nothing to be saved
+        """The signal handler that the command line installs."""
+        self.check_claim()  # a lost claim signals too; then nothing may be saved
         self._num_interrupts += signum == signal.SIGINT
         if not self._deferred:
             self._stop_at_once(signum)
@@ -234,8 +232,8 @@ class StageRun:
             raise Stopped(signum)
 
     def _stop_at_once(self, signum: int) -> None:
-        """Raise Stopped; not again for the echo of a signal, which would break off what is cleaned
-        up meanwhile. Later it is raised again: an exception may get lost in a callback."""
+        """Raise Stopped, but not again for an echo of the signal, which would interrupt the
+        clean-up. A later signal raises again, since an exception may get lost in a callback."""
         now = time.monotonic()
         is_echo = self._raised is not None and now - self._raised < ECHO_SECONDS
         if is_echo and signum != signal.SIGINT:
@@ -252,7 +250,7 @@ class StageRun:
 
 
 class _Recorded(OutputFile):
-    """An output file that enters itself in its run's list on a clean close."""
+    """An output file that adds itself to its run's records on a clean close."""
 
     def __init__(self, run: StageRun, url: str, name: str, volatile: bool) -> None:
         super().__init__(url, name, volatile)

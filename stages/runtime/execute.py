@@ -1,8 +1,7 @@
 """One run of a stage: decide, claim, work, publish, clean up.
 
-The order is what makes a kill at any point harmless: nothing final is written without the claim,
-the old manifest stops being one before the first final file changes, and the new one is written
-last."""
+This order makes a kill at any point harmless: a run writes final files only under the claim,
+retires the old manifest before the first final file changes, and writes the new one last."""
 
 from __future__ import annotations
 
@@ -31,47 +30,47 @@ from trainyard.errors import ClaimHeldError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the command line asked for."""
+    """A stage with its options from the command line."""
 
     name: str
     config: Any
     run_module: str
     check_module: str
-    """Has `check_inputs(config)`; empty: the stage has none."""
+    """Module with `check_inputs(config)`; empty for a stage without it."""
     arguments: list[str]
-    """The command line again, for the ranks that the job starts."""
+    """The command line, for the ranks that the job starts."""
     force: bool
     claim_wait_seconds: float
 
     @property
     def log(self) -> logging.Logger:
-        """Lines of this stage."""
+        """The logger of this stage."""
         return logging.getLogger(f"stages.{self.name}")
 
     @property
     def spent(self) -> tuple[str, ...]:
-        """Folders that the configuration says are of no use once the output is there."""
+        """Folders that the configuration removes once the output is published."""
         return self.config.spent() if isinstance(self.config, MadeInShares) else ()
 
     def decide(self) -> Decision:
-        """Whether there is work."""
+        """Whether the stage has work to do."""
         modules = (self.run_module, type(self.config).__module__)
         return decide(self.name, self.config, modules, self.force)
 
 
 def execute(job: Job) -> int:
-    """Run a stage, if there is anything to do; returns 0 or raises."""
+    """Run a stage if it has work to do; returns 0 or raises."""
     with retry.waiting():
         return _execute(job)
 
 
 def _execute(job: Job) -> int:
-    # OpenMP threads that wait for each other spin, and starve each other wherever anything else
-    # wants a core: a training step on two cores, one of them busy, took 3.1 s, and 0.65 s so.
+    # Waiting OpenMP threads spin, and starve each other if anything else needs a core: a training
+    # step on two cores, one of them busy, takes 3.1 s with spinning and 0.65 s without.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     if ranks.is_delegated():
         return ranks.run_delegated(job.name, job.config, job.run_module)
-    if hasattr(job.config, "check_ranks"):  # before inputs are looked at and ranks are started
+    if hasattr(job.config, "check_ranks"):  # before inputs are checked and ranks are started
         job.config.check_ranks(ranks.num_ranks(job.config))
     if ranks.is_follower(job.config):
         return ranks.follow(job.name, job.config, job.run_module)
@@ -101,14 +100,13 @@ def _execute(job: Job) -> int:
 
 
 def _check_inputs(job: Job) -> None:
-    """What the stage can refuse of its inputs before its own module is imported, and torch with
-    it, which takes seconds."""
+    """Check the inputs before the stage's module imports torch, which takes seconds."""
     if job.check_module:
         importlib.import_module(job.check_module).check_inputs(job.config)
 
 
 def _finished_whole(job: Job, decision: Decision) -> tuple[Output, Manifest] | None:
-    """For a share of an output: the whole, if it was made of the same inputs, options and code."""
+    """For a share: the whole output, if it was made from the same inputs, options and code."""
     whole = job.config.whole() if isinstance(job.config, MadeInShares) else None
     found = read_manifest(whole.manifest_url) if whole is not None and not job.force else None
     if whole is None or found is None:
@@ -131,7 +129,7 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         decision = job.decide()  # again: another run may have finished while this one waited
         if decision.manifest is not None and decision.reason is None:
             leader.announce(None)
-            job.log.info("another run finished it meanwhile")
+            job.log.info("another run finished this output in the meantime")
             _report_noop(job, run.output, decision.manifest)
             return
         _adopt(run, decision, job.force)
@@ -154,13 +152,13 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
 
 
 def _absent_folders(url: str) -> list[Path]:
-    """The folder of an output and those above it that are not there yet, the innermost first."""
+    """The folder of an output and its parents that do not exist yet, the innermost first."""
     path = local_path(url)
     return [] if path is None else [at for at in (path, *path.parents) if not at.exists()]
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """A run that was refused before it wrote anything leaves no folder that its claim made."""
+    """Remove the folders that the claim of a refused run made, if they are empty."""
     for folder in folders:
         try:
             folder.rmdir()
@@ -177,7 +175,7 @@ def _adopt(run: StageRun, decision: Decision, force: bool) -> None:
 def _manifest(
     job: Job, decision: Decision, run: StageRun, metrics: dict[str, Any], began: float
 ) -> Manifest:
-    system = os.uname()  # platform.platform() starts a program to ask
+    system = os.uname()  # platform.platform() starts a program
     facts = {
         "seconds": round(time.time() - began, 3),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
@@ -203,18 +201,18 @@ def _report_ran(job: Job, run: StageRun, manifest: Manifest) -> None:
     report_outcome("ran", run.reason, run.output.manifest_url, digest)
 
 
-# --- what killed runs leave -------------------------------------------------------------------
+# --- leftovers of killed runs -----------------------------------------------------------------
 
 
 def _tidy_after_a_kill(job: Job, run: StageRun, manifest: Manifest) -> None:
-    """A run that was killed after it had published may have left its claim and work folder."""
+    """Remove the claim and work folder of a run that was killed after publishing."""
     assert run.output is not None
     if not store.exists(run.output.claim_url):
         return
     try:
         claim = acquire(run.output.claim_url, 0)
     except ClaimHeldError:
-        return  # somebody is at work here; it is theirs to clean up
+        return  # another run is writing here, and cleans up itself
     try:
         _remove_strays(job, run, manifest)
     finally:
@@ -222,8 +220,7 @@ def _tidy_after_a_kill(job: Job, run: StageRun, manifest: Manifest) -> None:
 
 
 def _remove_strays(job: Job, run: StageRun, manifest: Manifest) -> None:
-    """Remove what earlier versions of this artifact and killed runs of it wrote, and what only led
-    to it; nothing else."""
+    """Remove files of earlier versions and of killed runs of this artifact, and spent shares."""
     assert run.output is not None
     earlier = set(run.slot.files if run.slot else ()) | run.work.final_names()
     for path in sorted(earlier - {record.path for record in manifest.files}):

@@ -1,7 +1,7 @@
-"""How a run ends, in words a person reads and in documents that survive a launcher.
+"""Reports the end of a run: a message for people, and documents for the launcher's caller.
 
-Launchers between a stage and its caller change exit codes; `failure.json` and `outcome.json` in the
-folder named by TRAINYARD_RUN_DIR say the same thing whatever happens to the code."""
+Launchers change exit codes, so `failure.json` and `outcome.json` in the folder TRAINYARD_RUN_DIR
+repeat the outcome."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from trainyard.logging import printable
 RUN_DIR = "TRAINYARD_RUN_DIR"
 
 OF_COMMUNICATION = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
-"""Error classes of torch that mean that ranks have lost each other, by name: torch need not be
+"""torch's error classes for a lost connection between ranks, by name, so that torch need not be
 imported."""
 
 STEP = "trainyard_step"
-"""Attribute of an error: the last step that a training had finished when it met it."""
+"""Attribute of an error: the last training step finished before it."""
 STEP_DIGITS = 20
-"""Width of the number in the file in which a rank tells its parent how far it is."""
+"""Width of the number in the file in which a rank reports its step to its parent."""
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status that an error ends a stage with."""
+    """The exit status of a stage that fails with this error."""
     if isinstance(error, TrainyardError | Stopped):
         return error.exit_status
     if isinstance(error, KeyboardInterrupt):
@@ -49,8 +49,8 @@ def exit_status(error: BaseException) -> int:
 
 
 def failure_class(error: BaseException) -> type[BaseException]:
-    """What an error is told as in failure.json: its own class, or one of ours where the system or
-    torch have said that memory or another rank is gone."""
+    """The class of an error in failure.json: its own, or one of ours for lack of memory or a lost
+    rank reported by the system or torch."""
     if isinstance(error, TrainyardError):
         return type(error)
     if type(error).__name__ in OF_COMMUNICATION and lack_of_memory(error) is None:
@@ -59,13 +59,13 @@ def failure_class(error: BaseException) -> type[BaseException]:
 
 
 def add_step(error: BaseException, step: int | None) -> None:
-    """Have failure.json say how far a training was; None, or 0, of one that finished no step."""
+    """Record the last finished step for failure.json; None or 0 if there is none."""
     if step:
         setattr(error, STEP, step)
 
 
 def read_step(file: Path) -> int | None:
-    """What a rank told its parent; None when it has told nothing."""
+    """The step that a rank reported to its parent, or None."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ def read_step(file: Path) -> int | None:
 
 
 def report_failure(stage: str, error: BaseException, debug: bool) -> int:
-    """Say what went wrong, write failure.json, and return the exit status."""
+    """Log the error, write failure.json, and return the exit status."""
     status = exit_status(error)
     kind = type(error).__name__
     log = logging.getLogger(f"stages.{stage}")
@@ -85,10 +85,10 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
     elif isinstance(error, TrainyardError):
         log.error("%s", message)
     else:
-        place = _place(error)
-        what = "defect of trainyard" if status == EXIT_DEFECT else "infrastructure"
+        cause = "defect of trainyard" if status == EXIT_DEFECT else "infrastructure"
         log.error(
-            "%s: %s: %s: %s (%s); --debug shows the traceback", stage, what, kind, message, place
+            "%s: %s: %s: %s (%s); --debug shows the traceback",
+            *(stage, cause, kind, message, _location(error)),
         )
     document = {
         "format_version": 1,
@@ -104,7 +104,7 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
 
 
 def report_outcome(outcome: str, reason: str, manifest_url: str, output_digest: str) -> None:
-    """Leave word of a run that ended well: "ran" with its reason, or "noop"."""
+    """Write outcome.json for a successful run: "ran" with its reason, or "noop"."""
     _write(
         "outcome.json",
         {
@@ -118,14 +118,14 @@ def report_outcome(outcome: str, reason: str, manifest_url: str, output_digest: 
 
 
 def clear_reports() -> None:
-    """Remove what an earlier attempt left in the run's folder."""
+    """Remove the reports of an earlier attempt from the run's folder."""
     folder = os.environ.get(RUN_DIR)
     if folder:
         for name in ("failure.json", "outcome.json"):
             Path(folder, name).unlink(missing_ok=True)
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
 
@@ -137,7 +137,7 @@ def _write(name: str, document: dict[str, Any]) -> None:
     path = Path(folder, name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x") as file:  # of several ranks, the first to fail is the one that matters
+        with path.open("x") as file:  # of several ranks, the first failure counts
             json.dump(document, file)
     except FileExistsError:
         pass

@@ -1,8 +1,8 @@
-"""A stage that outlives whoever started it is of no use to anybody.
+"""Stops a stage when the process that started it dies.
 
 The starter keeps the write end of a pipe open and passes the read end by number in
-TRAINYARD_LIFELINE_FD. The kernel closes the pipe when the starter dies, however it dies; the stage
-then stops itself."""
+TRAINYARD_LIFELINE_FD. The kernel closes the pipe when the starter dies, for any reason, and the
+stage then stops itself."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Be killed by the kernel the moment the parent is gone, even while it is stopped.
+    """Have the kernel kill this process when its parent dies, even while it is stopped.
 
-    For ranks: the claim they write under is their parent's, and is taken over when it dies."""
+    For ranks: they write under their parent's claim, which another run takes over."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent or parent == 1:
-        os._exit(128 + signal.SIGTERM)  # it died before the kernel was asked
+        os._exit(128 + signal.SIGTERM)  # the parent died before the call
 
 
 def stop_with_parent(grace_seconds: float = GRACE_SECONDS) -> None:
-    """Watch the lifeline, if this process was given one; stop when it is cut."""
+    """Watch the pipe, if the starter passed one; stop this process when it closes."""
     number = os.environ.pop(LIFELINE, "")
     if number.isdigit():
         try:
@@ -47,7 +47,7 @@ def stop_with_parent(grace_seconds: float = GRACE_SECONDS) -> None:
 
 def _watch(descriptor: int, grace_seconds: float) -> None:
     os.read(descriptor, 1)  # returns when the last write end is closed
-    log.error("whoever started this run is gone; stopping")
+    log.error("the process that started this run died; stopping")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_seconds)
     os.kill(os.getpid(), signal.SIGKILL)

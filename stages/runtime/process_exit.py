@@ -1,9 +1,8 @@
-"""The end of a process that is one rank of several, or that a signal stopped.
+"""Ends a process at once, if it is one rank of several or a signal stopped it.
 
-torch's communication threads may outlive Python: such a thread of gloo that lets go of a tensor
-while Python ends aborts the process, and one that waits for a rank which is gone holds its end up.
-A thread that is in a library when the process is stopped, such as SentencePiece's, does the same.
-So these end at once when all that they owe is done."""
+torch's communication threads may outlive Python: a gloo thread that frees a tensor while Python
+ends aborts the process, and one that waits for a lost rank delays the end. A thread inside a
+library, such as SentencePiece's, does the same. So these processes exit right after cleanup."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from trainyard.errors import EXIT_DEFECT
 
 
 def is_one_of_several() -> bool:
-    """Whether this process talked to other ranks, or began to."""
+    """Whether this process communicated with other ranks, or started to."""
     return "torch.distributed" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def exit_now(status: int) -> NoReturn:
-    """End with what others registered for the end, and with all output written."""
+    """Run registered exit functions, flush all output, and exit."""
     try:
         atexit._run_exitfuncs()  # loggers, worker processes
         logging.shutdown()

@@ -1,5 +1,5 @@
-"""A local folder for one run alone, removed at its end; or, when the run was killed, by a later one
-of the same user on the same machine."""
+"""A local folder for one run, removed at its end; after a kill, by a later run of the same user on
+the same machine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from typing import IO
 PREFIX = "trainyard-"
 
 LOCK = ".lock"
-"""Locked for as long as the folder is in use: the kernel lets go of it with the process, however
-that ends. It holds the number of the machine's boot, since some shared file systems know of the
-locks of one machine only."""
+"""Locked while the folder is in use; the kernel releases the lock when the process ends. It holds
+the boot id of the machine, since some shared file systems have locks per machine only."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Scratch:
-    """The folder; made by this, after those that killed runs left are removed."""
+    """Creates the folder, and first removes those of killed runs."""
 
     def __init__(self, name: str) -> None:
         remove_abandoned(Path(tempfile.gettempdir()))
-        # A thread that hangs may still write into it: that is no reason to fail at the end.
+        # A hanging thread may still write into it, which must not fail the cleanup.
         self._folder = tempfile.TemporaryDirectory(
             prefix=f"{PREFIX}{name}-", ignore_cleanup_errors=True
         )
@@ -35,42 +34,42 @@ class Scratch:
         self._lock = _hold(self.path)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the folder."""
         self._folder.cleanup()
         self._lock.close()
 
 
 def remove_abandoned(root: Path) -> None:
-    """Remove the scratch folders in `root` whose runs are gone."""
+    """Remove the scratch folders in `root` whose runs are dead."""
     for folder in root.glob(PREFIX + "*"):
         remove_if_abandoned(folder)
 
 
 def abandoned(root: Path) -> list[Path]:
-    """The scratch folders in `root` whose runs are gone."""
+    """The scratch folders in `root` whose runs are dead."""
     return [folder for folder in sorted(root.glob(PREFIX + "*")) if _is_abandoned(folder)]
 
 
 def remove_if_abandoned(folder: Path) -> None:
-    """Remove a scratch folder, unless its run lives."""
+    """Remove a scratch folder, unless its run is alive."""
     _is_abandoned(folder, and_remove=True)
 
 
 def _hold(folder: Path) -> IO[bytes]:
-    # Renamed when it is locked: under its own name nobody ever sees it free.
+    # Renamed after it is locked: under its own name it is never seen unlocked.
     unlocked = folder / (LOCK + ".new")
     file = unlocked.open("wb")
     file.write(_boot())
     file.flush()
-    with contextlib.suppress(OSError):  # a file system without locks: then nobody sweeps it
+    with contextlib.suppress(OSError):  # a file system without locks: then no run removes it
         fcntl.flock(file, fcntl.LOCK_EX)
         unlocked.rename(folder / LOCK)
     return file
 
 
 def _is_abandoned(folder: Path, and_remove: bool = False) -> bool:
-    """Removed under the same lock that tells, if at all: nobody can take it in between."""
-    with contextlib.suppress(OSError):  # another run removes it, or it is not ours to touch
+    """Whether its run is dead; removes it under the same lock, so that no run can take it."""
+    with contextlib.suppress(OSError):  # another run removes it, or another user owns it
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             return False

@@ -1,4 +1,4 @@
-"""Whether a stage has anything to do, and if so why: from manifests alone, without reading data."""
+"""Decides from manifests, without reading data, whether a stage has work to do, and why."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NO_HUB = "; names on a hub are not looked up: download the files, and give their
 
 
 class StageConfig(Protocol):
-    """What the command line asks of a stage's configuration."""
+    """The interface of a stage's configuration."""
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Name of each input to its URLs; an unused one is absent or empty."""
+        """URLs of each input, by name; an unused input is absent or empty."""
 
     def output(self) -> Output | None:
         """Where the stage writes; None when it only prints."""
@@ -34,12 +34,12 @@ class StageConfig(Protocol):
 
 @runtime_checkable
 class MadeInShares(Protocol):
-    """What it asks besides of one whose output may be made in shares by several runs: a last run
-    joins what they made, see `stages.tokenize`."""
+    """More methods for a stage whose output several runs can make in shares, which a last run joins
+    (see `stages.tokenize`)."""
 
     def whole(self) -> Output | None:
-        """For a share: the output it is a share of. Where that is there already, made of the same
-        inputs, options and code, the share has nothing to do."""
+        """For a share: the output it belongs to. If that exists, made from the same inputs, options
+        and code, the share has nothing to do."""
 
     def spent(self) -> tuple[str, ...]:
         """For the whole: folders of shares, removed once it is published."""
@@ -47,7 +47,7 @@ class MadeInShares(Protocol):
 
 @runtime_checkable
 class MadeByVersions(Protocol):
-    """What it asks besides of one whose output depends on the version of a library."""
+    """One more method for a stage whose output depends on the version of a library."""
 
     def versions(self) -> dict[str, str]:
         """Name and version of each such library. Another version runs the stage again."""
@@ -55,22 +55,22 @@ class MadeByVersions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a run would be made of, and the reason to make it."""
+    """The inputs of a run, and the reason to run."""
 
     inputs: dict[str, Input]
     config: dict[str, Any]
-    """The part of the configuration that decides what is made."""
+    """The options that affect the output."""
     code: dict[str, str]
-    """Version and digest of our sources, and the versions of libraries that the output depends
-    on."""
+    """Version and digest of trainyard's sources, and versions of libraries that affect the output.
+    """
     lineage: str
     reason: str | None
-    """Why there is work; None when the output is there already."""
+    """Why the stage runs; None if the output is up to date."""
     slot: Slot | None
     manifest: Manifest | None
 
     def new_manifest(self, stage: str, **rest: Any) -> Manifest:
-        """The manifest of a run that this decision started."""
+        """The manifest of the run after this decision."""
         records = {name: InputRecord(i.urls, i.digest) for name, i in self.inputs.items()}
         return Manifest(
             stage=stage,
@@ -84,8 +84,7 @@ class Decision:
 
 
 def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool) -> Decision:
-    """Resolve the inputs and compare them, the options and the code with the manifest that is
-    there.
+    """Resolve the inputs, and compare them, the options and the code with the existing manifest.
 
     Raises ArtifactError for an input that does not exist."""
     versions = config.versions() if isinstance(config, MadeByVersions) else {}
@@ -112,7 +111,7 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
 
 
 def _resolved(name: str, urls: tuple[str, ...], config: StageConfig) -> Input:
-    """An input; what is missing is told by the option that names it."""
+    """An input; an error names the option of the missing file."""
     try:
         return resolve(name, urls)
     except ArtifactError as error:
@@ -153,7 +152,7 @@ def _reason(
 
 def refuse_overlap(output: Output, slot: Slot | None, inputs: dict[str, Input]) -> None:
     """Refuse an output that would overwrite an input, or become part of one."""
-    if output.names and slot is not None:  # what an earlier run left is removed
+    if output.names and slot is not None:  # files of an earlier run are removed
         output = replace(output, names=(*output.names, *slot.files))
     for found in inputs.values():
         lies_over = output.first_written((*found.urls, *found.files)) or next(
@@ -177,8 +176,8 @@ def _named(found: Input) -> str:
 
 
 def _folders(found: Input) -> Iterator[str]:
-    """The URLs of an input below which files of it lie. By search in a sorted list: thousands of
-    files may be listed one by one."""
+    """The URLs of an input that are folders of its files. Binary search, since an input may list
+    thousands of files."""
     files = sorted(found.files)
     for url in found.urls:
         below = url.rstrip("/") + "/"
@@ -220,7 +219,7 @@ def _changed_code(before: dict[str, str], now: dict[str, str]) -> str | None:
 
 
 def _missing_file(manifest: Manifest, output: Output) -> str | None:
-    """A file that is gone or has another length; found by listing, nothing is read."""
+    """A file that is missing or has another size; found by listing, without reading."""
     if output.is_prefix:
         sizes = {f.path: _size(output.file_url(f.path)) for f in manifest.files}
     else:

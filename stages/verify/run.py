@@ -69,7 +69,7 @@ def _base(manifest_url: str) -> str:
 
 
 def compare(url: str, record: store.FileRecord) -> str | None:
-    """What is wrong with one file, in words; None when it is as published."""
+    """What is wrong with one file; None if it matches the published one."""
     try:
         found = read_digest(url)
     except ArtifactError:

@@ -1,5 +1,4 @@
-"""What kind of checkpoint lies at a URL, and which loader reads it: from the names of its files
-alone, without torch."""
+"""Detects the kind of checkpoint at a URL, and its loader, from file names only, without torch."""
 
 from __future__ import annotations
 
@@ -32,35 +31,35 @@ BESIDE_WEIGHTS = {"generation_config.json", "tokenizer_config.json", "tokenizer.
 
 
 def detect(url: str) -> Kind | None:
-    """The kind of what lies there: a step, the root of a run, a folder of weights. None: nothing
-    that looks like a checkpoint."""
+    """The kind of checkpoint at a URL: a step, a run folder, or a folder of weights. None for
+    anything else."""
     return kind_of_names(store.list_files(url))
 
 
 def kind_of_names(names: Iterable[str]) -> Kind | None:
-    """The kind that relative names tell; where there are several, ours, and then the outermost."""
+    """The kind of checkpoint with these relative names: trainyard's first, then the outermost."""
     return next(iter(kinds_of_names(names)), None)
 
 
 def kinds_of_names(names: Iterable[str]) -> list[Kind]:
-    """All kinds that relative names tell, the one that is meant first."""
+    """All kinds of checkpoint with these relative names, the preferred one first."""
     found = list(names)
     top = {name for name in found if "/" not in name}
-    told: dict[Kind, bool] = {
+    matches: dict[Kind, bool] = {
         "trainyard": any(_is_ours(name) for name in found),
         "hf": "config.json" in top and any(HUGGINGFACE.fullmatch(name) for name in top),
         "meta": "params.json" in top and any(META.fullmatch(name) for name in top),
         "megatron": any(MEGATRON.fullmatch(name) for name in found),
         "torch_dist": any(TORCH_DIST.fullmatch(name) for name in found),
     }
-    kinds = [kind for kind, is_told in told.items() if is_told]
+    kinds = [kind for kind, is_match in matches.items() if is_match]
     if not kinds and "config.json" in top and top & BESIDE_WEIGHTS:
-        return ["hf"]  # a download without its weights, of which the reader says more
+        return ["hf"]  # a download without weights; the reader explains what is missing
     return kinds
 
 
 def _is_ours(name: str) -> bool:
-    """A file of a step of ours, in a run folder or in the step itself; finished or not."""
+    """A file of a trainyard step, in a run folder or in the step itself; finished or not."""
     folder, _, file = name.rpartition("/")
     if not folder:
         return file == INDEX
@@ -85,10 +84,10 @@ FITS: dict[str, tuple[Kind, ...]] = {
     "legacy": ("megatron",),
     "torch_dist": ("torch_dist",),
 }
-"""What the loaders of others read; ours says for itself what it found."""
+"""Kinds that each loader reads; trainyard's own loader reports what it found itself."""
 
 DESCRIBED_IN = {"config.json", "params.json"}
-"""Where one of these lies alone, its reader says what else there should be."""
+"""If one of these is there alone, its reader names the missing files."""
 
 CALLED: dict[Kind, str] = {
     "trainyard": "a checkpoint of trainyard",
@@ -100,9 +99,9 @@ CALLED: dict[Kind, str] = {
 
 
 def loader_for(url: str, asked: str = "auto") -> str:
-    """The loader that was asked for, or the one for what lies there.
+    """The requested loader, or for `auto` the one of the detected kind.
 
-    Nothing that looks like a checkpoint is left to ours, which says what it found."""
+    A folder that is no checkpoint goes to trainyard's loader, which reports what it found."""
     if asked != "auto":
         return asked
     kind = detect(url)
@@ -112,8 +111,8 @@ def loader_for(url: str, asked: str = "auto") -> str:
 
 
 def refuse_unfit(url: str, loader: str) -> None:
-    """Raise ConfigError that says what lies there where a loader does not read it. A folder may
-    hold several kinds, and the one that was asked for is read then."""
+    """Raise ConfigError, which names the kind found, if a loader cannot read it. Of several kinds
+    in one folder, the loader reads its own."""
     wanted = FITS.get(loader)
     if wanted is None:
         return

@@ -1,4 +1,4 @@
-"""A JSON document of others, read field by field: what was not asked for can be refused.
+"""Reads another program's JSON document, field by field, and refuses unknown fields.
 
 A field that a reader does not know may change what a model computes, so none is passed over unless
 it is known to be harmless, or null."""
@@ -101,7 +101,7 @@ class Fields:
             )
 
     def refuse_rest(self, harmless: Collection[str]) -> None:
-        """Refuse the fields that nobody asked for, by name, unless they are harmless or null."""
+        """Raise ConfigError for fields that were not read, unless they are harmless or null."""
         rest = self._document.keys() - self._seen - set(harmless)
         unknown = sorted(name for name in rest if self._document[name] is not None)
         if unknown:

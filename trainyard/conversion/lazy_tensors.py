@@ -1,7 +1,4 @@
-"""Our tensors made of somebody else's, one at a time, by recipes.
-
-What the readers of single formats have in common: they say which tensors of theirs make one of
-ours, and where theirs lie."""
+"""Builds trainyard's tensors from those of another format, one at a time, by recipes."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ Make = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a tensor of ours follows from theirs."""
+    """How one of our tensors is made from theirs."""
 
     sources: tuple[str, ...]
     """Names of theirs, in the order in which `make` takes them."""
@@ -34,13 +31,13 @@ class Recipe:
 
 
 def as_is(parts: Sequence[Tensor]) -> Tensor:
-    """The one tensor that there is."""
+    """The only tensor, unchanged."""
     (tensor,) = parts
     return tensor
 
 
 class TheirTensors(Protocol):
-    """Tensors in files, under the names that they have there."""
+    """Tensors in files, under their names there."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -50,31 +47,30 @@ class TheirTensors(Protocol):
         """A whole tensor, on the CPU."""
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a format says of a model beside its tensors."""
+    """Information about a model other than its tensors."""
 
     url: str
     config: GPTConfig
     padded_vocab_size: int
     tokenizer: Carried
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """How text is to be made with it, as `generation_config.json` has it; {} where nobody says."""
+    """Generation settings, as in `generation_config.json`; {} without any."""
 
 
 class AssembledSource(Closing):
-    """A model of weights alone, of no step: a source."""
+    """A source with weights only, without a step."""
 
     step = 0
     consumed_train_samples = 0
     num_updates = 0
 
     def __init__(self, about: About, recipes: Mapping[str, Recipe], tensors: TheirTensors) -> None:
-        """The tensors must be those that the recipes take, in shapes that fit; they are closed
-        with this."""
+        """The tensors must match the recipes; `close` closes them."""
         self.url, self.generation = about.url, about.generation
         self.padded_vocab_size = about.padded_vocab_size
         known = about.tokenizer.vocab_size or self.padded_vocab_size
@@ -94,7 +90,7 @@ class AssembledSource(Closing):
         }
 
     def _spec(self, parts: Sequence[TensorSpec], recipe: Recipe) -> TensorSpec:
-        """Type and shape, found without reading the values."""
+        """Type and shape, without reading the values."""
         dtypes = sorted({part.dtype for part in parts})
         if len(dtypes) > 1:
             raise ArtifactError(
@@ -105,13 +101,13 @@ class AssembledSource(Closing):
         return TensorSpec(dtypes[0], tuple(shape))
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor; no other of ours is in memory meanwhile."""
+        """A whole tensor; keeps no other in memory."""
         recipe = self._recipes[name]
         made = recipe.make([self._tensors.read(source) for source in recipe.sources])
         return made.contiguous()
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """The tokenizer that lies beside the weights."""
+        """The tokenizer in the folder of the weights."""
         return self._tokenizer.files
 
     def close(self) -> None:
@@ -120,7 +116,7 @@ class AssembledSource(Closing):
 
 
 def padded_alike(config: GPTConfig, vocab_size: int, rows: int) -> GPTConfig:
-    """The configuration whose padding makes `rows` rows of `vocab_size` tokens."""
+    """The configuration that pads `vocab_size` tokens to `rows` rows."""
     if config.padded_vocab_size(vocab_size) == rows:
         return config
     return replace(config, make_vocab_size_divisible_by=rows)

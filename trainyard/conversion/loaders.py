@@ -1,4 +1,4 @@
-"""The table of loaders: by the name that `--loader` gives, what opens a checkpoint as a source."""
+"""The table of loaders: functions that open a checkpoint as a source, by `--loader` name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Opener = Callable[[str, "Given"], Source]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a person told because the files do not."""
+    """Options that replace information missing in the files."""
 
     num_attention_heads: int | None = None
 
@@ -29,7 +29,7 @@ NOTHING = Given()
 
 
 def open_ours(url: str, given: Given) -> CheckpointSource:
-    """A step of ours, or the latest of a run."""
+    """A trainyard step, or the latest of a run."""
     return CheckpointSource(open_checkpoint(url, "--load-dir"))
 
 
@@ -39,7 +39,7 @@ def open_hf(url: str, given: Given) -> AssembledSource:
 
 
 def open_megatron_folder(url: str, given: Given) -> MegatronSource:
-    """Megatron-LM's `torch` format, core and legacy models alike: which it is, the files say."""
+    """Megatron-LM's `torch` format, for core and legacy models; the files say which."""
     return open_megatron(url, num_attention_heads=given.num_attention_heads)
 
 
@@ -49,7 +49,7 @@ def open_torch_dist_folder(url: str, given: Given) -> TorchDistSource:
 
 
 def open_llama_mistral(url: str, given: Given) -> AssembledSource:
-    """Megatron-LM's loader of this name reads both layouts that Llama is published in."""
+    """Both layouts in which Llama is published, as Megatron-LM's loader of this name."""
     return open_meta(url) if detect(url) == "meta" else open_huggingface(url)
 
 
@@ -64,8 +64,8 @@ LOADERS: dict[str, Opener] = {
 
 
 def open_source(url: str, loader: str, given: Given = NOTHING) -> Source:
-    """The checkpoint at a URL, as one of `LOADERS` reads it.
+    """The checkpoint at a URL, opened by one of `LOADERS`.
 
-    Raises ConfigError that says what lies there where the loader is none for it."""
+    Raises ConfigError, which names the kind of checkpoint found, if the loader cannot read it."""
     refuse_unfit(url, loader)
     return LOADERS[loader](url, given)

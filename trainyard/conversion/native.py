@@ -1,10 +1,10 @@
-"""A checkpoint of ours as a source, for what writes other formats.
+"""A trainyard checkpoint as a source, for writers of other formats.
 
-A run of ours never scores the rows that pad its vocabulary, so they stay as they were drawn. Other
-programs do score them, and nothing keeps the logits of tokens above those: a softmax does not care
-what all logits have in common. So padding is handed on as the mean of the tokens' rows. Its logit
-is the mean of theirs, and by Jensen's inequality p rows of padding beside V tokens get at most
-p / (V + p) of the probability, whatever the hidden state."""
+trainyard never scores the rows that pad its vocabulary, so they keep their initial values. Other
+programs do score them, and a padding logit may exceed those of tokens, since a softmax ignores a
+common offset. So padding rows are written as the mean of the tokens' rows. Their logit is the mean
+of the tokens' logits, and by Jensen's inequality p rows of padding next to V tokens get at most
+p / (V + p) of the probability, for any hidden state."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from trainyard.conversion.vocabulary import REPEATED, has_rows
 from trainyard.models.gpt.config import GPTConfig
 
 KEPT = ("model.", "optimizer.")
-"""Begins the names of the tensors that other formats have a place for."""
+"""Prefixes of the tensors that other formats can hold."""
 
 GENERATION = "generation"
-"""Key of a checkpoint's config.json: how text is to be made, as a Hugging Face folder said it."""
+"""Key of a checkpoint's config.json: the generation settings of a Hugging Face folder."""
 
 
 class CheckpointSource(Closing):
-    """One step of ours; closing it closes the checkpoint."""
+    """One trainyard step; `close` closes the checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint

@@ -1,7 +1,7 @@
-"""A file of any store read by ranges, and a range of it as a file of its own.
+"""A file of any store, read by ranges, and a range of it as a separate file.
 
-Ranges are read, not mapped: pages of a map count as memory of the process for as long as it is
-open, and a file may hold all of a model."""
+Ranges are read, not mapped: pages of an open map count as memory of the process, and a file may
+hold a whole model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RangedFile:
     """Opened for reading; close it."""
 
     def __init__(self, url: str, part: tuple[int, int] | None = None) -> None:
-        """part: first byte and length of what is to be a file of its own; None: all of it."""
+        """part: first byte and length of the range to read as a file; None: the whole file."""
         self.url = url
         self._begin = 0
         self._file: Any = store.open_input(url)
@@ -81,16 +81,16 @@ class RangedFile:
             done += count
 
     def window(self, begin: int, length: int) -> BinaryIO:
-        """A range as a file of its own."""
+        """A range as a separate file."""
         return cast(BinaryIO, _Window(self, begin, length))
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the file."""
         self._file.close()
 
 
 class _Window(io.RawIOBase):
-    """What `zipfile` needs of a file."""
+    """A range as a file for `zipfile`."""
 
     def __init__(self, file: RangedFile, begin: int, length: int) -> None:
         self._file, self._begin, self._length, self._at = file, begin, length, 0

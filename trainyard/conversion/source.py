@@ -1,9 +1,8 @@
-"""A model in somebody else's files, told in our names: what every reader of a format offers.
+"""The interface of all readers: a model in another program's files, under trainyard's names.
 
-`foreign.into` writes a source as a step of ours, whatever the format; a reader only says what lies
-where. Names and layouts are those of `GPTModel`'s tensors: queries, keys and values of a group side
-by side, gate above up in `linear_fc1`, embeddings that are tied given once, the vocabulary padded
-to `padded_vocab_size` rows."""
+`write_native` writes any source as a trainyard step. Names and layouts are those of `GPTModel`'s
+tensors: queries, keys and values of a group together, gate above up in `linear_fc1`, tied
+embeddings once, the vocabulary padded to `padded_vocab_size` rows."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from trainyard.models.gpt.config import GPTConfig
 
 
 class Source(Protocol):
-    """Use as a context manager, or `close` when the tensors are read.
+    """Use as a context manager, or call `close` after reading.
 
-    A reader raises ArtifactError for damaged files and ConfigError for a model that ours does not
-    compute, both before the first tensor is asked for."""
+    A reader raises ArtifactError for damaged files and ConfigError for an unsupported model, both
+    before it reads the first tensor."""
 
     @property
     def url(self) -> str:
-        """Where it lies, for messages."""
+        """Its URL, for messages."""
 
     @property
     def config(self) -> GPTConfig:
@@ -41,7 +40,7 @@ class Source(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that the tokenizer knows; `padded_vocab_size` where the source does not say."""
+        """Tokens of the tokenizer; `padded_vocab_size` if the source does not say."""
 
     @property
     def step(self) -> int:
@@ -49,26 +48,25 @@ class Source(Protocol):
 
     @property
     def consumed_train_samples(self) -> int:
-        """Samples seen; 0 where the source does not say."""
+        """Samples consumed; 0 if the source does not say."""
 
     @property
     def num_updates(self) -> int:
-        """Updates that the optimizer made; 0 without its states."""
+        """Updates of the optimizer; 0 without its states."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """Type and shape by global name: "model.NAME", and where the source keeps the optimizer
+        """Type and shape by global name: "model.NAME", and with optimizer states
         "optimizer.KIND.NAME" (`param`, `exp_avg`, `exp_avg_sq`)."""
 
     def read(self, name: str) -> torch.Tensor:
         """A whole tensor, on the CPU, contiguous; holds the memory of one tensor at a time."""
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """The files of the tokenizer as a checkpoint carries them in tokenizer/, by their names
-        there; {} where there are none."""
+        """The tokenizer's files by their names in tokenizer/ of a checkpoint; {} without one."""
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
 
     def __enter__(self) -> Self:
         """The source itself."""
@@ -78,8 +76,8 @@ class Source(Protocol):
 
 
 def generation_of(source: Source) -> Mapping[str, Any]:
-    """How text is to be made with a model (its `generation_config.json`), where its format says so,
-    in an attribute `generation`; {} otherwise."""
+    """The generation settings of a model (`generation_config.json`), from the attribute
+    `generation` of sources that have it; {} otherwise."""
     found: Mapping[str, Any] = getattr(source, "generation", {})
     return found
 
@@ -94,14 +92,14 @@ MAX_NAME = 300
 
 
 def model_shapes(config: TransformerConfig, padded_vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model, by its name there; no memory is taken."""
+    """Every tensor of the model, by its name there; allocates no memory."""
     with torch.device("meta"):
         model = family_of(config).load_class()(config, padded_vocab_size)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def refuse_differences(held: Shapes, wanted: Shapes, url: str, told_by: str) -> None:
-    """Refuse tensors that are not those that `told_by` asks for."""
+def refuse_differences(held: Shapes, wanted: Shapes, url: str, required_by: str) -> None:
+    """Raise ArtifactError for tensors that differ from those that `required_by` describes."""
     missing = [_plain(name) for name in sorted(set(wanted) - set(held))]
     unexpected = [_plain(name) for name in sorted(set(held) - set(wanted))]
     differing = [
@@ -115,9 +113,9 @@ def refuse_differences(held: Shapes, wanted: Shapes, url: str, told_by: str) -> 
         + listed("of another shape", differing)
     )
     if lists:
-        raise ArtifactError(f"{url}: its tensors are not those that {told_by} asks for{lists}")
+        raise ArtifactError(f"{url}: its tensors are not those that {required_by} asks for{lists}")
 
 
 def _plain(name: str) -> str:
-    """As a terminal may show it: names are what a file says."""
+    """A name from a file, safe for a terminal."""
     return name if name.isprintable() and len(name) <= MAX_NAME else shown(name)

@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside somebody's weights, as our checkpoints carry one."""
+"""The tokenizer of a converted folder, as files of a trainyard checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A tokenizer as files; without any where there is none."""
+    """A tokenizer as files; no files without a tokenizer."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     """By their names in tokenizer/."""
@@ -37,15 +37,15 @@ def carried(config: TokenizerConfig) -> Carried:
 
 
 def find_tokenizer(url: str) -> Carried:
-    """The tokenizer of a folder, by the names of its files, if it has one; one that cannot be read
-    is left out, with a word on why."""
+    """The tokenizer of a folder, found by the names of its files. Skips, with a warning, one that
+    cannot be read."""
     config = _config_of(url, set(store.list_folder(url)))
     if config is None:
         return NONE
     try:
         return carried(config)
     except TrainyardError as error:
-        log.warning("the tokenizer of %s is left out: %s", url, error)
+        log.warning("skipping the tokenizer of %s: %s", url, error)
         return NONE
 
 
@@ -65,10 +65,10 @@ def _config_of(url: str, present: set[str]) -> TokenizerConfig | None:
 
 
 def tokenizer_of(files: Mapping[str, bytes]) -> Tokenizer:
-    """The tokenizer that some files make up."""
+    """Load a tokenizer from its files."""
     with TemporaryDirectory(prefix="trainyard-tokenizer-") as folder:
         for name, data in files.items():
-            place = Path(folder, name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
         return load_tokenizer(folder)

@@ -1,8 +1,8 @@
-"""A source with another number of rows for its vocabulary, or another tokenizer.
+"""A source with another number of vocabulary rows, or another tokenizer.
 
-Rows above the tokens are never asked for, so they are cut or added as `padded_vocab_size` wants:
-added weights repeat the last row, as Megatron-LM's converter makes them, added optimizer states are
-zero. Rows of tokens are never cut."""
+Rows above the tokens are never used, so they are cut or added to match `padded_vocab_size`: added
+weights repeat the last row, as Megatron-LM's converter does, added optimizer states are zero. Rows
+of tokens are never cut."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EMBEDDING = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Tensors with a row for each token."""
 
 REPEATED = ("model.", "optimizer.param.")
-"""Begins the names of weights; other tensors are states of the optimizer."""
+"""Prefixes of weights; other tensors are states of the optimizer."""
 
 
 class Adjusted(Closing):
-    """A source with its vocabulary told anew; closing it closes the source."""
+    """A source with another vocabulary; `close` closes the source."""
 
     def __init__(
         self,
@@ -37,17 +37,16 @@ class Adjusted(Closing):
         divisible_by: int | None = None,
         tensor_parallel_size: int = 1,
     ) -> None:
-        """tokenizer: to be carried in place of the source's. true_vocab_size: tokens that there
-        are, where no tokenizer says it. divisible_by: pad anew, to a multiple of this times
-        `tensor_parallel_size`.
+        """tokenizer: replaces the source's. true_vocab_size: number of tokens, without a tokenizer.
+        divisible_by: pad again, to a multiple of this times `tensor_parallel_size`.
 
-        Raises ConfigError for more tokens than there are rows."""
+        Raises ConfigError for more tokens than rows."""
         self._source, self._tokenizer = source, tokenizer
         self.url, self.step = source.url, source.step
         self.consumed_train_samples = source.consumed_train_samples
         self.num_updates = source.num_updates
         self.generation = generation_of(source)
-        for name in ("args", "scheduler", "scaler"):  # what only some formats tell
+        for name in ("args", "scheduler", "scaler"):  # only some formats have them
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         self.vocab_size = _tokens(source, tokenizer, true_vocab_size)
@@ -64,7 +63,7 @@ class Adjusted(Closing):
 
     @property
     def source(self) -> Source:
-        """What is told anew."""
+        """The original source."""
         return self._source
 
     def read(self, name: str) -> torch.Tensor:
@@ -85,7 +84,7 @@ class Adjusted(Closing):
         return self._source.tokenizer_files()
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._source.close()
 
 

@@ -3,8 +3,8 @@
     model-....safetensors  optimizer-....safetensors
     index.json  state.json  config.json  tokenizer/
 
-One tensor is in memory at a time. The step says where it came from; it has no ledger and no
-state of random generators, since those are of runs of ours."""
+One tensor is in memory at a time. The step records its source. It has no ledger and no state of
+random generators, which only trainyard's own runs have."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ MOMENTS = ("param", "exp_avg", "exp_avg_sq")
 
 
 def check_source(source: Source) -> None:
-    """Refuse a source that holds more or less than the tensors of its model, or optimizer states
-    of other shapes: what is not filled would be random."""
+    """Refuse a source with missing or unexpected tensors, or optimizer states of other shapes.
+
+    A tensor that is not filled would stay random."""
     wanted = model_shapes(source.config, source.padded_vocab_size)
     shapes = {name: spec.shape for name, spec in source.specs.items()}
     weights = {n.removeprefix("model."): s for n, s in shapes.items() if n.startswith("model.")}
@@ -50,9 +51,9 @@ def write_step_of(
     open_file: OpenFile,
     advance: Callable[[int], object] = lambda size_bytes: None,
 ) -> None:
-    """Write every file of the step but its manifest; tensors in `num_shards` files of each kind.
+    """Write every file of the step except its manifest; tensors in `num_shards` files per kind.
 
-    loader: the format that it was read as, for its config.json."""
+    loader: the format of the source, for config.json."""
     check_source(source)
     planned: list[PlannedFile] = []
     for kind in RESHARDED:
@@ -74,8 +75,7 @@ def write_step_of(
 
 
 def state_document(source: Source) -> dict[str, Any]:
-    """How far the training of a source had come, as far as it says so; its schedule where it tells
-    one that ours can be, and the scale of its loss."""
+    """The training position of a source, its schedule if trainyard supports it, its loss scale."""
     document = {
         "step": source.step,
         "consumed_train_samples": source.consumed_train_samples,
@@ -84,9 +84,9 @@ def state_document(source: Source) -> dict[str, Any]:
         "ledger_digest": "",
         "stays": True,
     }
-    told = getattr(source, "scheduler", None)
-    if source.step and isinstance(told, Mapping) and told.keys() >= SCHEDULER:
-        document |= {"scheduled_samples": told["num_steps"], "schedule": _schedule(told)}
+    theirs = getattr(source, "scheduler", None)
+    if source.step and isinstance(theirs, Mapping) and theirs.keys() >= SCHEDULER:
+        document |= {"scheduled_samples": theirs["num_steps"], "schedule": _schedule(theirs)}
     scaler: Mapping[str, Any] = getattr(source, "scaler", {})
     if scaler:  # of an fp16 run, and with its optimizer
         document["loss_scaler"] = dict(scaler)
@@ -100,25 +100,25 @@ SCHEDULER = {
 """Keys of `opt_param_scheduler` in Megatron-LM's checkpoints; its steps are samples, as ours."""
 
 
-def _schedule(told: Mapping[str, Any]) -> dict[str, Any]:
+def _schedule(theirs: Mapping[str, Any]) -> dict[str, Any]:
     rate = {
-        "max_lr": told["max_lr"],
-        "min_lr": told["min_lr"],
-        "warmup_steps": told["lr_warmup_steps"],
-        "decay_steps": told["lr_decay_steps"],
-        "style": told["lr_decay_style"],
+        "max_lr": theirs["max_lr"],
+        "min_lr": theirs["min_lr"],
+        "warmup_steps": theirs["lr_warmup_steps"],
+        "decay_steps": theirs["lr_decay_steps"],
+        "style": theirs["lr_decay_style"],
     }
     decay = {
-        "start": told["start_wd"],
-        "end": told["end_wd"],
-        "style": told["wd_incr_style"],
-        "steps": told["wd_incr_steps"],
+        "start": theirs["start_wd"],
+        "end": theirs["end_wd"],
+        "style": theirs["wd_incr_style"],
+        "steps": theirs["wd_incr_steps"],
     }
     return {"learning_rate": rate, "weight_decay": decay}
 
 
 def config_document(source: Source, loader: str) -> dict[str, Any]:
-    """What a tool needs to build the model again; no run of ours made it."""
+    """The configuration that rebuilds the model; trainyard did not train it."""
     document: dict[str, Any] = {
         "model": digest_relevant(source.config),
         "vocab_size": source.vocab_size,
@@ -135,7 +135,7 @@ def config_document(source: Source, loader: str) -> dict[str, Any]:
 
 
 class LastRead:
-    """The tensor that was read last is kept: a large one is written in several parts."""
+    """Keeps the last tensor read, since a large one is written in several parts."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -143,7 +143,7 @@ class LastRead:
         self._tensor: torch.Tensor | None = None
 
     def part(self, item: Slice) -> torch.Tensor:
-        """The rows of a tensor that a slice is."""
+        """The rows of a tensor that a slice covers."""
         if self._name != item.name or self._tensor is None:
             self._tensor = None  # before the next one is read
             self._tensor = self._source.read(item.name)

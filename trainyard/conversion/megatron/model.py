@@ -1,5 +1,5 @@
-"""What is written as a checkpoint of Megatron-LM: a checkpoint of ours, or a source of others, told
-alike, with a vocabulary of as many rows as is asked for."""
+"""The model to write as a Megatron-LM checkpoint: from a trainyard checkpoint or any source, with
+the requested number of vocabulary rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ReadSlice = Callable[[str, Sequence[int], Sequence[int]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """Tensors by our global names, and what belongs to them."""
+    """Tensors by our global names, with the state of their run."""
 
     url: str
     config: GPTConfig
@@ -67,11 +67,11 @@ def whole_model(
     true_vocab_size: int | None = None,
     divisible_by: int | None = None,
 ) -> WholeModel:
-    """Tell a checkpoint of ours, or a source, as what is written.
+    """The model of a trainyard checkpoint or of a source.
 
-    true_vocab_size: tokens of the tokenizer, to pad the vocabulary anew as Megatron-LM does for
-    `tp` ranks, to a multiple of `divisible_by` times them; unset: its rows stay. Raises ConfigError
-    where they cannot be cut."""
+    true_vocab_size: tokens of the tokenizer, to pad the vocabulary again as Megatron-LM does for
+    `tp` ranks, to a multiple of `divisible_by * tp`; unset: its rows stay. Raises ConfigError if
+    the rows cannot be cut."""
     if isinstance(source, Checkpoint):
         source = CheckpointSource(source)
     model = _whole(source)
@@ -87,7 +87,7 @@ def whole_model(
         known = f" {model.vocab_size}" if model.vocab_size < model.rows else ""
         raise ConfigError(
             f"a vocabulary of {model.rows} rows cannot be cut over {tp} tensor-parallel ranks; pad "
-            f"it anew with --true-vocab-size{known or ' and the number of tokens'}"
+            f"it again with --true-vocab-size{known or ' and the number of tokens'}"
         )
     return model
 

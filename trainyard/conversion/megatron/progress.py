@@ -1,7 +1,13 @@
-"""How far a run of Megatron-LM had come, as its files tell it: iteration, samples, schedules.
+"""The training state in Megatron-LM's files: iteration, samples, schedules, tokens, loss scale.
 
-A run that goes on from here takes its data and its learning rate by these numbers, so they must
-agree with each other, and one that no run writes is refused."""
+A resumed run takes its data and learning rate from these numbers, so they must agree, and values
+that no run writes are refused. The loss scale of an fp16 run is in the optimizer's document:
+
+    "grad_scaler": {"scale": tensor of one fp32, "growth_tracker", "hysteresis_tracker"}
+
+It is {} for a constant scale, and missing or None in bf16. trainyard's scaler has the same values
+and rule. Without them a resumed run starts at --initial-loss-scale, and overflows until the scale
+has come down."""
 
 from __future__ import annotations
 
@@ -18,23 +24,23 @@ from trainyard.conversion.write_native import SCHEDULER
 from trainyard.errors import ArtifactError
 
 STYLES = ("lr_decay_style", "wd_incr_style")
-"""Which of a schedule's values are words."""
+"""A schedule's values that are strings."""
 
 
 def iteration_in(tree: Mapping[str, Any], where: str) -> int | None:
-    """The iteration that a file says it is of; None where it says nothing, as some of 2019."""
+    """The iteration that a file states; None if it states none, as some of 2019."""
     found = tree.get("iteration", tree.get("total_iters"))
     return None if found is None else _count(found, "iteration", where)
 
 
-def check_iteration(step: int, told: int | None, where: str) -> None:
-    """Refuse a file of another iteration than the folder that it lies in. step: of the folder; a
-    release (0) may be of any iteration."""
-    if step and told is not None and told != step:
+def check_iteration(step: int, stated: int | None, where: str) -> None:
+    """Refuse a file of another iteration than its folder. step: of the folder; a release (0) may
+    have any iteration."""
+    if step and stated is not None and stated != step:
         raise ArtifactError(
-            f"{where}: says iteration {told}, and lies in the folder of iteration {step}; the "
+            f"{where}: says iteration {stated}, and lies in the folder of iteration {step}; the "
             "folder was renamed, or the file is of another save. Put back what belongs there, or "
-            f"name the folder iter_{told:07d} (and in the tracker {told}) if all files say so"
+            f"name the folder iter_{stated:07d} (and in the tracker {stated}) if all files say so"
         )
 
 
@@ -45,8 +51,8 @@ def samples_in(args: Mapping[str, Any], where: str) -> int:
 
 
 def schedule_in(tree: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """State of the schedules of learning rate and weight decay, if there is one; of the form that
-    ours can go on with, every value of it is checked."""
+    """State of the schedules of learning rate and weight decay, or None. Every value is checked if
+    trainyard can resume it."""
     found = tree.get("opt_param_scheduler", tree.get("lr_scheduler"))
     if not isinstance(found, Mapping):
         return None
@@ -88,10 +94,10 @@ EXACT = ("TikTokenizer",)
 
 
 def tokens_of(args: Mapping[str, Any], padded: int) -> int:
-    """Tokens where the arguments say so: `true_vocab_size` of converters, `vocab_size` of the run;
-    else the rows of the embedding, which are `padded`.
+    """Tokens of the tokenizer: `true_vocab_size` of converters, `vocab_size` of the run, otherwise
+    the `padded` rows of the embedding.
 
-    Of other kinds of tokenizers the arguments keep the path of their files, which lie elsewhere."""
+    For other tokenizers the arguments keep only the path of their files, which are elsewhere."""
     for name in ("true_vocab_size", "vocab_size"):
         value = args.get(name)
         if type(value) is not int:
@@ -116,8 +122,8 @@ Scaler = dict[str, Any]
 
 
 def scaler_in(document: Any, read: Callable[[TensorRef], Tensor], where: str) -> Scaler:
-    """That of the `optimizer` of a file; {} where it keeps none. read: gives the values of a
-    tensor. Raises ArtifactError for one that no run can go on with."""
+    """The loss scale in the `optimizer` of a file; {} without one. read: reads the values of a
+    tensor. Raises ArtifactError for an invalid one."""
     if isinstance(document, list) and len(document) == 1:
         document = document[0]
     found = document.get(KEY) if isinstance(document, Mapping) else None
@@ -136,12 +142,12 @@ def scaler_in(document: Any, read: Callable[[TensorRef], Tensor], where: str) ->
 
 
 def warn_without(scaler: Scaler, dtype: str, args: Mapping[str, Any], url: str) -> None:
-    """Say that the scale of an fp16 run is not known. dtype: of its weights."""
+    """Warn that the loss scale of an fp16 run is unknown. dtype: of its weights."""
     if dtype == "F16" and not scaler and not args.get("loss_scale"):
         log.warning(
             "%s is of an fp16 run, and its optimizer keeps no scale of the loss (%s): a run that "
-            "goes on from it begins at --initial-loss-scale, and skips steps until that has come "
-            "down; give it there the scale of the last log lines",
+            "resumes from it starts at --initial-loss-scale, and skips steps until that has come "
+            "down; set it to the scale of the last log lines",
             *(url, KEY),
         )
 
@@ -158,5 +164,5 @@ def _is_scale(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    """Hysteresis goes on below 0 while steps overflow."""
+    """Hysteresis continues below 0 while steps overflow."""
     return type(value) is int and -MAX_COUNT <= value <= MAX_COUNT

@@ -1,8 +1,8 @@
-"""Reading a checkpoint of Megatron-LM in its `torch` format: both model classes, every version of
-the format, any split over tensor, pipeline and virtual pipeline ranks.
+"""Reads a Megatron-LM checkpoint in `torch` format: both model classes, every version, any split
+over tensor, pipeline and virtual pipeline ranks.
 
-`open_megatron` reads what the files say of themselves and checks that together they are one model;
-tensors are read when asked for, straight from where they lie in the files."""
+`open_megatron` reads the headers of all files and checks that together they are one model. Tensors
+are read on request, directly from the files."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class MegatronSource(Closing):
     # --- the optimizer --------------------------------------------------------------------
 
     def _add_optimizer(self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]) -> None:
-        """Its states, where they can be told apart; one line says why not."""
+        """Add its states, if their parameters can be identified; otherwise log why not."""
         if self.step == 0 or "optimizer" not in ranks[0][0].tree:
             return
         try:
@@ -235,18 +235,18 @@ class MegatronSource(Closing):
         if not all(torch.equal(part, copy) for part, copy in zip(parts, copies, strict=False)):
             raise ArtifactError(
                 f"{self.url}: the embedding is tied, yet the last stage holds another one than "
-                "the first; which is meant cannot be told"
+                "the first; it is not known which is right"
             )
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
         return rows_by_head(tensor, self.version, self.config.head_dim) if is_qkv(name) else tensor
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """None: Megatron-LM keeps the tokenizer elsewhere."""
+        """Empty: Megatron-LM keeps the tokenizer elsewhere."""
         return {}
 
     def close(self) -> None:
-        """Let the files go; tensors that were read stay."""
+        """Close the files; tensors read before stay valid."""
         for file in self._files:
             file.close()
         self._files.clear()
@@ -340,12 +340,13 @@ OF_2019 = {
 
 
 def args_of_bare_file(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the tensors tell, and those that were given.
+    """The arguments that follow from the tensors, and those given.
 
-    Raises ConfigError where the number of heads was not given."""
-    told = {name: value for name, value in given.items() if value is not None}
+    For files of 2019, such as NVIDIA's GPT-345M. Raises ConfigError if the number of heads is not
+    given, since it does not follow from anything."""
+    options = {name: value for name, value in given.items() if value is not None}
     first = ranks[0][0]
-    if "num_attention_heads" not in told:
+    if "num_attention_heads" not in options:
         raise ConfigError(
             f"{first.url}: holds no args, as files of 2019 do not, so the number of its heads is "
             "not known; give --num-attention-heads (16 for NVIDIA's GPT-345M)"
@@ -359,4 +360,4 @@ def args_of_bare_file(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> 
         found["seq_length"] = found["max_position_embeddings"] = shapes[POSITIONS][0]
     if FC1 in shapes:
         found["ffn_hidden_size"] = shapes[FC1][0] * len(ranks[0])
-    return {**OF_2019, **found, **told}
+    return {**OF_2019, **found, **options}

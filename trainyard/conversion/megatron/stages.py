@@ -1,7 +1,7 @@
-"""What the `args` of a checkpoint of Megatron-LM tell of the ranks that wrote it: which layers each
-pipeline rank had, with what else, and in which order it made the modules of a layer.
+"""The ranks that wrote a Megatron-LM checkpoint, from its `args`: the layers and other modules of
+each pipeline rank, and the order in which it made the modules of a layer.
 
-For states without names, that lie as on these ranks. `Unknown` says what the args do not tell."""
+For states without names, stored as on these ranks. Raises `Unknown` if the args do not say."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def style_in(args: Mapping[str, Any]) -> str:
     style = args.get("transformer_impl")
     other = [name for name in OTHER_ORDERS if args.get(name)]
     if style not in ("local", "transformer_engine") or other:
-        told = other[0] if other else f"transformer_impl {style!r:.40}"
-        raise Unknown(f"the order in which its modules were made is not known ({told})")
+        reason = other[0] if other else f"transformer_impl {style!r:.40}"
+        raise Unknown(f"the order in which its modules were made is not known ({reason})")
     return str(style)
 
 

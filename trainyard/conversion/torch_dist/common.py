@@ -1,9 +1,8 @@
-"""What a `torch_dist` checkpoint of Megatron core keeps beside its tensors: args, iteration,
-schedules, what is no tensor of the optimizer.
+"""Reads the common state of a `torch_dist` checkpoint of Megatron core: args, iteration, schedules,
+and the optimizer's values that are not tensors.
 
-A file of torch.save, common.pt; since core 0.19 the object `common_state` in a .distcp file, which
-is a list of what the file held. Where there are both, Megatron core reads common.pt, and so does
-this."""
+It is in common.pt, a file of torch.save; since core 0.19 in the object `common_state` of a .distcp
+file, as a list. If both exist, Megatron core reads common.pt, and so does trainyard."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class Common(Closing):
 
     @property
     def optimizer(self) -> Any:
-        """What is no tensor of it; of several that are one, that."""
+        """The optimizer's values that are not tensors."""
         found = self.tree.get("optimizer")
         return found[0] if isinstance(found, Mapping) and found.keys() == {0} else found
 
@@ -54,7 +53,7 @@ class Common(Closing):
         return self._file.read(ref)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 

@@ -1,10 +1,10 @@
-"""The `.metadata` of torch's distributed checkpoint: which tensors there are, and in which range of
-which file each piece of them lies.
+"""Reads the `.metadata` of torch's distributed checkpoint: its tensors, and the file and byte range
+of each piece.
 
 A pickle of torch's `Metadata`, or of Megatron-LM's class of the same fields: by name (`fqn`) type,
 shape and the boxes that make the tensor up, and by name and offset of a box its file, first byte
-and length. Read by `pickles`, so nothing of it is trusted: names of files stay in the folder, boxes
-must fill their tensor without gap or overlap, and no byte of a file is part of two items."""
+and length. `pickles` reads it, and all of it is checked: names of files stay in the folder, boxes
+fill their tensor without gap or overlap, and no byte of a file belongs to two items."""
 
 from __future__ import annotations
 
@@ -112,11 +112,11 @@ def read_index(url: str) -> StoredIndex:
         tensors: dict[str, StoredTensor] = {}
         objects: dict[str, Place | None] = {}
         pickled = {name: place for name, box, place in items if box is None}
-        for name, told in _mapping(fields.get("state_dict_metadata")).items():
-            if isinstance(told, Noted) and told.source.endswith(".BytesStorageMetadata"):
+        for name, entry in _mapping(fields.get("state_dict_metadata")).items():
+            if isinstance(entry, Noted) and entry.source.endswith(".BytesStorageMetadata"):
                 objects[str(name)] = pickled.get(str(name))
             else:
-                tensors[str(name)] = _tensor(str(name), told, places, shapes.get(str(name)))
+                tensors[str(name)] = _tensor(str(name), entry, places, shapes.get(str(name)))
     except ValueError as error:
         raise ArtifactError(f"{url}: is no index of a checkpoint: {error}") from error
     return StoredIndex(tensors, objects, ends, found.network)
@@ -150,8 +150,8 @@ def _counts(node: Any) -> Shape:
 def _items(node: Any) -> list[Item]:
     """All that the files hold, pickled objects too."""
     items: list[Item] = []
-    for key, told in _mapping(node).items():
-        index, place = _fields(key, "MetadataIndex"), _fields(told, "_StorageInfo")
+    for key, entry in _mapping(node).items():
+        index, place = _fields(key, "MetadataIndex"), _fields(entry, "_StorageInfo")
         name, offset = str(index.get("fqn")), index.get("offset")
         file, begin, length = (place.get(k) for k in ("relative_path", "offset", "length"))
         if not isinstance(file, str) or not FILE.fullmatch(file):
@@ -184,8 +184,9 @@ def _ends(items: Iterable[Item]) -> dict[str, int]:
 def _original_shapes(node: Any) -> dict[str, Shape]:
     """Shapes of the tensors that are stored as pieces of flat vectors."""
     found = {}
-    for name, told in node.items() if isinstance(node, Mapping) else ():
-        shape = told.get("nd_reformulated_orig_global_shape") if isinstance(told, Mapping) else None
+    key = "nd_reformulated_orig_global_shape"
+    for name, entry in node.items() if isinstance(node, Mapping) else ():
+        shape = entry.get(key) if isinstance(entry, Mapping) else None
         if shape is not None:
             found[str(name)] = _counts(shape)
     return found

@@ -1,9 +1,9 @@
-"""What is written as a `torch_dist` checkpoint: its tensors, piece by piece, and its common.pt.
+"""Plans a `torch_dist` checkpoint: the pieces of its tensors, and its common.pt.
 
-Keys and shapes are those that Megatron core gives a homogeneous GPT: all layers in one tensor,
-[L, ...], a piece for each. Of the optimizer, states of the shape of their parameter: as the plain
-optimizer keeps them (`fp32_param`), or for a run with --use-distributed-optimizer as its
-`fully_reshardable` kind does (`param`). Either loads at any degrees of parallelism."""
+Keys and shapes are Megatron core's for a homogeneous GPT: all layers in one tensor, [L, ...], one
+piece each. Optimizer states have the shape of their parameter: as in the plain optimizer
+(`fp32_param`), or for --use-distributed-optimizer as in its `fully_reshardable` kind (`param`).
+Both load under any parallel layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class WrittenPiece:
-    """One tensor of ours: a whole of theirs, or one layer of it."""
+    """One of our tensors: a whole tensor of theirs, or one layer of it."""
 
     key: str
     name: str
@@ -60,7 +60,7 @@ class WrittenPiece:
 
 @dataclass(frozen=True, slots=True)
 class TorchDistPlan:
-    """Everything that is to be written."""
+    """Everything to write."""
 
     pieces: tuple[WrittenPiece, ...]
     objects: tuple[str, ...]
@@ -147,7 +147,7 @@ def _common(model: WholeModel, names: list[str], with_optimizer: bool) -> dict[s
 
 
 def _optimizer(model: WholeModel, names: list[str]) -> dict[str, Any]:
-    """What is no tensor of it."""
+    """Its values that are not tensors."""
     groups = groups_document(model, names)
     scaler = {"grad_scaler": scaler_document(model.scaler)} if model.scaler else {}
     if is_distributed(model):

@@ -1,15 +1,16 @@
-"""Reading a `torch_dist` checkpoint of Megatron core: written by any number of ranks of any layout,
-with the optimizer where its states lie as the model does, or where the buffers of its ranks can be
-told apart (torch_dist_buckets.py).
+"""Reads a `torch_dist` checkpoint of Megatron core, written by any number of ranks in any layout.
+
+Reads the optimizer if its states are stored like the model, or if the parameters can be identified
+in the buffers of its ranks (`buckets`).
 
     latest_checkpointed_iteration.txt     a number, or `release`
     iter_0000100/ or release/
         metadata.json                     {"sharded_backend": "torch_dist", ...}, written last
-        common.pt                         args, iteration, schedules (torch_dist_common.py)
-        .metadata                         which tensor lies where (torch_dist_index.py)
-        __0_0.distcp, __0_1.distcp, ...   tensors (torch_dist_tensors.py)
+        common.pt                         args, iteration, schedules (`common`)
+        .metadata                         the index of the tensors (`index`)
+        __0_0.distcp, __0_1.distcp, ...   tensors (`tensors`)
 
-What says where things are is all pickles: `pickles` reads them, and nothing else does."""
+All of these are pickles, which only `torch_save.pickles` reads."""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ REMEDY = {
     "dp_zero_gather_scatter": "there, save it with --dist-ckpt-optim-fully-reshardable, or with "
     "--ckpt-fully-parallel-save before Megatron core 0.14",
 }
-"""What to do about kinds of `distrib_optim_sharding_type` that lie as in the buffers of ranks, and
-cannot be told apart there."""
+"""What to do about kinds of `distrib_optim_sharding_type` stored as buffers of ranks, if the
+parameters in them cannot be identified."""
 
 
 class TorchDistSource(Closing):
@@ -87,8 +88,8 @@ class TorchDistSource(Closing):
         _check_files(self.url, index.ends)
         with Common(self.url, has_common_file, index) as common:
             tree, where = common.tree, common.url
-            told = {key: value for key, value in given.items() if value is not None}
-            self.args = {**common.args, **told}
+            options = {key: value for key, value in given.items() if value is not None}
+            self.args = {**common.args, **options}
             check_iteration(self.step, iteration_in(tree, where), where)
             self.config: GPTConfig = config_of(self.args, where)
             self._updates = updates_of(common.optimizer, common.read, self.step)
@@ -154,7 +155,7 @@ class TorchDistSource(Closing):
     # --- the optimizer --------------------------------------------------------------------
 
     def _add_optimizer(self, named: Named, tree: Mapping[str, Any], index: StoredIndex) -> None:
-        """Its states, where it can be told whose they are; one line says why not."""
+        """Add its states, if their parameters can be identified; otherwise log why not."""
         states = {n: s for n, s in named.sources.items() if n.startswith("optimizer.")}
         gathered = [name for name in index.objects if GATHERED.fullmatch(name)]
         keys = named.in_buffers or tuple(gathered)
@@ -196,8 +197,8 @@ class TorchDistSource(Closing):
         shapes = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
         try:
             found = states_in_buckets(self._stored, keys, shapes, self.config, self.args)
-            told = updates_and_scaler(self.url, index.objects, keys, self.step)
-            self._updates, self._scaler = told
+            found_state = updates_and_scaler(self.url, index.objects, keys, self.step)
+            self._updates, self._scaler = found_state
             self._tensors = self._opened(keys)
             try:
                 check_places(found, self._tensors, lambda name: self.read(f"model.{name}"))
@@ -220,7 +221,7 @@ class TorchDistSource(Closing):
     # --- tensors --------------------------------------------------------------------------
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor, on the CPU, contiguous, in memory of its own."""
+        """A copy of a whole tensor, on the CPU, contiguous."""
         if name not in self._sources:
             _, kind, parameter = name.split(".", 2)
             return self._joined[parameter].read(self._tensors, kind)
@@ -232,11 +233,11 @@ class TorchDistSource(Closing):
         return self._tensors.read(source.key, begin, (1, *shape[1:]))[0]
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """None: Megatron-LM keeps the tokenizer elsewhere."""
+        """Empty: Megatron-LM keeps the tokenizer elsewhere."""
         return {}
 
     def close(self) -> None:
-        """Let the files go; tensors that were read stay."""
+        """Close the files; tensors read before stay valid."""
         self._tensors.close()
 
 
@@ -259,8 +260,8 @@ def _check_backend(url: str) -> bool:
             f"{url}: has no {BACKEND}, which is written last, so the save did not end (or it is "
             "of torch's own format, torch_dcp, which is not read)"
         )
-    told = read_document(join(url, BACKEND))
-    backend = told.get("sharded_backend") if isinstance(told, dict) else None
+    document = read_document(join(url, BACKEND))
+    backend = document.get("sharded_backend") if isinstance(document, dict) else None
     if backend != "torch_dist":
         raise ArtifactError(
             f"{url}: {BACKEND} says sharded_backend {backend!r:.40}, wanted 'torch_dist'"
@@ -273,11 +274,11 @@ def _check_backend(url: str) -> bool:
 def _why_in_buffers(keys: Sequence[str], tree: Mapping[str, Any], reason: Unknown) -> str:
     content = tree.get("content_metadata")
     kind = content.get("distrib_optim_sharding_type") if isinstance(content, Mapping) else None
-    told = f"of the kind {kind}" if kind else f"as in {keys[0]}"
+    kind_text = f"of the kind {kind}" if kind else f"as in {keys[0]}"
     remedy = REMEDY.get(str(kind), REMEDY["dp_reshardable"])
     return (
-        f"its states, {told}, lie as in the buffers of its ranks, and which are whose cannot be "
-        f"told: {reason}; {remedy}"
+        f"its states, {kind_text}, are stored as buffers of its ranks, and their parameters cannot "
+        f"be identified: {reason}; {remedy}"
     )
 
 

@@ -1,8 +1,8 @@
-"""Tensors of torch's distributed checkpoint, read box by box from the `.distcp` files.
+"""Reads tensors of torch's distributed checkpoint, box by box, from the `.distcp` files.
 
-Each piece is an archive of `torch.save` at a range of its file. Its records are found by
-`torch_zip`, its little pickle is read by `pickles`, very many in one process; values are then read
-from where they lie. torch.load is not used."""
+Each piece is an archive of `torch.save` in a range of its file. `torch_save.zip` finds its records,
+`torch_save.pickles` reads its small pickle (many in one process), and values are read directly from
+the file. torch.load is not used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_PICKLE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the values of a piece lie in its file."""
+    """The position of a piece's values in its file."""
 
     storage: Span
     ref: TensorRef
@@ -60,7 +60,7 @@ class StoredTensors:
             raise
 
     def read(self, name: str, offset: Shape, shape: Shape) -> Tensor:
-        """A box of a tensor, in memory of its own."""
+        """A copy of a box of a tensor."""
         tensor = self._tensors[name]
         if tensor.unflattened is None and 0 not in shape:
             alone = self._alone(name, tensor, offset, shape)
@@ -93,7 +93,7 @@ class StoredTensors:
         return None
 
     def _copy(self, name: str, tensor: StoredTensor, out: Tensor, offset: Shape) -> None:
-        """Fill a box of what is stored."""
+        """Fill a box from the stored pieces."""
         wanted = [p for p in tensor.pieces if _meet(p.offset, p.shape, offset, tuple(out.shape))]
         for piece in wanted:
             rows = _rows_of(piece, offset, tuple(out.shape))
@@ -125,7 +125,7 @@ class StoredTensors:
             keys += [name] * len(held)
             pieces += held
         archives = [self._archive(piece) for piece in pieces]
-        data = [self._record(piece, told) for piece, told in zip(pieces, archives, strict=True)]
+        data = [self._record(p, archive) for p, archive in zip(pieces, archives, strict=True)]
         trees = unpickle_all([(a.url, d) for a, d in zip(archives, data, strict=True)])
         found: dict[str, dict[StoredPiece, _Place]] = {name: {} for name in self._tensors}
         for name, piece, archive, tree in zip(keys, pieces, archives, trees, strict=True):
@@ -157,7 +157,7 @@ class StoredTensors:
         return bytes(self._check.read(self._open(piece.file), span, span.begin, span.size_bytes))
 
     def _span_of(self, piece: StoredPiece, archive: Archive, name: str) -> Span:
-        """Where a record lies in the file."""
+        """The position of a record in the file."""
         record = archive.records[name]
         header = self._open(piece.file).range(piece.begin + record.header, LOCAL_HEADER.size)
         begin = piece.begin + archive.begin_of(name, bytes(header))
@@ -194,7 +194,7 @@ class StoredTensors:
         return file
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         while self._files:
             self._files.popitem()[1].close()
 

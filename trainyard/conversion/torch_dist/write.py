@@ -1,11 +1,11 @@
-"""Writing a `torch_dist` checkpoint through `torch.distributed.checkpoint`: one process, no process
-group, one tensor in memory at a time.
+"""Writes a `torch_dist` checkpoint through `torch.distributed.checkpoint`: in one process, without
+process group, with one tensor in memory.
 
-torch plans, asks for the pieces one by one and makes the index; a planner of ours tells it what
-there is, without a state dict that holds it all, and a writer of ours puts the pieces into files of
-any store. (torch's own FileSystemWriter keeps a tensor of every key until its file is closed.)
-Tensors are those that the plan says (torch_dist_plan.py). States of random generators are not
-written, so Megatron-LM is to be started with --no-load-rng. Equal contents give equal bytes."""
+torch makes the plan, requests the pieces one by one and makes the index. trainyard's planner
+describes the tensors (`plan`) without a state dict, and its writer writes the pieces to any store.
+(torch's FileSystemWriter keeps a tensor of every key until its file is closed.) States of random
+generators are not written: start Megatron-LM with --no-load-rng. Equal contents give equal
+bytes."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def write_torch_dist(
     """Write a step, or a release where the source has no step; metadata.json after everything in
     its folder, the tracker file last.
 
-    open_file: begins a file by its name below the folder that Megatron-LM's --load is given.
-    num_files: `.distcp` files. true_vocab_size: tokens of the tokenizer, to pad the vocabulary
-    anew for `tp` ranks, which is all that they matter for. expect: is told, before the first file,
-    how many bytes of tensors `advance` will hear of. distributed_optimizer: whose layout states of
-    the optimizer have; unset: that of the run.
+    open_file: starts a file by its name below the folder for Megatron-LM's --load.
+    num_files: number of `.distcp` files. true_vocab_size: tokens of the tokenizer, to pad the
+    vocabulary again for `tp` ranks (`tp` has no other effect). expect: called before the first file
+    with the total bytes of tensors that `advance` will report. distributed_optimizer: layout of the
+    optimizer's states; unset: that of the run.
     Raises ConfigError, before anything is written, for a model that Megatron-LM does not
-    compute."""
+    support."""
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
@@ -110,10 +110,10 @@ def write_torch_dist(
 
 
 def _save(writer: _Writer, planner: _Planner) -> None:
-    """By torch, which wraps what goes wrong, be it a signal, for ranks that there are none of."""
+    """Save with torch, and raise the original error, which torch wraps for its ranks."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
             save({}, storage_writer=writer, planner=planner, no_dist=True)
     except CheckpointException as failed:
         cause, _ = next(iter(failed.failures.values()))
@@ -121,7 +121,7 @@ def _save(writer: _Writer, planner: _Planner) -> None:
 
 
 class _Planner(SavePlanner):
-    """What there is, told piece by piece."""
+    """Describes and reads the tensors, piece by piece."""
 
     def __init__(self, model: WholeModel, plan: TorchDistPlan, advance: Advance) -> None:
         self._model, self._plan, self._advance = model, plan, advance
@@ -213,12 +213,12 @@ class _Writer(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """The index: torch's own class, which its reader knows wherever it is."""
+        """Write the index as torch's own class, which its reader knows."""
         places = {result.index: result.storage_data for found in results for result in found}
-        told = replace(metadata, storage_data=places, version=CURRENT_DCP_VERSION)
-        told.mcore_data = metadata.mcore_data  # type: ignore[attr-defined]
+        index = replace(metadata, storage_data=places, version=CURRENT_DCP_VERSION)
+        index.mcore_data = metadata.mcore_data  # type: ignore[attr-defined]
         with self._open_file(METADATA) as out:
-            out.write(pickle.dumps(told, protocol=4))
+            out.write(pickle.dumps(index, protocol=4))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
