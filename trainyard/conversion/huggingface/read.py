@@ -22,7 +22,8 @@ from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.fields import read_document
 from trainyard.conversion.huggingface.config import GPT2
 from trainyard.conversion.huggingface.config_read import read_config
-from trainyard.conversion.huggingface.to_hf import recipes, targets
+from trainyard.conversion.huggingface.from_hf import recipes
+from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.conversion.lazy_tensors import About, AssembledSource, TheirTensors
 from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.tokenizer_files import find_tokenizer

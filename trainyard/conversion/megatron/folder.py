@@ -17,7 +17,6 @@ from trainyard.artifacts import store
 from trainyard.artifacts.strict_json import shown
 from trainyard.artifacts.urls import basename, join
 from trainyard.conversion.megatron.names import (
-    EMBEDDING,
     TIED_COPY,
     flatten,
     is_legacy,
@@ -33,6 +32,7 @@ from trainyard.conversion.torch_save.pickle_names import ANYTHING
 from trainyard.conversion.torch_save.pickles import Noted, TensorRef
 from trainyard.errors import ArtifactError
 from trainyard.models.config import MAX_LAYERS
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MODEL_FILE = "model_optim_rng.pt"

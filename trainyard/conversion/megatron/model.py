@@ -12,12 +12,12 @@ from torch import Tensor
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.megatron.args import args_of
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import PLAIN
 from trainyard.conversion.vocabulary import Adjusted, has_rows
 from trainyard.errors import ConfigError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition
 

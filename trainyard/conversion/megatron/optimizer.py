@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from trainyard.conversion.megatron.model import WholeModel
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.torch_save.pickles import Noted, TensorRef
 from trainyard.conversion.torch_save.write import LazyTensor
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.optim.groups import is_embedding_or_output
 
 MAIN = "param"

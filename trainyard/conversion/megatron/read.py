@@ -58,6 +58,7 @@ from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)

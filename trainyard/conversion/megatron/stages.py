@@ -9,10 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.conversion.megatron.names import (
-    has_tied_copy,
-    layer_of,
-)
+from trainyard.conversion.megatron.names import has_tied_copy, layer_of
 from trainyard.conversion.megatron.optimizer import Unknown
 from trainyard.errors import ConfigError
 from trainyard.models.config import MAX_LAYERS

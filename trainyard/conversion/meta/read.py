@@ -29,7 +29,7 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.fields import Fields, read_document
-from trainyard.conversion.huggingface.to_hf import join_qkv
+from trainyard.conversion.huggingface.from_hf import join_qkv
 from trainyard.conversion.lazy_tensors import (
     About,
     AssembledSource,

@@ -28,10 +28,7 @@ from torch import Tensor
 from trainyard.artifacts.urls import join
 from trainyard.conversion.megatron.folder import ALLOWED
 from trainyard.conversion.megatron.layout import Cut, boxes_of_rank, cut_of, join_parts
-from trainyard.conversion.megatron.names import (
-    layer_of,
-    registration_order,
-)
+from trainyard.conversion.megatron.names import layer_of, registration_order
 from trainyard.conversion.megatron.optimizer import (
     MAIN,
     MOMENTS,

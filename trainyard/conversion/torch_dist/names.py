@@ -14,12 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainyard.conversion.megatron.names import (
-    OURS_LAYER,
-    is_state_of_engine,
-    our_name,
-    their_name,
-)
+from trainyard.conversion.megatron.names import OURS_LAYER, is_state_of_engine, our_name, their_name
 from trainyard.models.config import MAX_LAYERS
 from trainyard.models.gpt.checkpoint_names import LAYER, WITH_EXTRA_STATE
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.megatron.model import CHECKPOINT_VERSION, WholeModel, args_document
-from trainyard.conversion.megatron.names import EMBEDDING
 from trainyard.conversion.megatron.optimizer import (
     HALF_SPECS,
     MAIN,

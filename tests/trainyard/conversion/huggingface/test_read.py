@@ -25,8 +25,9 @@ from trainyard.checkpoint.load import open_checkpoint
 from trainyard.conversion.huggingface.config import architecture, model_document
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.folder import write_hf_folder
+from trainyard.conversion.huggingface.from_hf import recipes
 from trainyard.conversion.huggingface.read import open_huggingface
-from trainyard.conversion.huggingface.to_hf import recipes, targets
+from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.conversion.lazy_tensors import AssembledSource
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
