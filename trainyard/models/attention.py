@@ -1,4 +1,4 @@
-"""Self-attention with grouped queries, and what it asks of a cache of keys and values.
+"""Self-attention with grouped queries, and its interface to a key-value cache.
 
 s new tokens, t tokens seen, b batch, h hidden, n query heads, g key and value heads, d head
 channels; n and g are those of this tensor-parallel rank."""
@@ -34,20 +34,20 @@ class KVCache(Protocol):
     """Keys and values of the tokens before this call, one row for each sequence of the batch."""
 
     def positions(self, num_new: int) -> Tensor:
-        """(b, s) places that `num_new` tokens of each sequence take."""
+        """(b, s) positions of `num_new` further tokens of each sequence."""
 
     def mask(self, num_new: int) -> Tensor | None:
-        """(b, 1, s, t) True where a new token may look; None where that is plain causal, s = t."""
+        """(b, 1, s, t) True where a new token may look; None for plain causal, s = t."""
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k and v, (b, g, s, d), and return all that is held, (b, g, t, d)."""
+        """Store k and v, (b, g, s, d), and return all stored keys and values, (b, g, t, d)."""
 
 
 class SelfAttention(nn.Module):
     """linear_qkv, scaled dot-product attention, linear_proj.
 
-    Rows of linear_qkv lie per query group: its n/g query heads, then its key, then its value. So
-    tensor parallelism cuts them between groups."""
+    Rows of linear_qkv are ordered by query group: its n/g query heads, its key, its value. Tensor
+    parallelism shards them between groups."""
 
     def __init__(
         self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
@@ -82,7 +82,7 @@ class SelfAttention(nn.Module):
         kv_cache: KVCache | None = None,
     ) -> Tensor:
         """x: (s, b, h), (s / tp, b, h) under sequence parallelism. mask: of the whole sequence
-        where ranks share it. Returns the like of x."""
+        under context parallelism. Returns a tensor like x."""
         q, k, v = self._split_heads(self.linear_qkv(x))
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
@@ -104,7 +104,7 @@ class SelfAttention(nn.Module):
         return q.reshape(s, b, -1, self.head_dim), k.squeeze(3), v.squeeze(3)
 
     def _mask_of_cache(self, mask: AttentionMask, kv_cache: KVCache, num_new: int) -> AttentionMask:
-        """Rows of a cache differ in length, which a window has to know."""
+        """Sequences in a cache differ in length; a window needs their positions."""
         if self.core_attention.window is None or mask.dense is None:
             return mask
         return replace(mask, positions=kv_cache.positions(num_new))
@@ -119,8 +119,7 @@ class SelfAttention(nn.Module):
 
 
 class CoreAttention(nn.Module):
-    """Softmax attention between projections, by the backend that fits, over all ranks that share
-    the sequence."""
+    """Softmax attention by the chosen backend, over all context-parallel ranks."""
 
     def __init__(
         self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
@@ -161,14 +160,14 @@ class CoreAttention(nn.Module):
         )
 
     def _sink(self, q: Tensor) -> Tensor | None:
-        """(n) score of a key that is not there: of value 0 and, off by one, of score 0."""
+        """(n) score of an extra key of value 0; off by one, the score is 0 too."""
         if self.softmax_type == "off-by-one":
             return q.new_zeros(q.shape[1])
         return self.softmax_offset
 
 
 def _share(count: int, option: str, parallel: ModelParallel) -> int:
-    """Heads of this rank."""
+    """Heads of this rank; ConfigError if they do not divide."""
     share, rest = divmod(count, parallel.tp_size)
     if rest:
         raise ConfigError(

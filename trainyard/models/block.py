@@ -1,4 +1,4 @@
-"""One layer, and the layers of a stage with the norm at the model's end.
+"""One transformer layer, and the layers of a stage with the final norm.
 
 s sequence (this rank's part of it), b batch, h hidden."""
 
@@ -16,15 +16,15 @@ from trainyard.models.mlp import MLP
 from trainyard.models.norm import build_norm
 from trainyard.models.offload import ActivationOffload
 from trainyard.models.pipeline_stage import WHOLE, ModelStage
-from trainyard.models.recompute import forgetting_norm, layer_groups, recomputed
+from trainyard.models.recompute import layer_groups, recomputed, recomputed_norm
 from trainyard.parallel.invariant_dropout import DropoutPlace, cut_free_dropout
 from trainyard.parallel.model import ALONE, ModelParallel
 
 Step = tuple[nn.Module, DropoutPlace | None]
-"""A layer and where its dropout stands."""
+"""A layer and the place of its dropout."""
 
 AFTER_ATTENTION, AFTER_MLP = 0, 1
-"""Uses of dropout in a layer."""
+"""Numbers of the dropouts of a layer."""
 
 
 class TransformerLayer(nn.Module):
@@ -43,7 +43,7 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP(config, parallel)
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
-        """x: (s, b, h). place: for dropout; None: nothing is dropped. Returns (s, b, h)."""
+        """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
         x = x + self._dropped(self._attention(x, inputs), place, AFTER_ATTENTION)
         return x + self._dropped(self._mlp(x), place, AFTER_MLP)
 
@@ -54,23 +54,23 @@ class TransformerLayer(nn.Module):
             )
             return out
 
-        if self._forgets_norms():
-            return forgetting_norm(self.input_layernorm, attend, x)
+        if self._recomputes_norms():
+            return recomputed_norm(self.input_layernorm, attend, x)
         return attend(self.input_layernorm(x))
 
     def _mlp(self, x: Tensor) -> Tensor:
         if self.recompute_mlp and self.training:
             return recomputed(self._norm_and_mlp, x, draws=False)
-        if self._forgets_norms():
-            return forgetting_norm(self.pre_mlp_layernorm, self.mlp, x)
+        if self._recomputes_norms():
+            return recomputed_norm(self.pre_mlp_layernorm, self.mlp, x)
         return self._norm_and_mlp(x)
 
     def _norm_and_mlp(self, x: Tensor) -> Tensor:
         out: Tensor = self.mlp(self.pre_mlp_layernorm(x))
         return out
 
-    def _forgets_norms(self) -> bool:
-        """A compiler decides for itself to compute norms again."""
+    def _recomputes_norms(self) -> bool:
+        """Under torch.compile the compiler decides about recomputing norms."""
         return self.recompute_norms and self.training and not torch.compiler.is_compiling()
 
     def _dropped(self, branch: Tensor, place: DropoutPlace | None, use: int) -> Tensor:
@@ -80,8 +80,8 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """The layers of a stage in order, under their numbers in the whole model, and the final norm
-    where the model ends."""
+    """The layers of a stage, named by their numbers in the whole model, and the final norm on the
+    last stage."""
 
     def __init__(
         self, config: TransformerConfig, parallel: ModelParallel = ALONE, stage: ModelStage = WHOLE
@@ -97,8 +97,8 @@ class TransformerBlock(nn.Module):
     def forward(
         self, x: Tensor, inputs: LayerInputs, places: DropoutPlaces | None = None
     ) -> Tensor:
-        """x: (s, b, h). places: for dropout; None: nothing is dropped. Returns (s, b, h),
-        normalised where the model ends."""
+        """x: (s, b, h). places: of dropout; None disables it. Returns (s, b, h), normalised on the
+        last stage."""
         steps = [
             (layer, None if places is None else places.of_layer(number))
             for number, layer in zip(self.numbers, self.layers.values(), strict=True)
@@ -110,7 +110,7 @@ class TransformerBlock(nn.Module):
         return x if self.final_layernorm is None else self.final_layernorm(x)
 
     def _trained(self, x: Tensor, inputs: LayerInputs, steps: Sequence[Step]) -> Tensor:
-        """Forward with a backward to follow: what is not kept, and what is kept elsewhere."""
+        """Forward pass of training, with recomputation and offloading."""
         config, left = self.config, self.config.cpu_offloading_num_layers
         offload = ActivationOffload(x.device) if left else None
         for group, again in layer_groups(config, steps):

@@ -1,7 +1,7 @@
-"""Attention over sequences that are cut over context-parallel ranks, by three ways of communicating
+"""Attention over sequences sharded over context-parallel ranks, with three kinds of communication
 (`--cp-comm-type`):
 
-p2p        keys and values go round a ring while they are computed with; plain causal or full
+p2p        keys and values travel a ring, overlapped with computation; plain causal or full
 allgather  every rank gets all keys and values, of its group heads only; windows, documents
 a2a        every rank gets all tokens of a share of the heads; windows, documents, any backend
 
@@ -37,7 +37,7 @@ ADVICE = "use --cp-comm-type allgather or a2a"
 
 @dataclass(frozen=True, slots=True)
 class ContextAttention:
-    """An `AttentionBackend` whose sequences lie on several ranks; the mask is of the whole."""
+    """An `AttentionBackend` for sharded sequences; the mask is that of the whole sequence."""
 
     group: ProcessGroup
     comm_type: ContextCommunication
@@ -47,7 +47,7 @@ class ContextAttention:
 
     @staticmethod
     def around(selected: Selected, parallel: ModelParallel) -> ContextAttention | None:
-        """The backend that was selected, for sequences on the ranks of `parallel`."""
+        """The selected backend, for sequences sharded over the ranks of `parallel`."""
         if selected.backend is None or selected.choice is None or parallel.cp is None:
             return None
         kernel = selected.choice.kernel
@@ -65,7 +65,7 @@ class ContextAttention:
         sink: Tensor | None = None,
     ) -> Tensor:
         """q: (b, n, s, d), k, v: (b, g, s, d), the local part. Returns (b, n, s, d)."""
-        assert mask.rules_only, "a matrix does not say which part of the sequence it is about"
+        assert mask.rules_only, "a dense mask does not know its part of the sequence"
         if self.comm_type == "a2a":
             return self._exchanged(q, k, v, mask, dropout_p, scale, sink)
         if self.comm_type == "allgather":
@@ -149,16 +149,16 @@ class ContextAttention:
 
 
 def copies_of_groups(groups: int, cp_size: int) -> int:
-    """How often each key and value head has to be there for every rank to get as many.
+    """Copies of each key and value head so that every rank gets equally many.
 
-    Query heads that divide by groups and by ranks divide by the copies as well."""
+    Query heads divisible by groups and by ranks are divisible by the copies as well."""
     return cp_size // math.gcd(groups, cp_size)
 
 
 def check_context(
     comm_type: ContextCommunication, cp_size: int, heads: int, window: tuple[int, int] | None
 ) -> None:
-    """Refuse, before anything is built, what a way of communicating cannot do.
+    """Raise ConfigError, before anything is built, for what a communication type cannot do.
 
     heads: query heads of one tensor-parallel rank."""
     if cp_size == 1:

@@ -1,4 +1,4 @@
-"""Tokens, and learned positions where the model has them, to the residual stream."""
+"""Embedding of tokens, plus learned positions if the model has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainyard.parallel.tensor.vocab import VocabParallelEmbedding
 
 
 class Table(nn.Module):
-    """Rows looked up by number, whole on every rank."""
+    """An embedding table that is whole on every rank."""
 
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""The first values of a model's parameters.
+"""Initial values of a model's parameters.
 
-Each tensor is drawn in fp32 on the CPU from a generator made of the seed and its name, as a whole
-and then cut: block of rows by block of rows, of which a rank keeps its part. The values depend
-neither on the order of drawing nor on the device nor on how the model is cut; a rank never holds
-more than its part and one block. Rows of the vocabulary come one after the other, so that a real
-token's row does not depend on how many rows of padding follow, which tensor parallelism changes.
+Each tensor is drawn whole, in fp32 on the CPU, from a generator seeded by the seed and its name:
+block of rows by block of rows, of which a rank keeps its part. The values do not depend on the
+order of drawing, the device or the parallel layout, and a rank never holds more than its part and
+one block. Rows of the vocabulary are drawn in order, so that a token's row does not depend on the
+padding that follows, which tensor parallelism changes.
 
 Weights are N(0, std), those that add to the residual stream N(0, std / sqrt(2 L)) (GPT-2), or
 uniform by Xavier's rule; biases are 0 and norms 1."""
@@ -29,7 +29,7 @@ TABLES = ("word_embeddings.weight", "position_embeddings.weight")
 BLOCK_NUMBERS = 1 << 22
 """Numbers drawn at once."""
 STRIDE = 16
-"""torch draws normal numbers on the CPU 16 at a time; whole strides do not see what follows."""
+"""torch draws normal numbers on the CPU 16 at a time; a whole stride is independent of the next."""
 
 
 class ConfiguredModel(Protocol):
@@ -44,15 +44,15 @@ class ConfiguredModel(Protocol):
 
 
 def init_parameters(model: ConfiguredModel, seed: int) -> None:
-    """Fill every parameter of `model`, or of the part of it that is here, in place."""
+    """Fill every parameter of `model`, or of this rank's part of it, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _fill(parameter, copy_of(parameter) or name, model.config, seed)
 
 
 def init_module(module: nn.Module, config: TransformerConfig, seed: int) -> None:
-    """Fill every parameter of a model of another kind by the rules of GPT's: biases 0, other
-    vectors 1, matrices N(0, --init-method-std), drawn by name so that no cut of it matters."""
+    """Fill every parameter of a user's model: biases 0, other vectors 1, matrices
+    N(0, --init-method-std), drawn by name so that the layout does not matter."""
     with torch.no_grad():
         for own_name, parameter in module.named_parameters():
             name = copy_of(parameter) or own_name
@@ -63,7 +63,7 @@ def init_module(module: nn.Module, config: TransformerConfig, seed: int) -> None
 
 
 def draw_parameter(name: str, shape: torch.Size, config: TransformerConfig, seed: int) -> Tensor:
-    """The whole first value of the parameter called `name`, fp32 on the CPU."""
+    """The whole initial value of the parameter called `name`, fp32 on the CPU."""
     whole = torch.empty(shape, device="cpu", dtype=torch.float32)
     _fill(whole, name, config, seed)
     return whole
@@ -72,8 +72,8 @@ def draw_parameter(name: str, shape: torch.Size, config: TransformerConfig, seed
 def draw_rows(
     name: str, shape: tuple[int, ...], rows: range, config: TransformerConfig, seed: int
 ) -> Tensor:
-    """Rows of the first value of the weight called `name` of this shape, fp32 on the CPU; no more
-    than these and a block are held."""
+    """These rows of the initial weight called `name`, fp32 on the CPU; allocates no more than the
+    rows and a block."""
     target = torch.empty(len(rows), *shape[1:], dtype=torch.float32, device="cpu")
     part = Shard(shape, 0, (ShardBox(0, rows.start, len(rows)),))
     for start, block in _blocks(name, shape, config, seed):
@@ -104,8 +104,8 @@ def _blocks(
 ) -> Iterator[tuple[int, Tensor]]:
     """The whole tensor from its first row on, in blocks of rows, each with its first row's number.
 
-    Drawn up to a whole stride, whose surplus is thrown away: the last real row then has the same
-    values whatever follows it."""
+    Draws up to a whole stride and drops the surplus, so that the values of the last row do not
+    depend on what follows it."""
     generator = named_generator(name, seed)
     row = math.prod(shape[1:])
     rows_at_once = max(BLOCK_NUMBERS // row // STRIDE, 1) * STRIDE
@@ -132,7 +132,7 @@ def _draw(
 
 
 def _take(target: Tensor, shard: Shard, start: int, block: Tensor) -> None:
-    """Copy what a shard has of the rows from `start` on."""
+    """Copy the shard's part of a block whose first row is `start`."""
     end = start + block.shape[0]
     for piece in shard.pieces:
         if shard.dim != 0:
@@ -161,8 +161,8 @@ def weight_std(name: str, config: TransformerConfig) -> float:
 def xavier_bound(name: str, shape: tuple[int, ...], config: TransformerConfig) -> float | None:
     """Bound of a uniform draw under --init-method-xavier-uniform; None where it does not apply.
 
-    It does to the matrices of layers. The vocabulary's stay normal: their bound would follow the
-    padding."""
+    It applies to the matrices of layers. Those of the vocabulary stay normal, since their bound
+    would depend on the padding."""
     in_layer = ".layers." in name and len(shape) == 2
     if not config.init_method_xavier_uniform or not in_layer:
         return None

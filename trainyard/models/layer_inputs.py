@@ -1,4 +1,4 @@
-"""What a layer is told beside the residual stream.
+"""Inputs of a layer besides the residual stream.
 
 s sequence, b batch."""
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from trainyard.models.attention import KVCache
 
 DROPOUT_SEED = "dropout_seed"
-"""Key of a batch: () int64 on the device of the model, another for every micro-batch of the run,
-the same on all ranks that share it."""
+"""Key of a batch: () int64 on the model's device, different for every micro-batch of the run, equal
+on all ranks that share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Positions, mask and cache for attention: the same for all layers of a forward pass."""
+    """Positions, mask and cache of attention, shared by all layers of a forward pass."""
 
     rotary: Rotary | None = None
     mask: AttentionMask = CAUSAL
     kv_cache: KVCache | None = None
 
     def tensors(self) -> list[Tensor]:
-        """Those that all layers share."""
+        """The shared tensors."""
         mask = self.mask
         shared = [mask.dense, mask.bounds, mask.positions]
         if self.rotary is not None:
@@ -44,13 +44,13 @@ _SPREAD = 0x9E3779B97F4A7C15 - 2**64
 
 
 class DropoutPlaces:
-    """Where the dropouts of one forward pass stand.
+    """Seeds and positions of the dropouts of one forward pass.
 
-    Each layer has a seed of its own, so that its number is a value that goes into it and not a
-    part of its code, which would be compiled anew for each."""
+    Each layer has its own seed tensor, so that its number is an input and not a constant for which
+    torch.compile would compile the layer again."""
 
     def __init__(self, seed: Tensor, positions: Tensor, num_layers: int) -> None:
-        """seed: () int64, of the micro-batch. positions: (s) places of this rank's tokens."""
+        """seed: () int64, of the micro-batch. positions: (s) of this rank's tokens."""
         numbers = torch.arange(num_layers + 1, device=seed.device)
         self._seeds = (seed + (numbers + 1) * _SPREAD).unbind()
         self._positions = positions

@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer: a table of activations between two matrices."""
+"""The MLP of a layer, and the table of its activations."""
 
 from __future__ import annotations
 

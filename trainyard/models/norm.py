@@ -1,8 +1,8 @@
-"""Normalisation over the last dimension: a table of the two kinds, computed by torch or by a kernel
-of another package (`--norm-backend`), with the same parameters.
+"""LayerNorm and RMSNorm over the last dimension, computed by torch or by a kernel of another
+package (`--norm-backend`), with the same parameters.
 
-The dtype of a normalised tensor is that of the weights, so that a residual stream in fp32 enters
-the matrices in their own precision. Statistics are in fp32."""
+Outputs have the dtype of the weights, so that an fp32 residual stream enters the matrices in their
+precision. Statistics are in fp32."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def build_norm(
     """The normalisation that `--normalization` names, over the residual stream, or over the
     channels of a head if `size` is given.
 
-    A rank sees its part of the sequence under sequence parallelism, and its own heads always; what
-    it computes of the gradient is then a summand."""
+    Under sequence parallelism a rank sees its part of the sequence, and always its own heads only,
+    so its gradient is then a partial sum."""
     width = size or config.hidden_size
     norm = NORMS[config.normalization](
         width,

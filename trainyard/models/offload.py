@@ -1,8 +1,8 @@
-"""Activations of some layers wait for the backward pass in the memory of the host.
+"""Offloading: activations of some layers stay in host memory until the backward pass.
 
-On CUDA they are copied to pinned memory on a stream of their own while the forward pass goes on;
-the backward pass of a layer starts to fetch those of the layer before it. The bits are those that
-were saved. Parameters, and tensors that are smaller than a copy is worth, stay where they are."""
+On CUDA they are copied to pinned memory on a separate stream during the forward pass. The backward
+pass of a layer prefetches those of the previous layer. The bits do not change. Parameters, and
+tensors too small to be worth a copy, stay on the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALLEST_BYTES = 1 << 16
 
 
 class Kept:
-    """A saved tensor on the host, and perhaps on its way back."""
+    """A saved tensor on the host, possibly being fetched."""
 
     def __init__(self, tensor: Tensor, stream: torch.cuda.Stream | None) -> None:
         self.device = tensor.device
@@ -34,17 +34,17 @@ class Kept:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             self.host.copy_(tensor, non_blocking=True)
-            tensor.record_stream(stream)  # its memory is not reused before the copy is done
+            tensor.record_stream(stream)  # keeps its memory until the copy is done
 
     def fetch(self) -> None:
-        """Start the way back."""
+        """Start to copy it back."""
         if self.fetched is not None:
             return
         if self.stream is None:
             self.fetched = self.host
             return
         with torch.cuda.stream(self.stream):
-            # With the strides that it had: compiled code has been promised them.
+            # With its original strides, which compiled code relies on.
             self.fetched = torch.empty_strided(
                 self.host.shape, self.strides, dtype=self.host.dtype, device=self.device
             )
@@ -53,7 +53,7 @@ class Kept:
             self.copied.record(self.stream)
 
     def take(self) -> Tensor:
-        """The tensor as it was saved, where it was saved."""
+        """The tensor as it was saved, on its device."""
         self.fetch()
         tensor = self.fetched
         assert tensor is not None
@@ -88,14 +88,14 @@ class LayerStore:
         if isinstance(kept, Tensor):
             return kept
         before, self._before = self._before, None
-        if before is not None:  # the first need of this layer: the one before it comes next
+        if before is not None:  # first use of this layer: prefetch the previous one
             for other in before._kept:
                 other.fetch()
         return kept.take()
 
 
 class ActivationOffload:
-    """For one forward pass over a stage: hooks around each of its offloaded layers."""
+    """Saved-tensor hooks around the offloaded layers of one forward pass."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = _copy_stream(device) if device.type == "cuda" else None
@@ -104,7 +104,7 @@ class ActivationOffload:
     def around_layer(
         self, layer: nn.Module, shared: Iterable[Tensor]
     ) -> AbstractContextManager[Any]:
-        """While `layer` runs forward. shared: tensors that other layers save as well."""
+        """Hooks for the forward pass of `layer`. shared: tensors that other layers save as well."""
         staying = frozenset(_storage(tensor) for tensor in (*layer.parameters(), *shared))
         store = LayerStore(self._last, self._stream, staying)
         self._last = store
@@ -112,7 +112,7 @@ class ActivationOffload:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether numbers stand for several: an expanded tensor, which takes no memory of its own."""
+    """Whether elements share memory, as in an expanded tensor."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in pairs)
 

@@ -1,4 +1,4 @@
-"""Which part of a model a pipeline stage holds. Standard library only."""
+"""The part of a model that a pipeline stage holds. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelStage:
-    """A run of layers, and whether the ends of the model belong to them."""
+    """Consecutive layers, and whether the ends of the model belong to the stage."""
 
     layers: range | None
     """Global numbers; None: all layers."""
@@ -16,10 +16,10 @@ class ModelStage:
     """Final norm, output layer and loss."""
 
     def layer_numbers(self, num_layers: int) -> range:
-        """The layers of a model of `num_layers` that are here."""
-        held = range(num_layers) if self.layers is None else self.layers
-        assert not held or 0 <= held[0] <= held[-1] < num_layers, (held, num_layers)
-        return held
+        """The layers of a model of `num_layers` that this stage holds."""
+        numbers = range(num_layers) if self.layers is None else self.layers
+        assert not numbers or 0 <= numbers[0] <= numbers[-1] < num_layers, (numbers, num_layers)
+        return numbers
 
 
 WHOLE = ModelStage(None)

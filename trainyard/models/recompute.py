@@ -1,7 +1,7 @@
-"""Activations that are computed again in the backward pass instead of being kept.
+"""Activation recomputation in the backward pass.
 
-What is computed again gives the same bits: dropout on the residual stream is a function of seed and
-place, and the generators that attention dropout draws from are put back.
+Recomputing gives the same bits: dropout on the residual stream is a function of seed and place, and
+the state of the generators that attention dropout draws from is restored.
 
     selective   core_attn   scores and their softmax: kept are q, k, v          (arXiv:2205.05198)
                 mlp         all of the MLP: kept is its input
@@ -25,44 +25,44 @@ T = TypeVar("T")
 
 
 def recomputed(fn: Callable[..., T], *args: Any, draws: bool) -> T:
-    """fn(*args), of which only the arguments are kept for the backward pass.
+    """fn(*args), keeping only the arguments for the backward pass.
 
-    draws: fn takes random numbers from torch's generators, whose state is then kept as well."""
+    draws: fn draws from torch's generators, so their state is kept as well."""
     result: T = checkpoint(fn, *args, use_reentrant=False, preserve_rng_state=draws)
     return result
 
 
 class View(NamedTuple):
-    """How a tensor looks at the storage of another."""
+    """Geometry of a tensor in the storage of another."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
 
-def forgetting_norm(norm: nn.Module, matrices: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """matrices(norm(x)), where what they keep of the normalised tensor is not kept, but the way to
-    it: the norm is computed again."""
+def recomputed_norm(norm: nn.Module, matrices: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """matrices(norm(x)), recomputing the norm in the backward pass instead of keeping its
+    output."""
     normalised: Tensor = norm(x)
     storage = normalised.untyped_storage().data_ptr()
 
-    def forget(saved: Tensor) -> Tensor | View:
+    def drop(saved: Tensor) -> Tensor | View:
         if saved.untyped_storage().data_ptr() != storage:
             return saved
         return View(saved.shape, saved.stride(), int(saved.storage_offset()))
 
-    def remember(kept: Tensor | View) -> Tensor:
+    def restore(kept: Tensor | View) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
         with torch.no_grad():
             return torch.as_strided(norm(x), *kept)
 
-    with saved_tensors_hooks(forget, remember):
+    with saved_tensors_hooks(drop, restore):
         return matrices(normalised)
 
 
 def layer_groups(config: TransformerConfig, layers: Iterable[T]) -> Iterator[tuple[list[T], bool]]:
-    """The layers of a stage in the groups that run as one, each with whether it is recomputed."""
+    """The layers of a stage in groups that run as one: (layers, whether they are recomputed)."""
     remaining = iter(layers)
     size = config.recompute_num_layers or 1
     if config.recompute == "full" and config.recompute_method != "block":

@@ -1,7 +1,7 @@
-"""Rotary position embedding (arXiv:2104.09864), with the scalings for sequences longer than trained
-for: linear, Llama 3.1's, YaRN (arXiv:2309.00071).
+"""Rotary position embedding (arXiv:2104.09864), with scalings for sequences longer than in
+training: linear, Llama 3.1's, YaRN (arXiv:2309.00071).
 
-Computed once in a forward pass for all layers. s sequence, b batch, n heads, d head channels, r
+Computed once per forward pass for all layers. s sequence, b batch, n heads, d head channels, r
 rotating channels (r <= d)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
 
 
 class Rotary(NamedTuple):
-    """What rotates a tensor: `apply_rotary(x, *rotary)`."""
+    """Arguments of `apply_rotary(x, *rotary)`."""
 
     cos: Tensor
     """(s, b or 1, 1, r)"""
@@ -61,7 +61,7 @@ def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tenso
 
 
 def _llama3_scaled(frequencies: Tensor, factor: float, original_length: int) -> Tensor:
-    """Long wavelengths by the factor, short ones not, those between by a share of it."""
+    """Stretch long wavelengths by the factor, short ones not, those between by a share of it."""
     turns = original_length * frequencies / (2 * math.pi)  # over the original length
     low, high = LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)

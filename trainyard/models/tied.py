@@ -1,8 +1,8 @@
-"""The word embedding that serves as output layer as well.
+"""A word embedding that is also the output layer.
 
-On one stage it is one parameter. On a last stage without the embedding it is a copy, which starts
-with the same values and takes the same steps: the gradients of both are added up. A copy counts
-once in norms and is saved once, under the name of the original."""
+On one stage it is one parameter. A last stage without the embedding holds a copy, which starts with
+the same values and takes the same steps, since the gradients of both are summed. Norms count the
+pair once, and checkpoints save it once, under the name of the original."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SHARED = "_trainyard_shared_embedding"
 
 
 def mark_copy(parameter: nn.Parameter, original: str = EMBEDDING) -> None:
-    """Note that the values of `parameter` are those of another stage's `original`."""
+    """Mark `parameter` as a copy of another stage's `original`."""
     setattr(parameter, _COPY, original)
     setattr(parameter, _SHARED, True)
 
 
 def mark_shared(parameter: nn.Parameter) -> None:
-    """Note that another stage has a copy, or may have one, of this parameter."""
+    """Mark a parameter of which another stage may hold a copy."""
     setattr(parameter, _SHARED, True)
 
 
 def copy_of(parameter: Tensor) -> str | None:
-    """Name of what a parameter is a copy of; None for an original."""
+    """Name of the original of a copy; None for an original."""
     found: str | None = getattr(parameter, _COPY, None)
     return found
 
@@ -38,8 +38,8 @@ def is_copy(parameter: Tensor) -> bool:
 
 
 def shared_embedding(model: nn.Module) -> nn.Parameter | None:
-    """The parameter here, original or copy, whose gradient is added up over the first and the last
-    stage; None on a stage with neither, and where the output layer has weights of its own."""
+    """The parameter of this stage, original or copy, whose gradient is summed over the first and
+    last stage; None on other stages and for an untied output layer."""
     for parameter in model.parameters():
         if getattr(parameter, _SHARED, False):
             return parameter

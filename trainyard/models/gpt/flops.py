@@ -34,7 +34,7 @@ def flops_per_token(config: GPTConfig, padded_vocab_size: int, moe: MoEConfig = 
 def matmul_weights_per_token(
     config: GPTConfig, padded_vocab_size: int, moe: MoEConfig = DENSE
 ) -> int:
-    """Weights that one token is multiplied with: those of the experts it visits only."""
+    """Weights that one token is multiplied with; of experts, only those that it visits."""
     h = config.hidden_size
     attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
     ffn = config.ffn_size

@@ -1,4 +1,4 @@
-"""Memory of training in theory, on the most loaded device, before anything is built.
+"""Theoretical memory of training on the most loaded device.
 
 The numbers are those of Megatron-LM's report: mixed precision (2 bytes a parameter, 4 its gradient,
 12 master weight and Adam moments), biases and learned positions not counted, activations by
@@ -39,7 +39,7 @@ class ParameterCount:
 
     transformer_block: int
     active_transformer_block: int
-    """Those that one token meets: fewer than all with experts."""
+    """Parameters that one token uses: fewer than all with experts."""
     embedding: int
     most_loaded_shard: float
     other_shards: float | None
@@ -48,7 +48,7 @@ class ParameterCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationMemory:
-    """Bytes kept from forward to backward on the first stage."""
+    """Bytes kept from forward to backward pass on the first stage."""
 
     per_layer: float
     total: float
@@ -137,8 +137,8 @@ def activation_memory(
 
 
 def full_recompute_bytes(config: GPTConfig, padded_vocab_size: int, layout: Layout) -> float:
-    """Ours, which the report lacks: with full recomputation only the 16-bit input of each layer is
-    kept, and one layer at a time is whole."""
+    """Activations under full recomputation, which Megatron-LM's report lacks: the 16-bit input of
+    each layer, and all of one layer at a time."""
     tokens = config.seq_length * layout.micro_batch_size
     inputs = 2.0 * tokens * config.hidden_size * layout.layers_as_on_first(config)
     if layout.sequence_parallel:

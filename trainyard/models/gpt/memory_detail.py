@@ -1,10 +1,10 @@
-"""Memory of training as this project spends it, kind by kind, on the most loaded device.
+"""Memory of training as this project uses it, kind by kind, on the most loaded device.
 
-Where the report of `memory.py` repeats upstream's formulas, this counts every parameter, biases and
-learned positions included, and what autograd keeps of each operation with fused attention: grouped
-queries, gated MLPs, context parallelism, recomputation and offloading are seen. A compiler keeps
-less. Not counted: the kernels' workspaces, communication buffers, fragmentation. Standard library
-only.
+`memory.py` repeats Megatron-LM's formulas. This counts every parameter, biases and learned
+positions included, and the tensors that autograd keeps of each operation with fused attention. It
+considers grouped queries, gated MLPs, context parallelism, recomputation and offloading.
+torch.compile keeps less. Not counted: workspaces of kernels, communication buffers, fragmentation.
+Standard library only.
 
 Bytes for one token of one micro-batch unless said. h hidden, q and kv widths of all query and key
 heads, f MLP, V padded vocabulary."""
@@ -46,7 +46,7 @@ class DetailedMemory:
 
 
 def detailed_memory(config: GPTConfig, padded_vocab_size: int, layout: Layout) -> DetailedMemory:
-    """The stage that needs most."""
+    """Memory of the stage that needs most."""
     names = ["only"] if layout.pp == 1 else ["first", "last"]
     stages = [_stage(config, padded_vocab_size, layout, name) for name in names]
     return max(stages, key=lambda stage: stage.total)
@@ -109,7 +109,7 @@ def _layer_parameters(config: GPTConfig, tp: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _LayerBytes:
-    """What a layer keeps of a token, by module."""
+    """Bytes that a layer keeps for one token, by module."""
 
     residual: float
     """One of the two inputs of norms."""
@@ -169,7 +169,7 @@ def _stage_activations(config: GPTConfig, layout: Layout, layers: int, name: str
 
 
 def _kept_by_layers(config: GPTConfig, layout: Layout, layers: int) -> tuple[float, float]:
-    """(kept by the layers of a stage, whole for a moment in the backward pass)."""
+    """(kept by the layers of a stage, needed transiently in the backward pass)."""
     whole = layer_activation_bytes(config, layout)
     entry = _layer_bytes(config, layout).residual
     size = config.recompute_num_layers or 1
@@ -183,7 +183,7 @@ def _kept_by_layers(config: GPTConfig, layout: Layout, layers: int) -> tuple[flo
 
 
 def _logits(config: GPTConfig, vocab: int, layout: Layout) -> float:
-    """Final norm's input and output, and logits, whose place their gradient takes."""
+    """Final norm's input and output, and logits, which their gradient overwrites."""
     kept, width = _layer_bytes(config, layout), 4 if layout.fp32 else 2
     copies = 3 if layout.fp32 else 1  # torch's own cross entropy in fp32
     return kept.residual + kept.normalised + copies * width * vocab / layout.tp

@@ -1,8 +1,8 @@
-"""GPT: tokens in, logits or per-token losses out; or the part of it that a pipeline stage holds.
+"""GPT, or the part of it that a pipeline stage holds: tokens in, logits or per-token losses out.
 
-Parameter names are Megatron-LM core's (`decoder.layers.0.self_attention.linear_qkv.weight`),
-numbered from the first layer of the whole model, whatever part is here. Inside, tensors are (s, b,
-h); at the door, (b, s). s is this rank's part of the sequence under context parallelism."""
+Parameter names are Megatron-LM core's (`decoder.layers.0.self_attention.linear_qkv.weight`), with
+layers numbered over the whole model. Tensors are (s, b, h) inside and (b, s) in the interface. s is
+this rank's part of the sequence under context parallelism."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from trainyard.parallel.tensor.vocab import vocab_parallel_cross_entropy
 class GPTModel(nn.Module):
     """A decoder-only transformer over a padded vocabulary.
 
-    vocab_size: rows of the embedding, padding included. true_vocab_size: tokens that there are; the
-    rows behind them are never scored and never trained. Unset: every row is a token.
+    vocab_size: rows of the embedding, padding included. true_vocab_size: tokens; the rows after
+    them are never scored and never trained. Unset: every row is a token.
 
-    Its parameters are not filled when it is built: `init_parameters` or a checkpoint does that."""
+    Parameters are unfilled until `init_parameters` or a checkpoint fills them."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class GPTModel(nn.Module):
         kv_cache: KVCache | None = None,
         attention_mask: AttentionMask | Tensor | None = None,
     ) -> Tensor:
-        """What the output layer sees, (s, b, h), after the final norm.
+        """Inputs of the output layer, (s, b, h), after the final norm.
 
-        position_ids: (b, s); unset: 0, 1, ... after what the cache holds. attention_mask: a mask,
-        or (b, 1, s, s) True where a token may look; unset: causal. A cache brings its own mask and
-        is not advanced here, so that its owner decides how many of the tokens count."""
+        position_ids: (b, s); unset: 0, 1, ... after the tokens in the cache. attention_mask: a
+        mask, or (b, 1, s, s) True where a token may look; unset: causal. A cache has its own mask.
+        The caller advances it, since only the caller knows how many of the tokens count."""
         num_new = tokens.shape[1]
         if kv_cache is not None:
             attention_mask = kv_cache.mask(num_new)
@@ -111,19 +111,19 @@ class GPTModel(nn.Module):
         return self._run(None, tokens, position_ids, as_mask(attention_mask), kv_cache, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: (..., h). Returns (..., true_vocab_size), whole on every rank: a view that leaves
-        the padding out, so that nobody can choose or score it."""
+        """hidden: (..., h). Returns (..., true_vocab_size), whole on every rank: a view without
+        the padding, which can neither be sampled nor scored."""
         padded = gather_from_tp(self._own_logits(hidden), self.parallel.tp)
         return padded[..., : self.true_vocab_size]
 
     # --- a part of it ---------------------------------------------------------------------
 
     def forward_stage(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
-        """What this stage makes of a micro-batch: (s, b, h) for the next one, or per-token losses
+        """Output of this stage for a micro-batch: (s, b, h) for the next stage, or per-token losses
         (b, s) fp32 on the last.
 
-        hidden: what the stage before made; None on the first. batch: tokens and labels, (b, s);
-        position_ids (b, s) where they are not the places in the sequence; cu_seqlens (b, w) where
+        hidden: output of the previous stage; None on the first. batch: tokens and labels, (b, s);
+        position_ids (b, s) if they differ from the places in the sequence; cu_seqlens (b, w) if
         attention stops at documents; `dropout_seed` for training with dropout."""
         bounds = batch.get("cu_seqlens")
         mask = CAUSAL if bounds is None else AttentionMask(bounds=bounds)
@@ -173,7 +173,7 @@ class GPTModel(nn.Module):
         return out
 
     def _places(self, source: Tensor, *, is_hidden: bool) -> Tensor:
-        """(s) places in the whole sequence of the tokens that attention sees here."""
+        """(s) positions in the whole sequence of this rank's tokens."""
         parallel = self.parallel
         s = source.shape[0] if is_hidden else source.shape[1]
         if is_hidden and parallel.sequence_parallel:
@@ -202,16 +202,16 @@ class GPTModel(nn.Module):
             alone = self.parallel.tp is None and self.parallel.cp is None
             assert alone, f"ranks that share a sequence need one {DROPOUT_SEED}"
             seed = torch.randint(2**62, (), device=places.device)
-        held = of_sequence_part(places, self.parallel)
-        return DropoutPlaces(seed, held, self.config.num_layers)
+        local = of_sequence_part(places, self.parallel)
+        return DropoutPlaces(seed, local, self.config.num_layers)
 
     def _rotary(self, position_ids: Tensor) -> Rotary | None:
-        if not self.config.rotary or not self.decoder.layers:  # nobody to turn anything for
+        if not self.config.rotary or not self.decoder.layers:
             return None
         return build_rotary(self.config, position_ids, self.dtype)
 
     def _own_logits(self, hidden: Tensor) -> Tensor:
-        """Of this rank's part of the vocabulary."""
+        """Logits of this rank's part of the vocabulary."""
         if self.output_layer is not None:
             out: Tensor = self.output_layer(hidden)
             return out

@@ -1,4 +1,4 @@
-"""Normalisation by kernels of other packages, behind one signature: our parameters, their kernels.
+"""Normalisation kernels of other packages, applied to our parameters, behind one signature.
 
 s sequence, b batch, c channels; n heads where each is normalised by itself."""
 
@@ -32,7 +32,7 @@ class NormKernel(Protocol):
     """LayerNorm where there is a bias, RMSNorm where there is none."""
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether these can be computed with: where not, torch computes."""
+        """Whether the kernel supports these tensors; if not, torch computes."""
 
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool
@@ -48,7 +48,7 @@ class ApexNorm:
         self._fast = fast
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
-        """All that lies on a CUDA device; the persistent kernel one type only."""
+        """Anything on a CUDA device; the persistent kernel needs one dtype for all."""
         return x.is_cuda and (not self._fast or x.dtype == weight.dtype)
 
     def __call__(
@@ -74,14 +74,14 @@ class ApexNorm:
 class TransformerEngineNorm:
     """Transformer Engine's module, given the parameters of ours.
 
-    Its backward pass reads the weight from the module, not from what forward was called with, so
-    the parameter itself is put there; one instance serves one normalisation."""
+    Its backward pass reads the weight from the module, not from the arguments of forward, so the
+    module holds our parameter itself. One instance serves one normalisation."""
 
     def __init__(self) -> None:
         self._module: Any = None
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
-        """One type for all, and parameters, not tensors in their place."""
+        """Parameters (not plain tensors) and inputs of one dtype."""
         fits = x.dtype == weight.dtype and x.dtype in HALVES_AND_SINGLE
         return x.is_cuda and fits and isinstance(weight, nn.Parameter)
 
@@ -145,7 +145,7 @@ def _apex_fast() -> Callable[..., Tensor]:
 
 
 class Uncompiled:
-    """A kernel that a compiler leaves alone: graphs end before it and begin after it."""
+    """A kernel that torch.compile skips: a graph ends before it and the next begins after it."""
 
     def __init__(self, kernel: NormKernel) -> None:
         self._kernel = kernel

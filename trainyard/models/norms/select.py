@@ -42,14 +42,14 @@ class NormNeeds:
     dtype: str
     """Of the weights: bfloat16."""
     fp32_input: bool = False
-    """What is normalised is fp32, whatever the weights are (--fp32-residual-connection)."""
+    """The input is fp32 with weights of any type (--fp32-residual-connection)."""
     deterministic: bool = False
     compiled: bool = False
     """Layers run under torch.compile."""
 
 
 def choose_norm(request: NormRequest, device: Device, needs: NormNeeds) -> NormChoice:
-    """The backend that was asked for, or torch; ConfigError says why it cannot be had."""
+    """The requested backend, or torch; ConfigError says why it is unavailable."""
     if request == "auto" or request == "torch":  # narrows the type
         kernel = "rms_norm" if needs.normalization == "RMSNorm" else "layer_norm"
         return NormChoice("torch", kernel, _reason_of_torch(request, device, needs))
@@ -68,7 +68,7 @@ def choose_norm(request: NormRequest, device: Device, needs: NormNeeds) -> NormC
 
 
 def norm_problem(request: NormBackend, device: Device, needs: NormNeeds) -> str | None:
-    """Why a package cannot do what is needed, as a verb phrase; None if it can."""
+    """Why a package does not fit, as a verb phrase; None if it does."""
     if request == "torch":
         return None
     if device.type != "cuda":
@@ -83,7 +83,7 @@ def norm_problem(request: NormBackend, device: Device, needs: NormNeeds) -> str 
             return f"computes in fp32, bf16 and fp16, not {needs.dtype}"
         if needs.fp32_input and needs.dtype != "float32":
             return (
-                f"rounds what it normalises to {needs.dtype} first, which "
+                f"rounds its input to {needs.dtype} first, which "
                 "--fp32-residual-connection is against"
             )
     return None
@@ -111,8 +111,8 @@ def _reason_of_torch(request: NormRequest, device: Device, needs: NormNeeds) -> 
 def norm_kernel(config: TransformerConfig, size: int) -> NormKernel | None:
     """The kernel for one normalisation of `size` channels; None: torch's own operators.
 
-    A model that is only read may have been trained where there were other packages: what is not
-    here is computed by torch. Training refuses it before it builds anything (`report_norm`)."""
+    Inference may lack packages that training had, so torch replaces a missing one. Training refuses
+    it before building anything (`report_norm`)."""
     request = config.norm_backend
     if request == "auto" or request == "torch" or not torch.cuda.is_available():
         return None
@@ -134,7 +134,7 @@ def norm_needs(
     *,
     compiled: bool = False,
 ) -> NormNeeds:
-    """What a normalisation of `size` channels, or of the residual stream, asks for."""
+    """What a normalisation of `size` channels (unset: the residual stream) asks of its kernel."""
     return NormNeeds(
         normalization=config.normalization,
         size=size or config.hidden_size,
@@ -153,8 +153,8 @@ def report_norm(
     compiled: bool,
     say: bool = True,
 ) -> NormChoice:
-    """Whose kernel normalises the residual stream; ConfigError for what cannot be had. say: in the
-    log too, with why."""
+    """The kernel for the residual stream; ConfigError if it is unavailable. say: log it with the
+    reason."""
     needs = norm_needs(config, dtype, compiled=compiled)
     choice = choose_norm(config.norm_backend, probe_device(device.type), needs)
     if say:
