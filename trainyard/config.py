@@ -1,9 +1,8 @@
 """Configurations: frozen dataclasses to and from flat documents.
 
-A document is a flat table whose keys are the flag names with underscores, whatever the nesting of
-the dataclasses behind it: `num_layers` reaches `PretrainConfig.model.num_layers`. Reading refuses
-unknown keys with a suggestion and wrong types in words. Knows nothing of command lines or
-storage."""
+A document is a flat table whose keys are the flag names with underscores, regardless of the nesting
+of the dataclasses behind it: `num_layers` reaches `PretrainConfig.model.num_layers`. Unknown keys
+(with a suggestion) and wrong types are errors. Knows nothing of command lines or storage."""
 
 from __future__ import annotations
 
@@ -33,29 +32,27 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
-"""Stands in a partial configuration for a required field that no document has given yet."""
+"""Value of a required field in a partial configuration that no document has given yet."""
 
 
 def execution(default: Any = dataclasses.MISSING) -> Any:
-    """A field that changes how fast or how loudly a stage works, never what it makes.
+    """A field that changes speed or logging of a stage, never its result.
 
-    Such fields are left out of the config digest, so changing one does not make work be done
-    again."""
+    The config digest leaves such fields out, so changing one reruns nothing."""
     return dataclasses.field(default=default, metadata={ROLE: "execution"})
 
 
 def location(default: Any = dataclasses.MISSING) -> Any:
-    """A field that says where an input or the output lies.
+    """A field with the location of an input or the output.
 
-    Left out of the config digest: inputs count by the digest of what they hold, outputs by what is
-    made."""
+    The config digest leaves it out: inputs count by the digest of their content."""
     return dataclasses.field(default=default, metadata={ROLE: "location"})
 
 
 def also(
     *names: str, default: Any = dataclasses.MISSING, role: Literal["execution"] | None = None
 ) -> Any:
-    """A field that documents and flags may call by other names as well. role: as `execution`."""
+    """A field with further names in documents and flags. role: as `execution`."""
     metadata = {ALSO: names} | ({ROLE: role} if role is not None else {})
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -85,7 +82,7 @@ def leaves(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
 
 
 def other_names(cls: type) -> dict[str, str]:
-    """Second names of flat keys, each with the key that it stands for."""
+    """Further names of flat keys, each with its key."""
     return {other: name for name, _, field in leaves(cls) for other in field.metadata.get(ALSO, ())}
 
 
@@ -104,10 +101,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def digest_relevant(config: Any) -> dict[str, Any]:
-    """The part of the flat document that decides what a stage makes.
+    """The part of the flat document that decides a stage's result.
 
-    A stage that describes what elsewhere is only execution names such keys in `DESCRIBES`, of its
-    class or, where it depends on the options, as a property."""
+    A stage whose result depends on `execution` keys names them in `DESCRIBES`, a class attribute or
+    a property."""
     relevant = {name for name, _, field in leaves(type(config)) if ROLE not in field.metadata}
     relevant.update(getattr(config, "DESCRIBES", ()))
     return {key: value for key, value in to_dict(config).items() if key in relevant}
@@ -164,10 +161,10 @@ def _as_document(value: Any) -> Any:
 
 
 def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
-    """Refuse a key that the configuration does not have, with the nearest one that it has.
+    """Raise ConfigError for an unknown key, suggesting the nearest known one.
 
-    A stage that can be given the documents of another names its configuration in `ALSO_READS`: keys
-    that only the other one has are passed over."""
+    A stage that accepts documents of another names its configuration in `ALSO_READS`: keys that
+    only the other has are ignored."""
     known = [name for name, _, _ in leaves(cls)]
     others = other_names(cls)
     passed_over = {
@@ -334,11 +331,11 @@ def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
 
 
 YAML_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
-"""Numbers such as 1e-4, which YAML 1.2 knows and YAML 1.1, and so PyYAML, takes for text."""
+"""Numbers such as 1e-4, which YAML 1.1, and so PyYAML, reads as text."""
 
 
 def _parse_yaml(text: str) -> Any:
-    import yaml  # only for whoever writes YAML: 15 ms of start-up
+    import yaml  # 15 ms, needed for YAML only
 
     class Loader(yaml.SafeLoader):
         pass

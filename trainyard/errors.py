@@ -1,6 +1,6 @@
-"""The errors a person can meet, and the exit status each of them ends a stage with.
+"""Errors for users, and their exit statuses.
 
-0 is done or nothing to do. Everything that is not one of these classes is a defect of ours: 70."""
+0 means done or nothing to do. Any other exception is a defect of ours: 70."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import errno
 import signal as signals
 
 EXIT_DEFECT = 70
-"""Exit status of an error that is none of the classes below (EX_SOFTWARE of sysexits.h)."""
+"""Exit status of any other exception (EX_SOFTWARE of sysexits.h)."""
 
 
 class TrainyardError(Exception):
-    """Root of the errors whose message is meant for a person."""
+    """Base of the errors whose message is meant for a person."""
 
     exit_status = EXIT_DEFECT
 
 
 class DataError(TrainyardError):
-    """A fault in the data: the message names file, and line or offset. Exit status 1."""
+    """Invalid data: the message names the file, and the line or offset. Exit status 1."""
 
     exit_status = 1
 
 
 class ArtifactError(DataError):
-    """What storage holds is missing, torn or not what its manifest says. Exit status 1."""
+    """A stored artifact is missing, incomplete or differs from its manifest. Exit status 1."""
 
 
 class ConfigError(TrainyardError):
-    """What a person wrote cannot be: option, value, rule, next step. Exit status 2."""
+    """Invalid options: the message has option, value, rule, next step. Exit status 2."""
 
     exit_status = 2
 
@@ -40,16 +40,16 @@ class InfrastructureError(TrainyardError):
 
 
 class RerunElsewhere(InfrastructureError):  # noqa: N818  # says what to do
-    """A step gave an impossible result twice: the same command on other hardware tells why.
+    """A step gave an impossible result twice: rerun on other hardware to find the cause.
 
     Megatron-LM's exit status for it: 16."""
 
     exit_status = 16
 
 
-class ValidationFailed(InfrastructureError):  # noqa: N818  # what it is called upstream
-    """A step gave an impossible result, and what is to blame is known. Exit status 17, as
-    Megatron-LM's."""
+class ValidationFailed(InfrastructureError):  # noqa: N818  # Megatron-LM's name
+    """A step gave an impossible result whose cause is known. Exit status 17, as in
+    Megatron-LM."""
 
     exit_status = 17
 
@@ -59,19 +59,19 @@ class ClaimHeldError(InfrastructureError):
 
 
 class HostMemoryError(InfrastructureError):
-    """The machine, or the part of it that a job may use, has no more memory to give."""
+    """The machine, or the job's share of it, is out of memory."""
 
 
 class DeviceMemoryError(InfrastructureError):
-    """A GPU has no more memory to give."""
+    """A GPU is out of memory."""
 
 
 class CommunicationError(InfrastructureError):
-    """Ranks do not find each other, or have lost each other: NCCL, gloo, rendezvous."""
+    """Ranks cannot find, or have lost, each other: NCCL, gloo, rendezvous."""
 
 
 class HangError(InfrastructureError):
-    """The ranks are there, and none has made progress for longer than it may take."""
+    """No rank has made progress within the timeout."""
 
 
 class Stopped(BaseException):
@@ -90,7 +90,7 @@ class Stopped(BaseException):
 
 
 class StoppedByOption(Stopped):
-    """The run was to stop here by what it was told beforehand. Status 143."""
+    """An option asked the run to stop here. Status 143."""
 
     def __init__(self, option: str) -> None:
         super().__init__(signals.SIGTERM, option)
@@ -104,11 +104,11 @@ OF_EITHER = ("out of memory", "alloc_failed")
 def lack_of_memory(
     error: BaseException,
 ) -> type[HostMemoryError] | type[DeviceMemoryError] | None:
-    """What a foreign error means that says that there is no more memory; None for any other.
+    """Our class for a foreign out-of-memory error; None for any other error.
 
-    Python's and the system's errors are known by their class, torch's by its name, as torch need
-    not be loaded. For memory of the host torch and the libraries under it raise RuntimeError,
-    which their words alone tell from a defect."""
+    Errors of Python and the system are recognised by class, torch's by class name, since torch need
+    not be loaded. For host memory, torch and its libraries raise RuntimeError, which only the
+    message tells from a defect."""
     if isinstance(error, MemoryError):
         return HostMemoryError
     if isinstance(error, OSError):
@@ -116,7 +116,7 @@ def lack_of_memory(
     if type(error).__name__ == "OutOfMemoryError":
         return DeviceMemoryError
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
-    # NCCL says it of memory that it may not lock for its network: `ulimit -l`, and no lack of any.
+    # NCCL also says it when it may not lock memory for its network (`ulimit -l`).
     is_of_network = "nccl" in text or "ibv_" in text
     if not is_of_network and any(words in text for words in OF_HOST):
         return HostMemoryError

@@ -1,7 +1,7 @@
-"""Logging for everything that runs: one format, the rank in every line, other libraries kept quiet.
+"""Logging of all programs: one format, the rank in every line, other libraries from warnings up.
 
-Modules do `log = logging.getLogger(__name__)`; only a `__main__` calls `configure`. What files say
-may end up in a message, so nothing of it tells the terminal what to do (`printable`)."""
+Modules do `log = logging.getLogger(__name__)`; only a `__main__` calls `configure`. Messages may
+quote files, so control characters are escaped (`printable`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ RESET = "\033[0m"
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
-    """The text with whatever a terminal would obey, or hide, written out: ESC as \\x1b.
+    """The text with unprintable characters escaped: ESC as \\x1b.
 
-    kept: characters that stay as they are all the same."""
+    kept: characters that are not escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else _escape(c) for c in text)
 
 
 def one_line(text: str) -> str:
-    """The same where a new line would begin what looks like somebody else's."""
+    """The text as one line, so that it cannot imitate another log line."""
     return printable(text, kept="")
 
 
@@ -36,7 +36,7 @@ def _escape(character: str) -> str:
 
 
 class Formatter(logging.Formatter):
-    """`12:30:05 info  rank 1  loop: message`; the rank only where there are several."""
+    """`12:30:05 info  rank 1  loop: message`; the rank only with several ranks."""
 
     def __init__(self, colour: bool) -> None:
         super().__init__(datefmt="%H:%M:%S")
@@ -45,7 +45,7 @@ class Formatter(logging.Formatter):
         self.rank = f"rank {os.environ.get('RANK', '0')}  " if several else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line a record; a traceback follows where one was logged."""
+        """One line per record, followed by its traceback if it has one."""
         parts = record.name.split(".")
         where = parts[1] if parts[0] == "stages" and len(parts) > 1 else parts[-1]
         time = self.formatTime(record, self.datefmt)
@@ -63,7 +63,7 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
-    """Log our own packages from `level` up and everybody else from warnings up, to stderr."""
+    """Log our packages from `level` up and others from warnings up, to stderr."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(Formatter(wants_colour(stream)))

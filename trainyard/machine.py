@@ -1,6 +1,6 @@
-"""What this process may use of its machine, as it finds it: shared memory, limits, encodings, GPUs.
+"""Resources of this process: shared memory, limits, encodings, GPUs.
 
-Standard library alone, since it has to run wherever a stage does. Judges nothing."""
+Standard library only, since every stage runs it. Reports without judging."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 QUERY_SECONDS = 10.0
-"""nvidia-smi answers in one or two; where a driver hangs it never does."""
+"""nvidia-smi answers in one or two seconds, or never if the driver hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device as its driver describes it."""
+    """A GPU as its driver describes it."""
 
     name: str
     driver: str
@@ -37,7 +37,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was found."""
+    """Resources of one process."""
 
     host: str
     python: str
@@ -51,10 +51,10 @@ class Machine:
     locale: str
     """What LC_ALL, LC_CTYPE or LANG says, for all programs; empty when none is set."""
     encodings: tuple[str, ...]
-    """Of file names, of text, and of what is printed, as this Python uses them."""
+    """Python's encodings of file names, text and output."""
     gpus: tuple[Gpu, ...]
     gpu_fault: str
-    """Why nvidia-smi could not list any; empty where it did."""
+    """Why nvidia-smi failed; empty if it did not."""
 
     def to_document(self) -> dict[str, Any]:
         """JSON-able."""
@@ -68,7 +68,7 @@ class Machine:
 
 
 def look_around() -> Machine:
-    """This machine, as this process may use it."""
+    """The resources of this process."""
     gpus, fault = _gpus()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Machine(
@@ -90,8 +90,7 @@ def look_around() -> Machine:
 
 
 def memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
-    """Memory that this process may fill at the very most: that of the machine or of its control
-    group, and the space to swap to."""
+    """Upper bound of this process's memory: of the machine or its control group, plus swap."""
     sizes = dict(_sizes_in(Path("/proc/meminfo")))
     whole = sizes.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = [whole]
@@ -103,10 +102,9 @@ def memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
 
 
 def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
-    """How many processes of this one's control group the kernel has ended for want of memory, of
-    the group's or of the machine's; 0 where it does not say.
+    """Out-of-memory kills in this process's control group; 0 if the kernel does not say.
 
-    Who is ended so leaves no word, and others see SIGKILL: that there is one more tells them."""
+    A killed process leaves no message and others only see SIGKILL; a higher count explains it."""
     for folder, is_old in _memory_groups(groups, membership):
         file = folder / ("memory.oom_control" if is_old else "memory.events")
         count = _count_in(file, "oom_kill")

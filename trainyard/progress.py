@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left on a terminal, plain lines now and then
+"""Progress of long work: a bar with rate and time left on a terminal, occasional log lines
 elsewhere."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINE_SECONDS = 10.0
 class Progress:
     """Counts towards a total; `update(n)` after each piece of work.
 
-    `total` None: the end is not known, so only count and rate are shown."""
+    `total` None: unknown, so only count and rate are shown."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Progress:
             )
 
     def update(self, count: int = 1) -> None:
-        """Some more is done."""
+        """Count `count` more."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)

@@ -1,4 +1,4 @@
-"""The version of trainyard; pyproject.toml reads it from here. And of which build it is."""
+"""The version of trainyard, which pyproject.toml reads, and the revision of this build."""
 
 import os
 from collections.abc import Mapping
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 VERSION = "0.1.0"
 
 REVISION = "TRAINYARD_REVISION"
-"""Variable with the revision of the sources that this was built from; images set it."""
+"""Environment variable with the source revision of this build; images set it."""
 
 FLOW_VERSION = "TRAINYARD_FLOW_VERSION"
 FLOW_REVISION = "TRAINYARD_FLOW_REVISION"
-"""Variables that tell a stage who chose its options."""
+"""Environment variables that name the flow that started a stage."""
 
 
 def build_revision(variables: Mapping[str, str] = os.environ, name: str = REVISION) -> str:
-    """The revision of this build; empty where nobody has told it."""
-    told = variables.get(name, "")
-    return "" if told == "unknown" else told
+    """The revision of this build; empty if unknown."""
+    revision = variables.get(name, "")
+    return "" if revision == "unknown" else revision

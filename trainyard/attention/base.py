@@ -1,4 +1,4 @@
-"""The signature that all backends have.
+"""The signature of all attention backends.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels, d_v channels of a
 value."""
@@ -34,7 +34,7 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """What only unfused attention can do otherwise."""
+    """Numerics that only unfused attention can change."""
 
     softmax_in_fp32: bool = False
     layer_scaling: int = 1

@@ -1,6 +1,6 @@
-"""Attention as a list of blocks of queries and keys on one rank, and with a sink.
+"""Attention as a list of blocks of queries and keys on one rank, with a sink.
 
-One operator for `torch.compile`: what is inside is chosen before, and not traced.
+One opaque operator for `torch.compile`.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels."""
 
@@ -22,7 +22,7 @@ from trainyard.attention.merge_lse import (
 
 
 class Block(NamedTuple):
-    """Queries that look at keys: at all of them, or (a square) at those up to their own place."""
+    """A range of queries and the keys they see: all, or (a square block) causally."""
 
     query_begin: int
     query_end: int

@@ -1,7 +1,7 @@
 """The flash-attn package: FlashAttention 2, 3 (Hopper) and 4 (Hopper and Blackwell).
 
-Each generation names its arguments in its own way; what they compute is the same. Packed documents
-go through their variable-length kernels, windows are theirs.
+Generations differ in argument names only. Packed documents use the variable-length kernels; windows
+are built in.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels."""
 
@@ -17,12 +17,12 @@ from trainyard.attention.masks import NO_BOUND, AttentionMask, packed_lengths
 from trainyard.attention.sdpa import SdpaBackend
 
 DENSE = SdpaBackend("efficient")
-"""For masks that are matrices, which the package does not take (a cache of ragged rows)."""
+"""For dense masks, which the package does not support (a cache of ragged rows)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlashBackend:
-    """Kernels of the package, whichever major version is installed."""
+    """Kernels of the installed major version of the package."""
 
     version: int
     deterministic: bool = False

@@ -1,4 +1,4 @@
-"""Attention written out: two products and a softmax. What the kernels are compared with.
+"""Attention in plain torch, the reference of the kernels: two products and a softmax.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels."""
 
@@ -16,7 +16,7 @@ from trainyard.attention.masks import AttentionMask, materialise
 
 @dataclass(frozen=True, slots=True)
 class LocalBackend:
-    """All scores of a layer lie in memory at once."""
+    """Plain attention, with all scores of a layer in memory at once."""
 
     numerics: Numerics
 

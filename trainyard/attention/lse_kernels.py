@@ -1,9 +1,9 @@
-"""Attention kernels that give the log-sum-exp of their scores, and their backward passes.
+"""Attention kernels that return the log-sum-exp of their scores, and their backward passes.
 
-With it, attention over a part of the keys can be put together with that over the rest, and the
-backward pass of a part needs only the output and the log-sum-exp of the whole: the probabilities
-are exp(score - lse), and the gradient of a score is p (dp - rowsum(dout out)). So a ring of ranks,
-and a softmax with a sink, need no kernels of their own.
+The log-sum-exp lets attention over a part of the keys be combined with the rest. The backward pass
+of a part needs only the output and log-sum-exp of the whole: probabilities are exp(score - lse),
+and the gradient of a score is p (dp - rowsum(dout out)). So ring attention and a softmax with a
+sink need no further kernels.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels."""
 

@@ -1,8 +1,8 @@
-"""Which keys a query may look at, said by rules and not by a matrix.
+"""Attention masks as rules instead of matrices.
 
-The kernels know causal attention, windows and documents; a matrix of (s, t) is made only for those
-that do not. Everything follows from positions: unless it is told otherwise, the s queries are the
-last s of the t keys, so that a piece of a sequence with all keys before it needs no new rule.
+Kernels know causal attention, windows and documents; an (s, t) matrix is built only for kernels
+that do not. Rules refer to positions. By default the s queries are the last s of the t keys, so
+that a piece of a sequence with all keys before it needs no new rule.
 
 s queries, t keys, b batch, w document bounds of a row."""
 
@@ -14,42 +14,41 @@ import torch
 from torch import Tensor
 
 NO_BOUND = -1
-"""Side of a window that is open."""
+"""An unbounded side of a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMask:
-    """A query may look where every rule lets it."""
+    """Rules that all have to allow a key."""
 
     causal: bool = True
-    """Not at later keys."""
+    """No later keys."""
     window: tuple[int, int] | None = None
-    """At most so many keys to the left and to the right; `NO_BOUND`: any number (Megatron-LM's
-    --window-size)."""
+    """Number of keys to the left and right; `NO_BOUND`: any (--window-size)."""
     dense: Tensor | None = None
-    """(b or 1, 1, s, t) bool, True where it may look."""
+    """(b or 1, 1, s, t) bool, True for allowed keys."""
     bounds: Tensor | None = None
-    """(b, w) places where the documents of each row begin, at least one entry t at the end of a
-    row: the `cu_seqlens` of packed samples. Not at other documents."""
+    """(b, w) starts of the documents of each row, ending with at least one entry t: the
+    `cu_seqlens` of packed samples. No keys of other documents."""
     positions: Tensor | None = None
-    """(b, s) places of the queries among the keys; unset: the last s of them."""
+    """(b, s) positions of the queries among the keys; unset: the last s of them."""
 
     @property
     def plain(self) -> bool:
-        """Whether causality is all there is: what every kernel knows."""
+        """Whether causality is the only rule, which every kernel supports."""
         return self.window is None and self.rules_only and self.bounds is None
 
     @property
     def rules_only(self) -> bool:
-        """Whether kernels with windows and documents can do without a matrix."""
+        """Whether kernels with windows and documents need no matrix."""
         return self.dense is None and self.positions is None
 
     def with_window(self, window: tuple[int, int] | None) -> AttentionMask:
-        """The same with the window of a layer."""
+        """This mask with the window of a layer."""
         return self if window is None else replace(self, window=window)
 
     def part(self, begin: int, end: int) -> AttentionMask:
-        """For the keys `begin` to `end` alone, the queries being the last of them."""
+        """The mask of keys `begin` to `end`, the last of which belong to the queries."""
         assert self.rules_only, "a matrix cannot be cut along the keys of other queries"
         if self.bounds is None:
             return self
@@ -67,7 +66,7 @@ FULL = AttentionMask(causal=False)
 
 
 def as_mask(mask: AttentionMask | Tensor | None) -> AttentionMask:
-    """A mask from what callers have: nothing for causal, a (b or 1, 1, s, t) matrix, or a mask."""
+    """A mask from None (causal), a (b or 1, 1, s, t) matrix, or a mask."""
     if mask is None:
         return CAUSAL
     if isinstance(mask, Tensor):
@@ -126,10 +125,10 @@ def causal_mask(positions: Tensor, num_seen: int) -> Tensor:
 
 
 def trim_bounds(bounds: Tensor, multiple: int = 16) -> Tensor:
-    """`bounds` (b, s + 1) less the columns that hold no document in any row, and one kept.
+    """`bounds` (b, s + 1) without the columns that are unused in every row, except one.
 
-    Kernels start blocks for every entry, so s + 1 of them are slow. For a batch that is still on
-    the CPU: it looks at the values. The width is a multiple, so that shapes seldom change."""
+    Kernels start blocks for every entry, so s + 1 of them are slow. Reads the values, so the batch
+    must be on the CPU. The width is rounded up to a multiple, so that shapes seldom change."""
     assert bounds.device.type == "cpu", "trim before the batch goes to the device"
     s = bounds.shape[1] - 1
     used = int((bounds < s).sum(dim=1).max()) + 1
@@ -138,7 +137,7 @@ def trim_bounds(bounds: Tensor, multiple: int = 16) -> Tensor:
 
 
 def packed_lengths(mask: AttentionMask, s: int, t: int) -> tuple[Tensor, Tensor]:
-    """`cu_seqlens` of queries and of keys when all rows lie behind one another, int32.
+    """`cu_seqlens` of queries and of keys with all rows concatenated, int32.
 
     The queries are the last s of t keys of each row; a document without queries has length 0 there.
     Returns two of (b (w - 1) + 1)."""

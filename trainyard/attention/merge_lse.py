@@ -1,8 +1,8 @@
-"""Putting attention over parts of the keys together, and the sink of a softmax.
+"""Combines attention over parts of the keys, and adds the sink of a softmax.
 
-A sink is one more key of each head with a score of its own and a value of 0: it takes a share of
-the probability and gives nothing (`--softmax-type learnable`; a score of 0 is "off-by-one"). Once
-output and log-sum-exp contain it, the backward passes of blocks.py are right as they are.
+A sink is an extra key of each head with its own score and a value of 0: it takes a share of the
+probability and contributes nothing (`--softmax-type learnable`; a score of 0 is "off-by-one"). The
+backward passes of lse_kernels.py are correct once output and log-sum-exp include it.
 
 b batch, n query heads, s queries, d head channels."""
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 
 class Merger:
-    """The output and log-sum-exp so far, in fp32; a first block that covers all stays as it is."""
+    """Output and log-sum-exp so far, in fp32; a first block that covers all queries is not
+    copied."""
 
     def __init__(self, q: Tensor, value_dim: int) -> None:
         self._shape = (*q.shape[:3], value_dim)

@@ -1,5 +1,5 @@
-"""torch's scaled dot-product attention with a chosen kernel, and torch's kernels directly where it
-does not pass on what they can do: windows, packed documents, sinks.
+"""torch's scaled dot-product attention with a chosen kernel, and direct calls of torch's kernels
+for features it does not expose: windows, packed documents, sinks.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels."""
 
@@ -26,12 +26,12 @@ ORDER = {
     "efficient": [EFFICIENT, MATH],
     "math": [MATH],
 }
-"""Kernels in the order of preference; one that was asked for by name stands alone."""
+"""Kernels in order of preference; one requested by name has no fallback."""
 
 
 @dataclass(frozen=True, slots=True)
 class SdpaBackend:
-    """A kernel of torch: cudnn, flash, efficient or math, or whatever it has on the CPU."""
+    """A kernel of torch: cudnn, flash, efficient, math, or its CPU kernel."""
 
     kernel: str
     strict: bool = False
@@ -101,7 +101,7 @@ class SdpaBackend:
         scale: float,
         sink: Tensor,
     ) -> Tensor:
-        """By the log-sum-exp of a kernel: what is given to the sink is taken from all keys."""
+        """Adds the sink through the log-sum-exp of a kernel."""
         s, t = q.shape[2], k.shape[2]
         kernel = self.kernel if self.kernel in ("cudnn", "cpu") else "math"
         blocks, dense = [Block(0, s, 0, t, mask.causal)], None

@@ -13,8 +13,8 @@ from torch import Tensor
 from trainyard.attention.masks import AttentionMask, packed_lengths
 from trainyard.attention.sdpa import SdpaBackend
 
-OTHERWISE = SdpaBackend("cudnn")
-"""For what a cache of keys asks: matrices, and queries that are the last of the keys."""
+FALLBACK = SdpaBackend("cudnn")
+"""For a key-value cache: dense masks, and queries that are the last of the keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TransformerEngineBackend:
         assert sink is None, "not chosen with a sink"
         s, t = q.shape[2], k.shape[2]
         if not mask.rules_only or s != t:
-            return OTHERWISE.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale)
+            return FALLBACK.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale)
         core = _core(q.shape[1], k.shape[1], (q.shape[3], v.shape[3]), dropout_p, scale)
         tensors = [x.transpose(1, 2) for x in (q, k, v)]  # (b, s, n, d)
         kind = "causal" if mask.causal else "no_mask"

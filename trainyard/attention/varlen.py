@@ -1,7 +1,7 @@
 """Attention over packed documents with torch's FlashAttention-2, windows and sinks included.
 
-The kernel takes rows that lie behind one another and the places where documents begin, so that no
-matrix says who may look at whom. CUDA only. One operator for `torch.compile`.
+The kernel takes concatenated rows and the starts of documents, so no mask matrix is needed. CUDA
+only. One operator for `torch.compile`.
 
 b batch, n query heads, g key and value heads, s queries, t keys, d head channels, T = b s."""
 

@@ -12,7 +12,7 @@ import torch
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
-    """Seconds, read once the device has finished what it was given."""
+    """Seconds, read after the device has finished all queued work."""
     if device.type != "cuda":
         return time.perf_counter
 

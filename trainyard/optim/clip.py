@@ -1,4 +1,4 @@
-"""Norms over the whole model, however it is cut, and the bound of the gradient's."""
+"""Norms over the whole model under any layout, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 def sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """What this rank adds to the square of a norm over ranks; () fp64.
 
-    In fp64 the order of the sums is lost when the norm is rounded to fp32: whatever is cut over
-    whichever ranks, the same gradient has the same norm, and is clipped alike."""
+    In fp64, rounding the norm to fp32 hides the order of the sums: the same gradient has the same
+    norm under every layout and is clipped alike."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
     norms = torch._foreach_norm(list(tensors), 2.0, dtype=torch.float64)

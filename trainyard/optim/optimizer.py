@@ -1,9 +1,9 @@
-"""The optimizer of a rank: from the gradients of all its model chunks to updated parameters.
+"""The optimizer of a rank: updates parameters from the gradients of all its model chunks.
 
-Of a step, in this order: the sums over data-parallel ranks are waited for; whole parameters that
-saw parts of a sequence, and the two ends of a tied embedding, are added up; the norm over the whole
-model is taken, which shows any overflow; the gradients are scaled; each rank updates what it owns,
-and the model receives it."""
+A step: wait for the sums over data-parallel ranks; sum the gradients of whole parameters that saw
+parts of a sequence, and of both ends of a tied embedding; compute the norm over the whole model,
+which shows any overflow; scale the gradients; update what this rank owns and publish it to the
+model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainyard.parallel.timing import Timed, untimed
 
 
 class OptimizerGroups(Protocol):
-    """Whom the optimizer talks to beside the data-parallel ranks of each chunk; None: nobody."""
+    """Process groups besides the data-parallel group of each chunk; None for one rank."""
 
     @property
     def tp(self) -> ProcessGroup | None:
@@ -47,7 +47,7 @@ class OptimizerGroups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What an update came to, equal on all ranks of a model."""
+    """Result of an update, equal on all ranks of a model."""
 
     skipped: bool
     """A gradient was not finite, and nothing was updated."""
@@ -65,8 +65,7 @@ GradientFacts: TypeAlias = tuple[float, int | None]
 
 @dataclass(frozen=True, slots=True)
 class GradientSums:
-    """What is to be known of reduced gradients as they are, on the device: nobody waits for it
-    until it is read."""
+    """Norm and zero count of reduced gradients, on the device until read."""
 
     values: Tensor
     """Norm or its square, and zeros where they are counted; fp64."""
@@ -165,8 +164,8 @@ class ModelOptimizer:
         divisor: float = 1.0,
         found: GradientFacts | None = None,
     ) -> StepOutcome:
-        """Update from reduced gradients, unless one of them is not finite. found: what is
-        known of them without any scale, where `measure` was asked."""
+        """Update from reduced gradients, unless one is not finite. found: their facts without any
+        scale, if `measure` was called."""
         scale = self.scaler.scale * divisor
         norm, num_zeros = found or self.measure().read(scale)
         skipped = not math.isfinite(norm)
@@ -193,9 +192,7 @@ class ModelOptimizer:
         if not grads:
             return
         grad_scale = scale / factor
-        if (
-            not unit.keeps_main
-        ):  # what is next to nothing is left to the kernel only where it rounds
+        if not unit.keeps_main:  # with a main copy the kernel scales, which rounds once less
             if factor / scale != 1.0:
                 torch._foreach_mul_(grads, factor / scale)
             grad_scale = 1.0
@@ -250,7 +247,7 @@ class ModelOptimizer:
         return [box for unit in self._units for box in unit.boxes(self._rule.moments)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is no tensor; JSON-able."""
+        """State other than tensors; JSON-able."""
         return {"num_updates": self.num_updates, "loss_scaler": self.scaler.state_dict()}
 
     @torch.no_grad()
@@ -270,15 +267,14 @@ class ModelOptimizer:
 
     @torch.no_grad()
     def adopt_model_parameters(self) -> None:
-        """The model's parameters were filled (initial weights, or weights alone of a checkpoint):
-        go on from them. The first update does it where nobody did."""
+        """Copy the model's parameters, after they were initialised or loaded, to the main copy. The
+        first update does it otherwise."""
         for unit in self._units:
             unit.adopt()
         self._has_main = True
 
     def finish_parameters(self) -> None:
-        """All parameters of the model are there: before they are read otherwise than by a forward
-        pass."""
+        """Wait for all parameters, before anything but a forward pass reads them."""
         for chunk in self.chunks:
             if chunk.gather is not None:
                 chunk.gather.finish()

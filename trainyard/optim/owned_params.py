@@ -1,7 +1,7 @@
-"""What this rank updates: whole parameters, or the pieces of buckets that it owns.
+"""The parameters that this rank updates: whole ones, or its pieces of buckets.
 
-In full precision the numbers that are updated are the model's own. Beside 16-bit parameters stands
-an fp32 copy, which takes the small steps that they could not."""
+In full precision the model's own numbers are updated. 16-bit parameters have an fp32 main copy,
+which can take small steps that they cannot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OwnedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is to be known of a parameter."""
+    """Facts of a parameter that its update needs."""
 
     name: str
     multipliers: Multipliers
@@ -84,7 +84,7 @@ class Unit:
         raise NotImplementedError
 
     def grads(self) -> list[Tensor]:
-        """The gradient of each piece in the type of what is updated."""
+        """The gradient of each piece in the dtype of its main copy."""
         return self.raw_grads()
 
     def adopt(self) -> None:
@@ -185,7 +185,7 @@ class BucketPiece(Unit):
 
 
 def _cut(bucket: Bucket, start: int, stop: int) -> tuple[int, int] | None:
-    """What of a place in the bucket lies in the own piece, counted from its beginning."""
+    """The overlap of a place with this rank's piece, relative to the piece."""
     begin, end = max(start, bucket.own_start), min(stop, bucket.own_stop)
     return (begin - bucket.own_start, end - bucket.own_start) if begin < end else None
 

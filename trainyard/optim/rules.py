@@ -1,6 +1,6 @@
-"""How a parameter changes, given its gradient: AdamW and SGD.
+"""Update rules of parameters: AdamW and SGD.
 
-A rule takes flat or shaped tensors alike, many at once, and holds no state but what it is given."""
+A rule takes flat or shaped tensors, many at once, and is stateless."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UpdateRule(Protocol):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the tensors that it keeps for each parameter, zeros at the beginning."""
+        """Names of its state tensors of each parameter, initially zero."""
 
     def update(
         self,

@@ -1,4 +1,4 @@
-"""Which schedule goes on when a checkpoint is taken up: the options', or the checkpoint's.
+"""Chooses the schedule when a run resumes: the options' or the checkpoint's.
 
 As in Megatron-LM they must agree, unless an option says which side wins."""
 
@@ -35,12 +35,12 @@ P = TypeVar("P", LearningRateSchedule, WeightDecaySchedule)
 
 def schedule_document(schedule: Schedule) -> dict[str, Any]:
     """The schedule as a checkpoint keeps it; JSON-able."""
-    held = {part: getattr(schedule, part) for part in PARTS}
-    return {part: asdict(found) for part, found in held.items() if found is not None}
+    parts = {part: getattr(schedule, part) for part in PARTS}
+    return {name: asdict(part) for name, part in parts.items() if part is not None}
 
 
 def stored_schedule(document: Mapping[str, Any]) -> Schedule:
-    """The schedule of a `schedule_document`; TypeError or KeyError for what is none."""
+    """The schedule of a `schedule_document`; TypeError or KeyError for any other."""
     decoupled = document.get("decoupled")
     return Schedule(
         LearningRateSchedule(**document["learning_rate"]),
@@ -52,7 +52,7 @@ def stored_schedule(document: Mapping[str, Any]) -> Schedule:
 def continue_schedule(
     schedule: Schedule, document: Mapping[str, Any], config: OptimizerConfig
 ) -> Schedule:
-    """The schedule to go on with after a checkpoint whose `schedule_document` is given.
+    """The schedule for resuming from a checkpoint with this `schedule_document`.
 
     Raises ConfigError that names every difference when no option says which side wins."""
     stored = Schedule(

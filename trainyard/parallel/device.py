@@ -1,4 +1,4 @@
-"""The device of a process, and the most memory it has held there."""
+"""The device of a process and its memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def resolve_device(option: str, local_rank: int = 0) -> torch.device:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most that was allocated on a CUDA device so far; on the CPU, most that the process held."""
+    """Peak memory allocated on a CUDA device; on the CPU, peak memory of the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -42,7 +42,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def check_memory(what: str, needed: float, device: torch.device, advice: str) -> None:
-    """Refuse what cannot fit the whole memory of a device, or of this machine for the CPU.
+    """Raise ConfigError for more than the whole memory of a device, or of this machine for the CPU.
 
     what: begins the message, as in "the weights of 7 parameters take"."""
     is_cuda = device.type == "cuda"
@@ -56,5 +56,5 @@ def check_memory(what: str, needed: float, device: torch.device, advice: str) ->
 
 
 def device_name(device: torch.device) -> str:
-    """What the maker calls it, or "cpu"."""
+    """The product name of a GPU, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -18,7 +18,7 @@ from trainyard.parallel.divisible import multiples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Where a rank stands on each axis."""
+    """Coordinates of a rank, one per axis."""
 
     tp: int = 0
     cp: int = 0
@@ -57,7 +57,7 @@ class ParallelDims:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return math.prod(self.size(axis) for axis in AXES)
 
     def size(self, axis: str) -> int:
@@ -66,7 +66,7 @@ class ParallelDims:
         return size
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a rank stands."""
+        """Coordinates of a rank."""
         assert 0 <= rank < self.world_size, (rank, self)
         places = {}
         for axis in self.order.split("-"):
@@ -74,7 +74,7 @@ class ParallelDims:
         return Coordinates(**places)
 
     def rank_of(self, *, tp: int = 0, cp: int = 0, ep: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """The rank that stands there."""
+        """The rank at these coordinates."""
         places = {"tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp}
         rank, stride = 0, 1
         for axis in self.order.split("-"):
@@ -112,7 +112,7 @@ class ParallelDims:
 
 
 def dims_of(config: ParallelConfig, world_size: int) -> ParallelDims:
-    """The grid for a number of ranks: what tensor, pipeline and context leave is data parallel."""
+    """The grid of `world_size` ranks; what tensor, pipeline and context leave is data parallel."""
     unit = config.model_ranks
     if world_size % unit:
         degrees = {

@@ -1,4 +1,4 @@
-"""Before a process that talked over gloo ends.
+"""Waits for gloo's threads before a process ends.
 
 A thread of torch's gloo that lets go of the tensors of a finished collective asks for Python's
 lock, even if it was long delayed by other work on the machine; once Python is ending that aborts
@@ -44,7 +44,7 @@ def _states() -> list[str]:
     for stat in Path("/proc/self/task").glob("*/stat"):
         try:
             name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended
             continue
         if name == THREAD:
             found.append(rest.split()[0])

@@ -1,7 +1,6 @@
-"""The process groups of a run, made once and passed to whoever communicates.
+"""Process groups of a run, created once and passed to the code that communicates.
 
-A group is None where it would have one rank: such a rank talks to nobody, and its code path is that
-of one process."""
+A group of one rank is None, so that the code path is that of one process."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroups:
-    """Where this rank stands, and whom it talks to."""
+    """Coordinates and process groups of this rank."""
 
     dims: ParallelDims
     rank: int
@@ -90,7 +89,7 @@ class ProcessGroups:
         return self.pp_rank == self.dims.pp - 1
 
     def model_parallel(self, config: ParallelConfig) -> ModelParallel:
-        """What the modules of a model are told."""
+        """The groups that the modules of a model need."""
         return ModelParallel(
             tp=self.tp,
             cp=self.cp,
@@ -105,7 +104,7 @@ ALONE = ProcessGroups(ParallelDims(), 0)
 
 
 def build_groups(dims: ParallelDims, rank: int, timeout: timedelta | None = None) -> ProcessGroups:
-    """The groups of all axes; every rank calls it at the same time, the default group being up."""
+    """The groups of all axes; a collective call that needs the default group."""
     if dims.world_size == 1:
         return ProcessGroups(dims, rank)
     maker = _Maker(rank, dims.world_size, timeout)
@@ -126,8 +125,8 @@ def build_groups(dims: ParallelDims, rank: int, timeout: timedelta | None = None
 
 
 def host_group(groups: ProcessGroups, timeout: timedelta | None = None) -> ProcessGroup | None:
-    """Another group of all ranks that talks through host memory, for a thread beside training;
-    every rank calls it at the same time. None: one rank alone."""
+    """A separate gloo group of all ranks, for a thread beside training; a collective call. None for
+    one rank alone."""
     if groups.world is None:
         return None
     made: ProcessGroup = dist.new_group(backend="gloo", timeout=timeout, group_desc="host")
@@ -139,7 +138,7 @@ def _ends(pipeline: list[int]) -> list[int]:
 
 
 class _Maker:
-    """Makes each set of groups once, whatever it is called: with cp = 1, dp_cp is dp."""
+    """Creates each set of groups once, under any name: with cp = 1, dp_cp is dp."""
 
     def __init__(self, rank: int, world_size: int, timeout: timedelta | None) -> None:
         self._rank, self._timeout = rank, timeout
@@ -167,7 +166,7 @@ T = TypeVar("T")
 
 
 def broadcast_object(value: T, group: ProcessGroup | None) -> T:
-    """What the first rank of the group passes, on all of them."""
+    """The value of the first rank of the group, on all its ranks."""
     if group is None:
         return value
     box: list[Any] = [value]
@@ -177,7 +176,7 @@ def broadcast_object(value: T, group: ProcessGroup | None) -> T:
 
 
 def gather_objects(value: T, group: ProcessGroup | None) -> list[T]:
-    """What every rank of the group passes, in their order, on all of them."""
+    """The values of all ranks of the group, in order, on all its ranks."""
     if group is None:
         return [value]
     found: list[Any] = [None] * dist.get_world_size(group)
@@ -228,7 +227,7 @@ def _error_of_rank(rank: int, doing: str, kind: str, message: str) -> Exception:
 
 @contextmanager
 def process_groups(config: ParallelConfig, device: torch.device) -> Iterator[ProcessGroups]:
-    """The groups of the ranks that the launcher started, until the end of the context."""
+    """The groups of the ranks that the launcher started; a context manager."""
     rank, world_size, _, _ = rank_of_environment()
     dims = dims_of(config, world_size)
     if world_size == 1:

@@ -1,9 +1,9 @@
-"""Dropout on the residual stream that does not depend on how the model is cut.
+"""Dropout on the residual stream that does not depend on the parallel layout.
 
-Whether a number is dropped is a hash of where it stands: the micro-batch's seed, the layer and use,
-the row of the micro-batch, the place of the token in the whole sequence, the channel. A rank that
-holds a part of the sequence drops what one process would drop there, a recomputed layer drops what
-it dropped before, and no generator has a state to save. The hash is murmur3's (A. Appleby, public
+A hash decides whether a number is dropped: of the micro-batch's seed, the layer and use, the row of
+the micro-batch, the position of the token in the whole sequence, and the channel. So a rank with a
+part of the sequence drops what one process would, a recomputed layer drops the same again, and no
+generator state needs saving. The hash is murmur3's (A. Appleby, public
 domain) in 32-bit integers that wrap around, out of plain operations: the same bits on CPU and CUDA,
 and one fused kernel under `torch.compile`.
 
@@ -30,7 +30,7 @@ _CHANNEL = 0x9E3779B9 - 2**32
 
 @dataclass(frozen=True, slots=True)
 class DropoutPlace:
-    """Where in a run a forward pass stands."""
+    """Seed and positions that identify a forward pass."""
 
     seed: Tensor
     """() int64 on the model's device: of the run, the step and the micro-batch. A tensor, so that
@@ -51,7 +51,7 @@ def of_sequence_part(positions: Tensor, parallel: ModelParallel) -> Tensor:
 def cut_free_dropout(x: Tensor, p: float, place: DropoutPlace, number: int) -> Tensor:
     """x / (1 - p) where kept, 0 where dropped, each number with probability p. x: (s, b, h).
 
-    number: tells the uses of one seed apart (after attention, after the MLP)."""
+    number: distinguishes uses of one seed (after attention, after the MLP)."""
     if p == 0.0:
         return x
     keep = keep_mask(x.shape, p, place, number)

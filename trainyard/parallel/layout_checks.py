@@ -1,5 +1,5 @@
-"""Whether a model can be cut as asked: every refusal names both numbers and what would work.
-Standard library only, so that it is told before torch is loaded."""
+"""Checks that a model fits its parallel layout; errors name both numbers and what would work.
+Standard library only, so that they run before torch is loaded."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ def check_model(
     padded_vocab_size: int | None = None,
     rule: str | None = None,
 ) -> None:
-    """Refuse a model that these degrees cannot share, in words.
+    """Raise ConfigError for a model that these degrees do not divide.
 
     num_query_groups: heads of keys and values, as many as query heads unless grouped.
-    padded_vocab_size: where it is known. rule: the flag that keeps attention from keys that are
-    before it, if one does."""
+    padded_vocab_size: if known. rule: the flag that hides earlier keys from attention, if any."""
     tp = config.tensor_model_parallel_size
     grouped = num_query_groups != num_attention_heads
     divides("--num-attention-heads", num_attention_heads, TP, tp)
@@ -43,7 +42,7 @@ def check_model(
 
 
 def _check_sequence(config: ParallelConfig, seq_length: int) -> None:
-    """Context parallelism cuts in 2 cp pieces, sequence parallelism each rank's two in tp."""
+    """Context parallelism makes 2 cp pieces, sequence parallelism splits each rank's two in tp."""
     cp, tp = config.context_parallel_size, config.tensor_model_parallel_size
     if cp > 1 and seq_length % (2 * cp):
         raise ConfigError(
@@ -61,7 +60,7 @@ def _check_sequence(config: ParallelConfig, seq_length: int) -> None:
 
 
 def _check_exchange(config: ParallelConfig, heads: int, groups: int) -> None:
-    """Heads of a tensor-parallel rank are exchanged for sequence, so they must be enough."""
+    """a2a exchanges heads of a tensor-parallel rank for sequence, so cp must divide them."""
     tp, cp = config.tensor_model_parallel_size, config.context_parallel_size
     for flag, count in {"--num-attention-heads": heads, "--num-query-groups": groups}.items():
         if (count // tp) % cp:
@@ -73,7 +72,7 @@ def _check_exchange(config: ParallelConfig, heads: int, groups: int) -> None:
 
 
 def _check_ring(config: ParallelConfig, rule: str, heads: int, groups: int) -> None:
-    """Keys that travel a ring meet no rule but causality."""
+    """A ring supports no mask but causality."""
     cp, tp = config.context_parallel_size, config.tensor_model_parallel_size
     if cp == 1 or config.cp_comm_type != "p2p":
         return
@@ -86,8 +85,8 @@ def _check_ring(config: ParallelConfig, rule: str, heads: int, groups: int) -> N
 
 
 def check_group_size(config: ParallelConfig, num_microbatches: int) -> None:
-    """Refuse --microbatch-group-size-per-virtual-pipeline-stage that does not fit the micro-batches
-    of a step; smaller steps of a growing batch choose their own."""
+    """Raise ConfigError if --microbatch-group-size-per-virtual-pipeline-stage does not fit the
+    micro-batches of a step; smaller steps of a growing batch choose their own."""
     wanted = config.microbatch_group_size_per_virtual_pipeline_stage
     if wanted is not None and config.pipeline_model_parallel_size > 1:
         choose_group_size(config.pipeline_model_parallel_size, num_microbatches, wanted)

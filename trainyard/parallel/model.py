@@ -1,4 +1,4 @@
-"""What a layer is told of the ranks that share it."""
+"""The process groups that layers communicate over."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def group_rank(group: ProcessGroup | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelParallel:
-    """The groups that a layer's modules talk over, and how. The default is one process alone."""
+    """Process groups and communication options of a layer. The default is one process alone."""
 
     tp: ProcessGroup | None = None
     """Ranks that share each matrix."""
     cp: ProcessGroup | None = None
     """Ranks that share each sequence."""
     sequence_parallel: bool = False
-    """Between the matrices, activations are cut over `tp` along the sequence."""
+    """Shard activations between the matrices over `tp` along the sequence."""
     cp_comm_type: ContextCommunication = "p2p"
-    """How attention reaches the keys of other ranks."""
+    """How attention reaches keys of other ranks."""
     tp_comm_overlap: bool = False
-    """Cut the matrices' communication up and hide it behind their products."""
+    """Overlap the communication of the matrices with their products."""
 
     @property
     def tp_size(self) -> int:

@@ -1,9 +1,9 @@
-"""Two ranks that meet, add up, and tell how fast: whether a place can train at all, in seconds.
+"""Tests whether ranks can train together: they connect, all-reduce, and report the bandwidth.
 
     python -m trainyard.parallel.probe --ranks 2       starts them here
     torchrun ... -m trainyard.parallel.probe           is one of them
 
-Ranks go through the door that training goes through. The last line of the first rank is
+Ranks connect as training does. The last line of the first rank is
 
     probe: {"machine": {...}, "backend": "nccl", "ranks": 2, "bytes_per_second": 1.5e11, ...}
 
@@ -89,8 +89,8 @@ def _start_ranks(count: int, seconds: float) -> int:
             rank.kill()
             rank.wait()
     codes = {rank.returncode for rank in ranks} - {0}
-    told = (ConfigError.exit_status, InfrastructureError.exit_status)
-    return next((code for code in told if code in codes), told[-1]) if codes else 0
+    known = (ConfigError.exit_status, InfrastructureError.exit_status)
+    return next((code for code in known if code in codes), known[-1]) if codes else 0
 
 
 def _meet(seconds: float) -> dict[str, Any]:

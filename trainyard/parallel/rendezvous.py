@@ -1,7 +1,7 @@
-"""Ranks find each other: what the launcher set, the store they meet in, and what can go wrong.
+"""Rendezvous of ranks: the launcher's environment, the store, and the failures.
 
-The failures have names: no address, a port that is taken, a first rank that cannot be reached,
-ranks that were started with different options."""
+Each failure has its own message: no address, a port in use, an unreachable first rank, ranks
+started with different options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainyard.errors import CommunicationError, ConfigError
 from trainyard.parallel.config import ParallelConfig
 
 OPTIONS, AGREED, DISAGREED = (f"trainyard/{name}" for name in ("options", "agreed", "disagreed"))
-"""Keys of the store in which ranks compare notes."""
+"""Keys of the store under which ranks compare options."""
 
 
 def rank_of_environment() -> tuple[int, int, int, int]:
@@ -47,7 +47,7 @@ def backend_of(config: ParallelConfig, device: torch.device) -> str:
 def join_ranks(
     config: ParallelConfig, device: torch.device, degrees: str, timeout: timedelta
 ) -> None:
-    """Make torch's default group of all ranks, once all are there and agree on how to run."""
+    """Create torch's default group once all ranks have joined and their options agree."""
     rank, world_size, _, _ = rank_of_environment()
     backend = backend_of(config, device)
     check_address()
@@ -64,7 +64,7 @@ def join_ranks(
 
 
 def check_address() -> None:
-    """Refuse an environment that does not say where ranks meet."""
+    """Raise ConfigError if the environment lacks the address of the first rank."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise ConfigError(
@@ -75,10 +75,10 @@ def check_address() -> None:
 
 
 def _agree(store: Any, rank: int, world_size: int, options: str, timeout: timedelta) -> None:
-    """Compare with the first rank: ranks that disagree would wait for each other for ever."""
+    """Compare options with the first rank: ranks that differ would wait for each other for ever."""
     if rank == 0:
         store.set(OPTIONS, options)
-        _hear_all(store, world_size, timeout.total_seconds())
+        _wait_for_all(store, world_size, timeout.total_seconds())
         return
     expected = store.get(OPTIONS).decode()
     if expected == options:
@@ -92,7 +92,7 @@ def _agree(store: Any, rank: int, world_size: int, options: str, timeout: timede
     raise ConfigError(message)
 
 
-def _hear_all(store: Any, world_size: int, timeout_seconds: float) -> None:
+def _wait_for_all(store: Any, world_size: int, timeout_seconds: float) -> None:
     """Wait until every other rank has agreed, or one has not."""
     deadline = time.monotonic() + timeout_seconds
     while (agreed := store.add(AGREED, 0)) < world_size - 1:
@@ -107,7 +107,7 @@ def _hear_all(store: Any, world_size: int, timeout_seconds: float) -> None:
 
 
 def join_failure(error: Exception, rank: int, world_size: int, how: str = "") -> CommunicationError:
-    """What to tell of ranks that did not find each other at MASTER_ADDR:MASTER_PORT."""
+    """The error of ranks that did not find each other at MASTER_ADDR:MASTER_PORT."""
     return CommunicationError(_explanation(error, rank, world_size, how))
 
 

@@ -1,8 +1,8 @@
-"""Which part of a whole parameter a rank holds.
+"""The part of a parameter that a rank holds.
 
-A parameter that tensor parallelism cuts carries a `Shard`; one without is whole on every rank that
-has it. Initialisation, checkpoints and the gradient norm ask here; no module's name matters to
-them."""
+A parameter that tensor parallelism shards carries a `Shard`; any other is whole on every rank that
+has it. Initialisation, checkpoints and the gradient norm use it, so none depends on module
+names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def even_shard(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: in
 
 
 def mark_shard(parameter: nn.Parameter, shard: Shard) -> None:
-    """Note that `parameter` is this part of a whole."""
+    """Mark `parameter` as this part of a whole."""
     assert tuple(parameter.shape) == shard.local_shape
     setattr(parameter, _ATTRIBUTE, shard)
 
@@ -83,11 +83,11 @@ _PARTIAL = "_trainyard_partial_grad"
 
 
 def mark_partial_grad(parameter: nn.Parameter) -> None:
-    """Note that each tensor-parallel rank computes only a summand of this whole parameter's
+    """Mark a whole parameter of which each tensor-parallel rank computes only a summand of the
     gradient, as it sees only its part of the sequence."""
     setattr(parameter, _PARTIAL, True)
 
 
 def has_partial_grad(parameter: Tensor) -> bool:
-    """Whether the gradient has to be added up over the tensor-parallel ranks."""
+    """Whether the gradient must be summed over the tensor-parallel ranks."""
     return bool(getattr(parameter, _PARTIAL, False))

@@ -1,4 +1,4 @@
-"""Few of many combinations, such that whatever is true of any two choices at once is tried.
+"""Pairwise testing: few of many combinations, such that every pair of choices occurs.
 
 Most faults of options come from one of them or from two together (Kuhn, Wallace, Gallo, IEEE TSE
 30(6), 2004), so a selection in which every pair of values occurs finds nearly all of what the whole

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 300.0
-"""Tells waiting for ever from being slow: eight ranks on two cores hand each other some 300
-messages a second, and a call of half a minute may take four times that on a busy machine."""
+"""Generous: eight ranks on two cores exchange some 300 messages a second, and a call of half a
+minute may take four times as long on a busy machine."""
 PRELOADED = ("torch", "torch.distributed", "torch.testing")
-"""What the server imports; whoever else uses it asks for these as well, as it starts but once."""
+"""Modules that the fork server imports; it starts once, so all its users need these."""
 
 Target = tuple[str, str, str]
 """File, module and qualified name of a function."""
@@ -35,13 +35,13 @@ Target = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a rank ended that did not end well."""
+    """The failure of a rank."""
 
     rank: int
     when: float
     """On the clock that all processes of a machine share."""
     error: BaseException | str | None
-    """What was raised, or its text where it cannot be pickled; None for a process that is gone."""
+    """The exception, or its text if it cannot be pickled; None for a process that is gone."""
     text: str = ""
     exit_code: int | None = None
 
@@ -55,8 +55,8 @@ def run_distributed(
 ) -> list[Any]:
     """Call `fn(*args)` on every rank, the default process group being up; what each rank returned.
 
-    Raises what was raised first, with its traceback as a note, and not what it made other ranks
-    raise; TimeoutError when the ranks have not finished in time. No process outlives the call."""
+    Raises the first error, with its traceback as a note; TimeoutError if the ranks do not finish in
+    time. No process outlives the call."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED])
     with tempfile.TemporaryDirectory(prefix="trainyard-ranks-") as folder:
@@ -161,7 +161,7 @@ def target_of(fn: Callable[..., Any]) -> Target:
 
 
 def find_function(file: str, module_name: str, qualname: str) -> Callable[..., Any]:
-    """The function, from a module that pytest may have imported under a name of its own."""
+    """The function, from a module that pytest may have imported under another name."""
     module = sys.modules.get(module_name)
     if module is None:
         try:

@@ -32,7 +32,7 @@ TRIALS = 3
 """Runs that are started to be killed at a point, where they end before it comes."""
 
 SOONER = 0.9
-"""Part of its operations at which the next is to be killed."""
+"""Share of its operations after which the next run is killed."""
 
 CLAIM = "claim"
 """The thread that shows every few seconds that a run is alive: how often it does depends on how
@@ -192,7 +192,7 @@ def _observe(count: int, kill_at: int) -> None:
             return  # a worker process of the stage
         if threading.current_thread().name == CLAIM:
             return
-        with lock:  # threads that save have operations too, and each has a number of its own
+        with lock:  # operations of saving threads are numbered too
             number = next(numbers)
             os.pwrite(count, str(number).encode(), 0)
             if number == kill_at:

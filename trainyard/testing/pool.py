@@ -1,4 +1,4 @@
-"""Ranks that stay: a test calls a function on 1 to 8 of them as it would call it here.
+"""A pool of rank processes: a test calls a function on 1 to 8 of them.
 
 The processes are forked once, from a server that has imported torch, when they are first needed. A
 call gives them a fresh default process group and takes it down again, which costs milliseconds.
@@ -42,13 +42,13 @@ from trainyard.testing.distributed import (
 MAX_RANKS = 8
 
 GRACE_SECONDS = 2.0
-"""After the first failure, for the others to say what happened to them."""
+"""Time after the first failure for other ranks to report theirs."""
 
 STACKS_SECONDS = 2.0
-"""For a rank to say where it stands."""
+"""Time for a rank to dump its stack."""
 
 NAME = "trainyard rank"
-"""Of the processes, with a number: so that whoever looks for children knows them."""
+"""Process name, followed by a number."""
 
 
 class RankPool:
@@ -83,9 +83,8 @@ class RankPool:
     ) -> list[Any]:
         """Call `fn(*args)` on ranks 0 to world_size - 1 over gloo; what each of them returned.
 
-        Raises what was raised first, with its traceback as a note, and not what it made other ranks
-        raise; TimeoutError, with where each of them stood as notes, when they have not finished in
-        time."""
+        Raises the first error, with its traceback as a note; TimeoutError, with the stack of each
+        rank as notes, if they do not finish in time."""
         assert 1 <= world_size <= self.max_ranks, (world_size, self.max_ranks)
         try:
             return self._run(fn, world_size, args, timeout_seconds)
@@ -136,7 +135,7 @@ class RankPool:
     def _collect(
         self, ranks: Sequence[_Rank], replies: dict[int, Any], timeout_seconds: float
     ) -> list[Failure]:
-        """Fill `replies`; the failures, of all ranks that told theirs in time."""
+        """Fill `replies`; returns the failures that ranks reported in time."""
         waiting = {rank.connection: rank for rank in ranks}
         deadline, failures = time.monotonic() + timeout_seconds, []
         while waiting and (left := deadline - time.monotonic()) > 0:
@@ -197,7 +196,7 @@ class _Rank:
         return Failure(self.number, *pickle.loads(data))
 
     def stacks(self) -> str:
-        """Where each of its threads stands; it goes on."""
+        """The stacks of its threads; the process continues."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGUSR1)
         text = b""
@@ -217,7 +216,7 @@ class _Rank:
 
 
 def _serve_store() -> Any:
-    """Where the ranks of every call meet; it lives in this process, on a port of its own."""
+    """The store in which the ranks of every call meet, served by this process."""
     import torch.distributed
 
     dist: Any = torch.distributed  # its stubs hide the stores

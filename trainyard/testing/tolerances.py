@@ -1,4 +1,4 @@
-"""How far two results may differ that should be the same, by what separates them.
+"""Tolerances between results that should be equal, by what separates them.
 
 A `Tolerance` is keyword arguments of torch.testing.assert_close, a `RunTolerance` is for a whole
 run. Where nothing but a restart, a file, or a cut that adds up in the same order lies between two
@@ -25,10 +25,6 @@ FP32_SUM_ORDER: Final[Tolerance] = {"rtol": 1e-5, "atol": 1e-6}
 FP32_UPDATE: Final[Tolerance] = {"rtol": 1e-4, "atol": 1e-6}
 """A few optimizer steps in fp32 against the formula in fp64."""
 
-FP32_TRAINING: Final[Tolerance] = {"rtol": 1e-3, "atol": 1e-5}
-"""Tens of training steps whose sums were added in another order."""
-
-
 # --- whole runs -------------------------------------------------------------------------------
 
 
@@ -47,8 +43,8 @@ FP32_LAYOUT: Final = RunTolerance(loss=1e-6, grad_norm=1e-5, gradient=1e-5, stat
 """The same run in fp32, cut over ranks in another way: the same sums in another order."""
 
 BF16_LAYOUT: Final = RunTolerance(loss=2e-3, grad_norm=4e-2, gradient=5e-2, state=2e-1)
-"""The same in bf16, where ranks add up what was rounded to 8 bits: about twice what bf16 itself is
-off from fp32 in these runs, in one process (at worst 1.3e-3, 2.3e-2, 1.8e-2 and 9.9e-2)."""
+"""The same in bf16, where ranks sum numbers of 8 bits: about twice the difference between bf16 and
+fp32 in one process in these runs (at worst 1.3e-3, 2.3e-2, 1.8e-2 and 9.9e-2)."""
 
 LEARNING: Final = 1e-3
 """Losses of tens of steps in fp32, cut in any way: relative."""

@@ -1,10 +1,10 @@
-"""Ring attention: keys and values go round the context-parallel ranks while queries stay
-(arXiv:2310.01889), causal work balanced as in context.py.
+"""Ring attention: keys and values travel around the context-parallel ranks while queries stay
+(arXiv:2310.01889), with causal work balanced as in split.py.
 
-At each step a rank computes its queries with the keys it holds, sends these on, and receives the
-next meanwhile. Of two halves of a sequence that lie symmetrically, a rank needs either all queries
-and the first half of the keys, or the second half of the queries and all keys: every step but the
-first costs the same on every rank. Backward, the gradients of keys and values go round after them.
+At each step a rank computes its queries with its current keys while it sends these on and receives
+the next. With two symmetric pieces per rank, a step needs either all queries and the first half of
+the keys, or the second half of the queries and all keys: every step but the first costs the same on
+every rank. In the backward pass the gradients of keys and values follow them around the ring.
 
 One operator for `torch.compile`. b batch, n query heads, g key and value heads, s local tokens, d
 head channels."""
@@ -51,7 +51,7 @@ def ring_attention(
 
 
 def ring_block(step: int, rank: int, size: int, s: int, causal: bool) -> Block:
-    """What a rank computes at a step, when it holds the keys of rank (rank - step) mod size."""
+    """The block that a rank computes at a step, with the keys of rank (rank - step) mod size."""
     half, source = s // 2, (rank - step) % size
     if not causal:
         return Block(0, s, 0, s)
@@ -83,7 +83,7 @@ class _Ring:
     """This rank's neighbours."""
 
     def __init__(self, group_name: str) -> None:
-        registry: Any = distributed_c10d  # operators are told names of groups
+        registry: Any = distributed_c10d  # operators take names of groups
         self._group = registry._resolve_process_group(group_name)
         self.size, self.rank = dist.get_world_size(self._group), dist.get_rank(self._group)
 

@@ -1,9 +1,9 @@
 """Context parallelism: each rank has a part of every sequence.
 
-A sequence is cut into 2 x size pieces, and rank i takes pieces i and 2 size - 1 - i: an early one,
-whose queries see few keys, and a late one, whose queries see many. So causal attention costs every
-rank the same. Tokens, labels, masks and positions are cut before the model; inside it, attention
-alone looks beyond its part: by a ring (ring_attention.py), or by the exchanges here.
+A sequence is split into 2 x size pieces, and rank i takes pieces i and 2 size - 1 - i: an early
+one, whose queries see few keys, and a late one, whose queries see many. So causal attention costs
+every rank the same. Tokens, labels, masks and positions are split before the model. Inside it, only
+attention needs other parts: through a ring (ring_attention.py) or the exchanges here.
 
 b batch, n query heads, g key and value heads, s local tokens, S all tokens, d head channels."""
 
@@ -57,7 +57,7 @@ def piece_begins(piece: int, cp_size: int, cp_rank: int) -> tuple[int, int]:
 def local_positions(
     length: int, cp_size: int, cp_rank: int, device: torch.device | None = None
 ) -> Tensor:
-    """(s,) places in a whole sequence of `length` tokens that this rank has, int64."""
+    """(s,) positions of this rank's tokens in a sequence of `length`, int64."""
     return cut_sequence(torch.arange(length, device=device), 0, cp_size, cp_rank)
 
 

@@ -1,4 +1,4 @@
-"""How parameters lie in flat memory, and which of them share a bucket. Pure arithmetic.
+"""The layout of parameters in flat memory, and their buckets. Pure arithmetic.
 
 The layout is Megatron-LM's: from the last registered parameter to the first, which is the order in
 which backward finishes them; each begins at a multiple of 64 numbers; with the distributed
@@ -23,7 +23,7 @@ HIGH_BUS_ALIGNMENT = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one parameter lies in its bucket."""
+    """Place of one parameter in its bucket."""
 
     index: int
     """Which parameter, in registration order."""

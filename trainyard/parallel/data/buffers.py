@@ -1,8 +1,8 @@
 """Parameters and their gradients in contiguous memory, bucket by bucket.
 
 A bucket is two flat tensors of one layout (buckets.py). The parameters become views of the first,
-so that what is written there (an update, an all-gather) needs no copy; backward's gradients are
-added up in the second, in a type of its own."""
+so that an update or an all-gather needs no copy. The second sums the gradients of backward, in its
+own dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a parameter lies in its bucket. Compared by identity."""
+    """Place of a parameter in its bucket. Compared by identity."""
 
     member: Member
     start: int

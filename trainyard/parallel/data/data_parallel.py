@@ -1,15 +1,15 @@
-"""Data parallelism: the same weights on every rank, their gradients added up in flat buckets.
+"""Data parallelism: the same weights on every rank, their gradients summed in flat buckets.
 
-A gradient is added to its place in a bucket (buffers.py) as soon as backward has it. With the last
-micro-batch a bucket that is complete is summed over the ranks, while backward goes on if it is to
-overlap; with the distributed optimizer each rank receives the sum of its own piece alone. Sums, not
-means: whoever makes the losses scales them.
+A gradient is added to its place in a bucket (buffers.py) as soon as backward has computed it. In
+the last micro-batch a complete bucket is summed over the ranks, overlapping with backward if asked.
+With the distributed optimizer each rank receives only the sum of its piece. Sums, not means: the
+caller scales the losses.
 
-The order of buckets and of what they hold follows the model alone, and collectives start in that
-order on every rank: two runs add alike, bit for bit. Over two ranks the size of buckets and the
-kind of collective change no bit either, as a + b = b + a. Over more, the library that adds decides
-by the place in the bucket in which order: equal buckets give equal bits, and with gloo the kind of
-collective does not matter."""
+The order of buckets and of their content follows the model alone, and collectives start in that
+order on every rank, so two runs give the same bits. Over two ranks the size of buckets and the kind
+of collective change no bit either, since a + b = b + a. Over more ranks the communication library
+chooses the order of summation by the place in the bucket: equal buckets give equal bits, and with
+gloo the kind of collective does not matter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainyard.parallel.data.param_gather import ParameterGather
 from trainyard.parallel.model import group_rank, group_size
 
 FULL_PRECISION = (torch.float32, torch.float64)
-"""Types of parameters that are updated as they are."""
+"""Dtypes of parameters that are updated in place, without a main copy."""
 
 # torch 2.13 renamed it, and warns of the old name at every call; 2.11 has the old one only.
 _reduce_scatter: Callable[..., Any] = (
@@ -108,7 +108,7 @@ class DataParallel:
         )
 
     def _install(self, total: _BucketSum, place: Place) -> None:
-        """Have backward hand the gradient of a parameter over as soon as it is there."""
+        """Make backward pass on each gradient as soon as it is computed."""
         parameter = place.member.parameter
         self._grads[parameter] = total.bucket.grad_view(place)
         self._homes[parameter] = total, place
@@ -154,8 +154,8 @@ class DataParallel:
         self._armed = True
 
     def finish(self) -> None:
-        """Wait for all sums, those included that backward did not start; afterwards the ranks hold
-        the same bits, or with the distributed optimizer each the sums of its own piece."""
+        """Wait for all sums, including those that backward did not start. Then all ranks hold the
+        same bits, or with the distributed optimizer the sums of their pieces."""
         with communicating():
             for total in self._sums[self._num_started :]:
                 total.start()
@@ -164,8 +164,8 @@ class DataParallel:
                 total.wait()
 
     def _start_complete(self) -> None:
-        """Start the sums of complete buckets, none before those in front of it: every rank must
-        start them in one order, whatever order its backward finished them in."""
+        """Start the sums of complete buckets in bucket order: all ranks must start them in the same
+        order, although their backward passes may finish them in others."""
         with communicating():
             while self._num_started < len(self._sums):
                 total = self._sums[self._num_started]
@@ -177,9 +177,9 @@ class DataParallel:
     # --- what others read ---------------------------------------------------------------------
 
     def grad_of(self, parameter: nn.Parameter) -> Tensor:
-        """The gradient of a parameter, in its shape; zeros where the last step reached it not.
+        """The gradient of a parameter, in its shape; zeros if the last step did not reach it.
 
-        With the distributed optimizer only the numbers of the own piece are sums after `finish`."""
+        With the distributed optimizer, `finish` sums only the numbers of this rank's piece."""
         if self.buckets:
             return self._grads[parameter]
         if parameter.grad is None:
@@ -200,14 +200,14 @@ class _BucketSum:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing has come yet. The memory keeps what it holds: the first that comes replaces it,
-        which saves filling it with zeros and reading them again."""
+        """Start over. The memory is not zeroed: the first gradient overwrites it, which saves
+        writing and reading zeros."""
         assert self._work is None, "gradients were not waited for"
         self._untouched = set(self.bucket.places)
         self.num_missing = len(self.bucket.places)
 
     def add(self, place: Place, total: Tensor, grad: Tensor) -> None:
-        """Add what one backward pass computed; the sum has a type of its own."""
+        """Add the gradient of one backward pass; the sum may have another dtype."""
         if place in self._untouched:
             self._untouched.remove(place)
             total.copy_(grad)
@@ -231,7 +231,7 @@ class _BucketSum:
             self._work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
 
     def wait(self) -> None:
-        """Until the sum is there; on CUDA the current stream waits, not the host."""
+        """Wait for the sum; on CUDA the current stream waits, not the host."""
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -1,4 +1,4 @@
-"""Updated parameters from the ranks that own their pieces to all (the distributed optimizer).
+"""Gathers updated parameters from the ranks that own them (the distributed optimizer).
 
 Each bucket of parameters is gathered in place. When that is to overlap, it goes bucket by bucket in
 the order in which forward needs them, one ahead: with a single hardware queue
@@ -38,9 +38,9 @@ class ParameterGather:
         """Have modules wait for their parameters before their forward pass.
 
         units: modules that wait, each for all parameters in it: layers as they are compiled, as a
-        hook inside a compiled module would break its graph (compile `layer.forward`, which the
-        module's own hooks run before). Unset: every module that has parameters of its own. Each
-        must be called itself. Parameters in no unit are waited for with the unit before them, in
+        hook inside a compiled module would break its graph (compile `layer.forward`, before which
+        the module's hooks run). Unset: every module with direct parameters. Each must be called
+        itself. Parameters in no unit are waited for with the unit before them, in
         the order of the model. Where none is before them, or they are `model`'s own, nothing is
         sure to be called in time, as stages run without their model being called; then all
         parameters are fetched at once."""
@@ -54,7 +54,7 @@ class ParameterGather:
         self._is_installed = True
 
     def _waits(self, model: nn.Module, units: Iterable[nn.Module] | None) -> dict[nn.Module, int]:
-        """The last bucket that each unit waits for; what nobody can wait for is put on `model`."""
+        """The last bucket that each unit waits for; parameters without a unit are `model`'s."""
         numbers = {
             place.member.parameter: number
             for number, bucket in enumerate(self._buckets)
@@ -82,7 +82,7 @@ class ParameterGather:
         return self._numbers[bucket] < self._num_done
 
     def begin(self) -> None:
-        """The ranks' own pieces are up to date: fetch the others, or begin to."""
+        """Start to fetch the pieces of other ranks, now that each has updated its own."""
         self._num_started = self._num_done = 0
         if self._overlap and self._is_installed:
             self._start_next()
@@ -90,8 +90,7 @@ class ParameterGather:
             self.finish()
 
     def finish(self) -> None:
-        """Fetch everything that is still outstanding: before parameters are read otherwise than by
-        a forward pass (a checkpoint)."""
+        """Fetch everything outstanding, before anything but a forward pass reads parameters."""
         while self._num_started < len(self._buckets):
             self._start_next()
         self._finish_to(len(self._buckets) - 1)

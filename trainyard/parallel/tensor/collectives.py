@@ -1,6 +1,6 @@
-"""Collectives that begin now and are waited for later, in eager mode and under `torch.compile`.
+"""Asynchronous collectives, in eager mode and under `torch.compile`.
 
-These are torch's functional collectives: they return a tensor at once, whose contents are there
+These are torch's functional collectives: they return a tensor at once, whose contents are valid
 after `finish`. On CUDA that makes the current stream wait, not the host. A group that is None is
 one rank alone: nothing is sent, and what comes back may be the argument itself.
 

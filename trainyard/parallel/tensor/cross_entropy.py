@@ -1,13 +1,12 @@
-"""Cross entropy over a vocabulary that may be cut over ranks, in little memory.
+"""Memory-efficient cross entropy over a vocabulary that may be sharded over ranks.
 
-Between forward and backward it keeps the logits as they came (bf16 in mixed precision) and one fp32
-number per token; the fp32 softmax exists for a few rows at a time, and the gradient takes the place
-of the logits. torch's own keeps fp32 log-probabilities and makes two more copies: 12 bytes a logit
+Between forward and backward it keeps the logits unchanged (bf16 in mixed precision) and one fp32
+number per token. The fp32 softmax exists for a few rows at a time, and the gradient overwrites the
+logits. torch's own keeps fp32 log-probabilities and makes two more copies: 12 bytes a logit
 more. Under `torch.compile` the same formulas are one fused pass, not in chunks and not in place.
 
-Rows that only pad the vocabulary take no part: the sums go over a narrow view of the logits, their
-gradient is zero. That costs no copy: what is read is less, and the zeros are written by the kernel
-(or into the memory) that writes the gradient anyway.
+Padding of the vocabulary takes no part: the sums use a narrow view of the logits, and its gradient
+is zero. That needs no copy, since the kernel that writes the gradient writes the zeros as well.
 
 N tokens, v logits of this rank for each, w <= v of which belong to tokens of the vocabulary."""
 

@@ -1,4 +1,4 @@
-"""Gradients of whole parameters of which each tensor-parallel rank saw only a part of the
+"""Sums gradients of whole parameters over tensor-parallel ranks, which saw parts of the
 sequence."""
 
 from __future__ import annotations

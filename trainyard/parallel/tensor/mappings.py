@@ -78,7 +78,7 @@ def reduce_from_tp(x: Tensor, group: ProcessGroup | None) -> Tensor:
 def gather_from_tp(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """All-gather of channels forward, split backward. x: (..., h / n). Returns (..., h).
 
-    For a result that every rank goes on with alike: its gradient is taken from the own copy."""
+    For a result that every rank uses alike: the gradient is that of this rank's copy."""
     return _region(x, group, _gather_last, _split_last)
 
 

@@ -102,7 +102,7 @@ def _column_backward(
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x and W; what is not needed comes back empty."""
+    """Gradients of x and W; one that is not needed is empty."""
     group = group_called(group_name)
     grad_x, grad_weight = grad.new_empty(0), grad.new_empty(0)
     gathering = start_all_gather(x, group) if sequence_parallel and needs_weight else None
