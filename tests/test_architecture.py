@@ -131,6 +131,10 @@ PLANTED = {
     "flows use no floor of the library above artifacts": [
         ("flows.recipes.recipe", "trainyard.models.config"),
     ],
+    "training and checkpoints know a model family by the table alone": [
+        ("trainyard.checkpoint.model", "trainyard.models.gpt.model"),
+        ("trainyard.training.trainer", "trainyard.models.gpt.flops"),
+    ],
     "no torch below datasets, in data stages or in flows": [
         ("trainyard.corpus.indexed", "torch"),
         ("stages.tokenize.run", "trainyard.models.gpt.model"),

@@ -1,0 +1,50 @@
+"""The table of model families keeps what `ModelFamily` promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trainyard.config import to_dict
+from trainyard.errors import ConfigError
+from trainyard.models.families import FAMILIES, family_of, read_model_config
+from trainyard.models.layout import Layout
+
+SIZES = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 8}
+ROWS = 128
+
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@every_family
+def test_a_family_is_found_by_its_options_and_builds_their_model(name: str) -> None:
+    family = FAMILIES[name]
+    config = family.config(**SIZES)
+    assert family_of(config) is family
+    with torch.device("meta"):
+        model = family.load_class()(config, ROWS)
+    assert isinstance(model, nn.Module)
+    assert model.config is config
+    assert callable(model.forward_stage)
+    assert sum(p.numel() for p in model.parameters()) == config.num_params(ROWS)
+
+
+@every_family
+def test_a_family_knows_its_costs(name: str) -> None:
+    family = FAMILIES[name]
+    config = family.config(**SIZES)
+    assert family.flops_per_iteration(config, ROWS, 2) == 2 * family.flops_per_iteration(
+        config, ROWS, 1
+    )
+    whole, halves = (family.shard_params(config, ROWS, Layout(tp=tp)) for tp in (1, 2))
+    assert halves < whole
+    full = family.activation_bytes(config, ROWS, Layout(recompute="full"))
+    assert 0 < full < family.activation_bytes(config, ROWS, Layout())
+
+
+def test_a_checkpoints_model_table_is_read_as_its_family() -> None:
+    config = FAMILIES["gpt"].config(**SIZES)
+    assert read_model_config(to_dict(config), "config.json") == config
+    with pytest.raises(ConfigError, match=r"config\.json: unknown key 'experts'"):
+        read_model_config({**SIZES, "experts": 8}, "config.json")
