@@ -121,7 +121,7 @@ def _candidates(request: Request, device: Device, needs: Needs) -> list[tuple[Ba
 
 
 def _problem(backend: Backend, kernel: str, device: Device, needs: Needs) -> str | None:
-    """Why a candidate cannot do what is needed, as a verb phrase; None if it can."""
+    """Why a candidate does not fit, as a verb phrase; None if it does."""
     if kernel in ("math", "cpu"):
         return None
     if device.type != "cuda":

@@ -28,7 +28,7 @@ GIVEN = FlopConvention("flops_per_token", "operations of a token as the program 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """The options of a kind of model, its module, and what it costs.
+    """A kind of model: its options, its module, its costs.
 
     Functions take (config, padded vocabulary size, ...), with a config of the family's class."""
 

@@ -1,4 +1,5 @@
-"""Tells failed communication between ranks from a defect; torch raises RuntimeError for both.
+"""Distinguishes failed communication between ranks from defects; torch raises RuntimeError for
+both.
 
 `communicating` wraps a call that only the network can break. `communication_errors` wraps a whole
 run and recognises collectives inside compiled or custom operators by their messages."""

@@ -44,7 +44,7 @@ def parse_layout(text: str) -> list[list[Item]]:
 
 
 def check_layout(text: str, stages: list[list[Item]], num_layers: int) -> None:
-    """Refuse what is not one embedding, `num_layers` layers and one loss, in this order."""
+    """Raise ConfigError unless it is one embedding, `num_layers` layers and one loss, in order."""
     items = [item for stage in stages for item in stage]
     for item in items:
         if item.sign == "m":

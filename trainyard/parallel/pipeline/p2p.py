@@ -1,14 +1,14 @@
 """Tensors between the ranks of a pipeline, over gloo or NCCL.
 
-Shape and type of what passes are known to both sides, so nothing is negotiated. Every direction of
-every pair of neighbours, for activations and for gradients apart, is a channel of its own: messages
-of one channel arrive in the order in which they are sent, and none waits for another channel. On
-NCCL a channel is a communicator of two ranks with a stream of its own, since sends and receives of
-one communicator run in the order of their calls; on gloo it is a range of tags.
+Both sides know shape and dtype, so nothing is negotiated. Every direction of every pair of
+neighbours is a separate channel, for activations and for gradients. Messages of one channel arrive
+in order, and channels do not wait for each other. On NCCL a channel is a communicator of two ranks
+with its own stream, since sends and receives of one communicator run in the order of their calls;
+on gloo it is a range of tags.
 
-A receive is posted ahead of need (program.py says when) and makes the current stream wait when it
-is taken. A send is waited for when the next one of its channel is due; until then its tensor is
-kept alive. On CUDA none of this makes the host wait."""
+A receive is posted ahead (program.py decides when), and taking it makes the current stream wait. A
+send is waited for before the next one of its channel; until then its tensor is kept alive. On CUDA
+the host never waits."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.schedule import Kind, Message
 
 Channel = tuple[Kind, int, int]
-"""What passes, the pipeline rank that sends, the one that receives."""
+"""Kind of message, sending pipeline rank, receiving pipeline rank."""
 
 TAGS = 1 << 16
-"""Messages of a channel that a tag tells apart; far more than are ever on their way."""
+"""Tags of a channel; far more than messages in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenSpec:
-    """What passes between stages."""
+    """Shape, dtype and device of the tensors between stages."""
 
     shape: tuple[int, ...]
     """(s_local, b, h): the part of the sequence that a rank has, micro-batch, hidden."""
@@ -73,7 +73,7 @@ class PipelineLinks:
         self._posted[message] = work, buffer
 
     def take(self, message: Message) -> Tensor:
-        """What was received; the caller's own."""
+        """The received tensor, which belongs to the caller."""
         work, buffer = self._posted.pop(message)
         with communicating(f"pipeline: receiving {message}"):
             work.wait()
@@ -82,8 +82,7 @@ class PipelineLinks:
     # --- sending ------------------------------------------------------------------------------
 
     def send(self, message: Message, tensor: Tensor) -> None:
-        """Begin to send. The memory of the tensor is kept until it is sent, whatever the caller
-        does with the tensor."""
+        """Begin to send. Keeps the tensor's memory until it is sent."""
         assert tuple(tensor.shape) == self.hidden.shape, (tuple(tensor.shape), self.hidden.shape)
         assert tensor.dtype == self.hidden.dtype, (tensor.dtype, self.hidden.dtype)
         self._settle(message.channel)
@@ -93,7 +92,7 @@ class PipelineLinks:
         self._sends[message.channel] = work, tensor, message
 
     def finish(self) -> None:
-        """Wait for what is still being sent."""
+        """Wait for outstanding sends."""
         for channel in list(self._sends):
             self._settle(channel)
         assert not self._posted, f"posted and never taken: {[str(m) for m in self._posted]}"

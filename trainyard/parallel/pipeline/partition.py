@@ -60,7 +60,7 @@ class SplitOptions(Protocol):
 
 
 def partition(options: SplitOptions, num_layers: int) -> Partition:
-    """The stages of every rank. Raises ConfigError in words where the flags do not fit."""
+    """The stages of every rank; ConfigError if the flags do not fit."""
     pp = options.pipeline_model_parallel_size
     if pp < 1:
         raise ConfigError(f"{PP} must be at least 1, got {pp}")

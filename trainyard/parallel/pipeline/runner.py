@@ -21,7 +21,7 @@ B = TypeVar("B")
 
 ForwardStep = Callable[[int, nn.Module, Tensor | None, int, B], Tensor]
 """(chunk, its module, hidden or None on the first stage, micro-batch, its batch) to what the next
-stage takes; on the last stage the scaled loss, (), and in evaluation whatever is wanted."""
+stage takes; on the last stage the scaled loss, (), in evaluation any tensor."""
 
 
 def _nothing(chunk: int) -> None:
@@ -135,7 +135,7 @@ class PipelineRunner(Generic[B]):
 
 
 class _Step(Generic[B]):
-    """What is held between the forward and the backward pass of a micro-batch."""
+    """Tensors kept between the forward and the backward pass of a micro-batch."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class DeadlockError(Exception):
 
 
 def simulate(schedule: Schedule, chunks: int, cost: Cost = unit_cost) -> Simulation:
-    """Every message is buffered; an action begins when its rank is free and its input is there."""
+    """Messages are buffered; an action starts when its rank is free and its input has arrived."""
     arrivals: dict[Message, float] = {}
     return _play(
         schedule, lambda rank, times: _buffered(schedule, rank, chunks, cost, arrivals, times)
@@ -202,7 +202,7 @@ def _play(schedule: Schedule, start: Callable[[int, _Times], _Rank]) -> Simulati
     return Simulation(schedule, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
 
-# --- what is held -----------------------------------------------------------------------------
+# --- kept activations -------------------------------------------------------------------------
 
 
 def peak_in_flight(actions: Sequence[Action]) -> int:
