@@ -1,1 +1,1 @@
-"""Where a stage runs: what is to be started, the block that starts it, and what its end means."""
+"""Backends of stages: what to start, the block that starts it, and what its end means."""

@@ -270,7 +270,7 @@ class SlurmJobRun(StageJobRun):
                 await asyncio.to_thread(self._client.signal_steps, self.job_id, "USR1")
                 self._record_ending(was_signalled=True)
             grace = min(self.spec.grace_seconds, MOST_GRACE_SECONDS)
-            self._log.info("told Slurm job %s to save; killing it in %.0f s", self.job_id, grace)
+            self._log.info("Slurm job %s has %.0f s to save until SIGKILL", self.job_id, grace)
             await self._wait_until_gone(grace)
             await self._kill_steps()
         if not self._has_ended():

@@ -29,11 +29,11 @@ OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTE
 
 INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
 
-HEED = 'trap "" USR1; exec "$@"'
+IGNORE_USR1 = 'trap "" USR1; exec "$@"'
 """Python dies of SIGUSR1 until a stage installs its handler, so it is ignored at first."""
 
 LEAVE_SECONDS = 10
-HEED_RANKS = """
+RANKS_SHELL = """
 trap "" USR1 TERM
 "$@" &
 launcher=$! leave={leave} status=127 again=yes
@@ -66,7 +66,7 @@ each program would get the next SIGTERM. (127: it was waited for already.)
 srun ends the tasks of all nodes as soon as one has failed, and a training that saved and stopped
 fails: on several nodes, one that is done waits for the others."""
 
-LAUNCHER_HEEDS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
+LAUNCHER_SIGNALS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
 """Signals that torchrun handles: not SIGTERM, which stays ignored. Versions of torch without this
 variable pass SIGTERM on."""
 
@@ -199,7 +199,7 @@ def _preamble(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
         yield f"export {name}={shlex.quote(value)}"
     yield "export PYTHONUNBUFFERED=1"
     if spec.has_ranks:
-        yield f"export {LAUNCHER_HEEDS}"
+        yield f"export {LAUNCHER_SIGNALS}"
 
 
 def _run_folder(spec: LaunchSpec) -> Iterator[str]:
@@ -237,8 +237,8 @@ def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     yield "status=0 stopped=0"
     yield "trap 'stopped=143' TERM"
     leave = LEAVE_SECONDS if wanted.nodes > 1 else 0
-    heed = HEED_RANKS.format(leave=leave) if spec.has_ranks else HEED
-    yield f'"${{step[@]}}" sh -c {shlex.quote(heed)} trainyard \\'
+    shell = RANKS_SHELL.format(leave=leave) if spec.has_ranks else IGNORE_USR1
+    yield f'"${{step[@]}}" sh -c {shlex.quote(shell)} trainyard \\'
     yield f'  {ranks}"${{command[@]}}" || status=$?'
 
 

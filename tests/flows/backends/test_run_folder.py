@@ -1,4 +1,4 @@
-"""What a block keeps in a run folder."""
+"""Keys of submissions, and what a backend keeps in a run folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from flows.backends.outcome import Kind
 from flows.backends.run_folder import (
     Ending,
     is_being_cancelled,
+    job_key,
     read_ending,
     read_record,
+    submission_of,
     write_ending,
     write_record,
 )
-from flows.backends.spec import LaunchSpec
+from flows.backends.spec import KEY, LaunchSpec
 from trainyard.errors import ConfigError
 
 
@@ -46,3 +48,32 @@ def test_an_ending_is_taken_over_by_who_comes_after(
     write_ending(tmp_path, ending)
     assert read_ending(tmp_path) == ending
     assert is_being_cancelled(spec) is (kind is Kind.STOPPED)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
+
+
+def test_a_key_is_the_same_in_every_process() -> None:
+    assert job_key(RUN, "pretrain", 1) == "8272d2e01c353d77-1"
+
+
+def test_run_task_and_count_each_make_another_key() -> None:
+    keys = [
+        job_key(run, task, count) for run in (RUN, "a") for task in ("ab", "b") for count in (1, 2)
+    ]
+    assert len(set(keys)) == 8
+    assert job_key("a", "bc", 1) != job_key("ab", "c", 1)
+
+
+def test_a_key_is_one_for_every_scheduler() -> None:
+    key = job_key(RUN, "tokenize-train-00003", 12)
+    assert KEY.fullmatch(key)
+    assert len(key) <= 24
+    assert submission_of(key) == 12
+
+
+def test_submissions_count_from_1() -> None:
+    with pytest.raises(ValueError, match="count from 1"):
+        job_key(RUN, "pretrain", 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.backends.slurm.script import HEED_RANKS
+from flows.backends.slurm.script import RANKS_SHELL
 
 SHELLS = [["sh"], ["bash"], ["bash", "--posix"]]
 
@@ -35,7 +35,7 @@ KILLED = 128 + signal.SIGKILL
 @contextmanager
 def started(shell: list[str], *launcher: str, leave: int = 0) -> Iterator[subprocess.Popen[str]]:
     """The shell, and the launcher below it, which has said that it is up."""
-    text = HEED_RANKS.format(leave=leave)
+    text = RANKS_SHELL.format(leave=leave)
     command = [*shell, "-c", text, "trainyard", *launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -83,7 +83,7 @@ def test_one_of_several_nodes_leaves_the_others_their_time() -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
 def test_it_is_sound_sh() -> None:
-    text = HEED_RANKS.format(leave=0)
+    text = RANKS_SHELL.format(leave=0)
     # It does not see that a trap calls a function.
     command = ["shellcheck", "--shell=sh", "--exclude=SC2317", "-"]
     found = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
