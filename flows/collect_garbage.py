@@ -1,4 +1,4 @@
-"""What a yard keeps of no use, removed by a schedule: `python -m flows.gc` as a flow."""
+"""Garbage collection of a yard as a flow, for a schedule: see `python -m flows.gc`."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ async def collect_garbage(
 ) -> dict[str, Any]:
     """Remove superseded corpus versions, stale claims, abandoned uploads and attempts.
 
-    Never what a manifest in use was made of.
+    What a manifest in use was made from always stays.
 
     Args:
         profile: The yard: a file of deploy/yards, by its name or path.
-        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
-            profile, else `yard`.
-        dry_run: Tell what would go, and remove nothing.
-        keep_corpus_versions: The newest versions of each corpus that stay in any case.
-        corpus_days: Days that a version stays after it was superseded.
-        claim_hours: Hours after which a claim that nobody renews has no holder.
-        upload_hours: Hours that parts of an upload, and temporary files, wait to be completed.
-        attempt_days: Days that unfinished work waits to be gone on with.
-        keep_runs: The newest run folders of each job that stay in any case.
-        run_days: Days that the others stay."""
+        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
+            `yard`.
+        dry_run: List what would be removed, and remove nothing.
+        keep_corpus_versions: Number of newest versions of each corpus that always stay.
+        corpus_days: Days that a superseded version stays.
+        claim_hours: Hours after which a claim that is not renewed has no holder.
+        upload_hours: Hours that incomplete uploads and temporary files stay.
+        attempt_days: Days that unfinished work stays.
+        keep_runs: Number of newest run folders of each job that always stay.
+        run_days: Days that the other run folders stay."""
     policy = Policy(
         keep_corpus_versions=keep_corpus_versions,
         corpus_days=corpus_days,
@@ -82,7 +82,7 @@ async def collect_garbage(
 
 async def _show(swept: Swept, is_dry: bool) -> None:
     found = size(swept.plan.size_bytes) if swept.plan.garbage else "nothing"
-    description = f"{found} of no use under {swept.plan.root}"
+    description = f"{found} to remove under {swept.plan.root}"
     if is_dry and swept.plan.garbage:
         description += "; a dry run: nothing was removed. The log of this run has the names"
     await acreate_table_artifact(key=KEY, table=rows(swept), description=description)

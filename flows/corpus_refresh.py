@@ -1,14 +1,13 @@
-"""A corpus that grows: look for new or changed sources, tokenize those, publish a new version.
+"""Refresh a growing corpus: find new or changed sources, tokenize them, publish a new version.
 
     python -m flows.corpus_refresh recipes/web.toml [--root DIR] [--profile NAME]
 
-Meant for a schedule. Without news it does nothing. A new version lies beside the old ones, and
-current.json, the pointer, leads to it; a recipe with tokens = "YARD/web/current.json" trains on
-it."""
+Meant for a schedule. Without new sources it does nothing. A new version is beside the old ones, and
+the pointer current.json names it. A recipe with tokens = "YARD/web/current.json" trains on it."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+if __name__ == "__main__":  # before Prefect is imported, which reads its environment
     from flows.cli.flow_commands import flow_main
 
     raise SystemExit(flow_main("corpus_refresh"))
@@ -38,7 +37,7 @@ PUBLISHED = "trainyard.corpus.published"
 """The event of a new version; its resource is trainyard.corpus.RECIPE."""
 
 YARD = "trainyard.yard"
-"""Label of that resource: the profile by which the corpus was refreshed."""
+"""Label of that resource: the profile of the refresh."""
 
 
 @flow(name="corpus-refresh", flow_run_name="{recipe}", persist_result=False, version=VERSION)
@@ -50,31 +49,31 @@ async def corpus_refresh(
     tokenize: Tokenize = EMPTY,
     merge: Merge = EMPTY,
 ) -> dict[str, Any]:
-    """Tokenize what is new in a corpus, and publish a new version of it beside the old.
+    """Tokenize the new sources of a corpus, and publish a new version beside the old ones.
 
     Args:
         recipe: TOML file or URL with `corpus`, and [tokenize] with a tokenizer.
-        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
-            profile, else `yard`.
+        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
+            `yard`.
         profile: Where stages run: a file of deploy/yards, by its name or path.
-        tokenize: Options that go over the recipe's [tokenize].
-        merge: Options that go over the recipe's [merge]."""
+        tokenize: Options that override the recipe's [tokenize].
+        merge: Options that override the recipe's [merge]."""
     place = await yard_profile(profile)
     tables = {"tokenize": tokenize, "merge": merge}
     written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
-    async with StageRunner("corpus-refresh", written.root, profile=place) as line:
+    async with StageRunner("corpus-refresh", written.root, profile=place) as runner:
         work = await asyncio.to_thread(plan_refresh, written)
-        await line.expect(work.all())
+        await runner.expect(work.all())
         version, read = work.version, work.read
         if work.is_news:
-            await line.run(*work.tokenize)
-            await line.run(*work.merge)
+            await runner.run(*work.tokenize)
+            await runner.run(*work.merge)
             read = await asyncio.to_thread(publish, written, work)
-        told, is_new = _told(version, work.is_news), not version.announced
-        if is_new and not _is_heard():
-            told += "; not announced, for want of a server (PREFECT_API_URL)"
-        headline(get_run_logger(), "corpus", "done", note=told)
-        if is_new and _is_heard() and read is not None:
+        note, is_new = _describe(version, work.is_news), not version.announced
+        if is_new and not _has_server():
+            note += "; not announced, because PREFECT_API_URL names no server"
+        headline(get_run_logger(), "corpus", "done", note=note)
+        if is_new and _has_server() and read is not None:
             await _announce(written, version, place.name)
             await asyncio.to_thread(mark_announced, written, version, read)
     return {
@@ -82,25 +81,25 @@ async def corpus_refresh(
         "version": version.version,
         "tokens": version.tokens,
         "pointer": written.at(CURRENT),
-        "stages": line.documents(),
+        "stages": runner.documents(),
     }
 
 
-def _told(version: CorpusVersion, is_news: bool) -> str:
+def _describe(version: CorpusVersion, is_news: bool) -> str:
     if not is_news:
-        return f"no news since version {version.version} ({len(version.sources)} sources)"
+        return f"no new sources since version {version.version} ({len(version.sources)} sources)"
     changes = f"{len(version.added)} new or changed, {len(version.removed)} gone"
     return f"version {version.version}: {len(version.sources)} sources, {changes}"
 
 
-def _is_heard() -> bool:
-    """Whether there is a server that outlives this flow, and may start something on the news."""
+def _has_server() -> bool:
+    """Whether a server outlives this flow, and may react to the event."""
     return PREFECT_API_URL.value() is not None and not is_alone()
 
 
 async def _announce(recipe: Recipe, version: CorpusVersion, yard: str) -> None:
-    """Send the event; the server has it when this returns. Prefect's own emit_event would keep it
-    for later, and nobody would know whether it came to that."""
+    """Send the event; the server has it when this returns. Prefect's emit_event would only queue
+    it."""
     event = Event.model_validate(
         {
             "occurred": datetime.now(UTC),

@@ -1,4 +1,4 @@
-"""Raw text to one pair of token files, from a recipe: the first half of flow pretrain_gpt.
+"""Raw text to one pair of token files, by a recipe: the first half of flow pretrain_gpt.
 
     python -m flows.prepare_corpus recipes/quickstart.toml [--root DIR] [--profile NAME]
 
@@ -6,7 +6,7 @@ A later pretrain_gpt of the same recipe in the same yard reuses all of it."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+if __name__ == "__main__":  # before Prefect is imported, which reads its environment
     from flows.cli.flow_commands import flow_main
 
     raise SystemExit(flow_main("prepare_corpus"))
@@ -37,17 +37,17 @@ async def prepare_corpus(
     tokenize: Tokenize = EMPTY,
     merge: Merge = EMPTY,
 ) -> dict[str, Any]:
-    """Collect, train a tokenizer, tokenize, merge; as far as the recipe has them.
+    """Collect, train a tokenizer, tokenize and merge, as far as the recipe has these tables.
 
     Args:
         recipe: TOML file or URL with a table of options for each stage.
-        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
-            profile, else `yard`.
+        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
+            `yard`.
         profile: Where stages run: a file of deploy/yards, by its name or path.
-        collect: Options that go over the recipe's [collect].
-        train_tokenizer: Options that go over the recipe's [train_tokenizer].
-        tokenize: Options that go over the recipe's [tokenize].
-        merge: Options that go over the recipe's [merge]."""
+        collect: Options that override the recipe's [collect].
+        train_tokenizer: Options that override the recipe's [train_tokenizer].
+        tokenize: Options that override the recipe's [tokenize].
+        merge: Options that override the recipe's [merge]."""
     place = await yard_profile(profile)
     tables = {
         "collect": collect,
@@ -56,19 +56,19 @@ async def prepare_corpus(
         "merge": merge,
     }
     written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
-    await asyncio.to_thread(corpus_jobs, written)  # what is wrong is said before any waiting
-    async with StageRunner("prepare-corpus", written.root, profile=place) as line:
-        # Anew: files may have come while another run had the turn.
+    await asyncio.to_thread(corpus_jobs, written)  # a wrong recipe fails before any waiting
+    async with StageRunner("prepare-corpus", written.root, profile=place) as runner:
+        # Again: there may be new files since another run had the lock.
         jobs = await asyncio.to_thread(corpus_jobs, written)
-        await line.expect(jobs.all())
-        await make_tokens(line, jobs)
-    return {"tokens": jobs.tokens, "stages": line.documents()}
+        await runner.expect(jobs.all())
+        await make_tokens(runner, jobs)
+    return {"tokens": jobs.tokens, "stages": runner.documents()}
 
 
-async def make_tokens(line: StageRunner, jobs: CorpusJobs) -> None:
-    """Everything from documents to one pair of token files."""
-    await line.run(jobs.collect)
-    await line.run(jobs.train_tokenizer)
-    await line.run(*jobs.tokenize)
-    await line.drop_all_but(jobs.tokenize)
-    await line.run(jobs.merge)
+async def make_tokens(runner: StageRunner, jobs: CorpusJobs) -> None:
+    """Run all stages from documents to one pair of token files."""
+    await runner.run(jobs.collect)
+    await runner.run(jobs.train_tokenizer)
+    await runner.run(*jobs.tokenize)
+    await runner.drop_all_but(jobs.tokenize)
+    await runner.run(jobs.merge)

@@ -1,4 +1,4 @@
-"""Raw text to a trained, resharded, evaluated and benchmarked GPT, from one recipe.
+"""Raw text to a trained, resharded, evaluated and benchmarked GPT, by one recipe.
 
     python -m flows.pretrain_gpt recipes/quickstart.toml [--root DIR] [--verbose]
 
@@ -6,7 +6,7 @@ Needs no running server. A stage whose inputs, options and code did not change i
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+if __name__ == "__main__":  # before Prefect is imported, which reads its environment
     from flows.cli.flow_commands import flow_main
 
     raise SystemExit(flow_main("pretrain_gpt"))
@@ -59,18 +59,18 @@ async def pretrain_gpt(
 
     Args:
         recipe: TOML file or URL with a table of options for each stage.
-        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
-            profile, else `yard`.
+        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
+            `yard`.
         profile: Where stages run: a file of deploy/yards, by its name or path.
-        collect: Options that go over the recipe's [collect].
-        train_tokenizer: Options that go over the recipe's [train_tokenizer].
-        tokenize: Options that go over the recipe's [tokenize].
-        merge: Options that go over the recipe's [merge].
-        plan: Options that go over the recipe's [plan].
-        pretrain: Options that go over the recipe's [pretrain].
-        reshard: Options that go over the recipe's [reshard].
-        evaluate: Options that go over the recipe's [evaluate].
-        benchmark: Options that go over the recipe's [benchmark]."""
+        collect: Options that override the recipe's [collect].
+        train_tokenizer: Options that override the recipe's [train_tokenizer].
+        tokenize: Options that override the recipe's [tokenize].
+        merge: Options that override the recipe's [merge].
+        plan: Options that override the recipe's [plan].
+        pretrain: Options that override the recipe's [pretrain].
+        reshard: Options that override the recipe's [reshard].
+        evaluate: Options that override the recipe's [evaluate].
+        benchmark: Options that override the recipe's [benchmark]."""
     place = await yard_profile(profile)
     tables = {
         "collect": collect,
@@ -84,23 +84,23 @@ async def pretrain_gpt(
         "benchmark": benchmark,
     }
     written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
-    # What is wrong in the recipe is said before any waiting.
+    # A wrong recipe fails before any waiting.
     checked = await asyncio.to_thread(pretrain_jobs, written, place.training_resources())
     if remark := unknown_gpu_memory(place, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")
-    async with StageRunner("pretrain-gpt", written.root, card, profile=place) as line:
-        # Anew: while another run had the turn files may have come, or a version of the corpus.
+    async with StageRunner("pretrain-gpt", written.root, card, profile=place) as runner:
+        # Again: there may be new files or a new corpus version since another run had the lock.
         jobs = await asyncio.to_thread(pretrain_jobs, written, place.training_resources())
-        await line.expect(jobs.all())
-        await line.run(jobs.plan, jobs.collect)  # a layout that fits nowhere ends here
-        await line.run(jobs.train_tokenizer)
-        await line.run(*jobs.tokenize)
-        await line.drop_all_but(jobs.tokenize)
-        await line.run(jobs.merge)
-        await line.run(jobs.pretrain)
-        await line.run(jobs.export, jobs.reshard)
-        await line.run(jobs.evaluate)
-        await line.run(jobs.benchmark)
-        await line.run(jobs.report)
-    return {"card": card, "stages": line.documents()}
+        await runner.expect(jobs.all())
+        await runner.run(jobs.plan, jobs.collect)  # a layout that does not fit fails here
+        await runner.run(jobs.train_tokenizer)
+        await runner.run(*jobs.tokenize)
+        await runner.drop_all_but(jobs.tokenize)
+        await runner.run(jobs.merge)
+        await runner.run(jobs.pretrain)
+        await runner.run(jobs.export, jobs.reshard)
+        await runner.run(jobs.evaluate)
+        await runner.run(jobs.benchmark)
+        await runner.run(jobs.report)
+    return {"card": card, "stages": runner.documents()}

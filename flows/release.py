@@ -1,13 +1,13 @@
-"""A checkpoint to what leaves the house: another layout, a Hugging Face folder, its measures.
+"""A checkpoint to what is released: another layout, a Hugging Face folder, its metrics.
 
     python -m flows.release recipes/quickstart.toml [--checkpoint URL] [--root DIR] [--profile NAME]
 
-Without a checkpoint of its own it takes the one that pretrain_gpt made of the recipe, and reuses
-what that flow has made of it already. Another checkpoint goes to releases/NAME under the root."""
+Without --checkpoint it takes the one that pretrain_gpt made of the recipe, and reuses what is
+already made of it. The output of another checkpoint goes to releases/NAME under the root."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+if __name__ == "__main__":  # before Prefect is imported, which reads its environment
     from flows.cli.flow_commands import flow_main
 
     raise SystemExit(flow_main("release"))
@@ -43,21 +43,21 @@ async def release(
     Args:
         recipe: TOML file or URL; its [reshard], [evaluate] and [benchmark] are used.
         checkpoint: Run folder or step folder; unset: the one of the recipe.
-        yard: Folder or URL under which all artifacts lie; unset: variable YARD, else that of the
-            profile, else `yard`.
+        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
+            `yard`.
         profile: Where stages run: a file of deploy/yards, by its name or path.
-        reshard: Options that go over the recipe's [reshard].
-        evaluate: Options that go over the recipe's [evaluate].
-        benchmark: Options that go over the recipe's [benchmark]."""
+        reshard: Options that override the recipe's [reshard].
+        evaluate: Options that override the recipe's [evaluate].
+        benchmark: Options that override the recipe's [benchmark]."""
     place = await yard_profile(profile)
     tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
     written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
     jobs = release_jobs(written, checkpoint)
-    async with StageRunner("release", written.root, profile=place) as line:
-        await line.expect(jobs.all())
-        # Only now: a training of this recipe that had the turn may have left it.
+    async with StageRunner("release", written.root, profile=place) as runner:
+        await runner.expect(jobs.all())
+        # Only now: a training of this recipe that had the lock may have written it.
         await asyncio.to_thread(check_checkpoint, written, checkpoint, place.block)
-        await line.run(jobs.reshard, jobs.export)
-        await line.run(jobs.evaluate)
-        await line.run(jobs.benchmark)  # alone: it measures times
-    return {"export": jobs.export.document["save_dir"], "stages": line.documents()}
+        await runner.run(jobs.reshard, jobs.export)
+        await runner.run(jobs.evaluate)
+        await runner.run(jobs.benchmark)  # alone: it measures times
+    return {"export": jobs.export.document["save_dir"], "stages": runner.documents()}

@@ -1,10 +1,10 @@
-"""One stage, as a flow run: seen in Prefect's pages, retried when the infrastructure failed.
+"""One stage as a flow run: shown in Prefect's pages, retried when the infrastructure fails.
 
 python -m flows.run_stage tokenize --config tokenize.toml"""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before prefect is imported: it reads its environment when it is
+if __name__ == "__main__":  # before Prefect is imported, which reads its environment
     from flows.cli.flow_commands import flow_main
 
     raise SystemExit(flow_main("run_stage"))
@@ -34,16 +34,15 @@ async def run_stage(
 ) -> dict[str, Any]:
     """Run one stage from a config document, from options, or from a document with options over it.
 
-    A training is planned first, where the profile says what it gets: a layout that does not fit is
-    refused before anything is submitted for it.
+    If the profile has gpu_memory_gib, a training is planned first. A layout that does not fit fails
+    before the training is submitted.
 
     Args:
         stage: Name of the stage, a package under stages/.
         config: Path or URL of its options, a TOML, YAML or JSON document.
-        yard: Folder under which logs lie; unset: variable YARD, else that of the profile, else
-            `yard`.
+        yard: Folder of the logs; unset: variable YARD, else that of the profile, else `yard`.
         profile: Where the stage runs: a file of deploy/yards, by its name or path.
-        options: Its options, by their flags with underscores; they go over those of `config`."""
+        options: Its options, by their flags with underscores; they override those of `config`."""
     if config is None and not options:
         raise ConfigError("run-stage needs config, a document of options, or options")
     place = await yard_profile(profile)
@@ -56,8 +55,8 @@ async def run_stage(
     if remark := unknown_gpu_memory_of_stage(job, place):
         get_run_logger().warning("%s", remark)
     jobs, root = [one for one in (plan, job) if one is not None], place.yard_root(yard)
-    async with StageRunner("run-stage", root, profile=place, alone=False) as line:
-        await line.expect(jobs)
-        await line.run(plan)
-        await line.run(job)
-    return line.documents()[-1]
+    async with StageRunner("run-stage", root, profile=place, alone=False) as runner:
+        await runner.expect(jobs)
+        await runner.run(plan)
+        await runner.run(job)
+    return runner.documents()[-1]

@@ -2,10 +2,10 @@
 
     python -m flows.ui --root yard [--port 4200] [--browse-port 4201]
 
-It asks for a password, which lies in the yard's folder `.prefect` for its owner alone, answers to
-no foreign name and no foreign page, and shows the files that its pages link to beside itself.
-Serves until SIGTERM or SIGINT. Nothing here imports Prefect at the top, since it reads its
-environment when it is imported."""
+It asks for a password, which is in the yard's folder `.prefect`, readable by its owner only. It
+refuses foreign host names and pages of other origins, and starts `flows.browse` for the files that
+its pages link to. Serves until SIGTERM or SIGINT. Nothing here imports Prefect at the top, because
+Prefect reads its environment on import."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.umask(0o077)
         listening = _bound(given.host, given.port)
         server = address(given.host, listening.getsockname()[1])
-        told = f"Prefect's pages: {server}\n{_told(home)}"
+        message = f"Prefect's pages: {server}\n{_how_to_log_in(home)}"
         password = _asked() or _kept(home, server)
     except TrainyardError as error:
         return fail(error)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             names=(given.host, *given.allow_host),
             any_address=not is_of_this_machine(given.host),
             has_pages=True,
-            started=lambda: print(told, flush=True),
+            started=lambda: print(message, flush=True),
         )
     except KeyboardInterrupt:
         return 130
@@ -79,8 +79,8 @@ def _home(home: Path) -> Path:
         make_home(home)
     except OSError as error:
         raise InfrastructureError(
-            f"Prefect's database cannot be kept in {home}: {error}. It lies under --root (YARD of "
-            f"make), or is --home"
+            f"Prefect's database cannot be kept in {home}: {error}. The folder is in --root (YARD "
+            f"of make), or is --home"
         ) from error
     return home.absolute()
 
@@ -94,7 +94,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _asked() -> str:
-    """The password that the environment names; Prefect fails at each request by any but ASCII."""
+    """The password from the environment; Prefect fails on each request if it is not ASCII."""
     password = os.environ.get(ASKED, "")
     if not password.isascii():
         raise ConfigError(f"{ASKED} must be USER:PASSWORD in ASCII characters; choose another one")
@@ -102,16 +102,16 @@ def _asked() -> str:
 
 
 def _kept(home: Path, server: str) -> str:
-    """The password of this folder, made and written down where a browser and a shell find it."""
-    with turn_to_start(home / LOCK):  # of two at once in a new yard one makes it
+    """The password of this folder, written to files for a browser and a shell."""
+    with turn_to_start(home / LOCK):  # one of two servers in a new yard creates it
         password = kept_password(home)
         replace(home / UI, settings_of_shell(f"{server}/api", password))
         replace(home / LOG_IN, leading_page(server, password))
     return password
 
 
-def _told(home: Path) -> str:
-    """How to be let in."""
+def _how_to_log_in(home: Path) -> str:
+    """How to log in, for the terminal."""
     if os.environ.get(ASKED):
         return f"  they ask for the password of {ASKED}"
     return (
@@ -122,7 +122,7 @@ def _told(home: Path) -> str:
 
 
 def _show_files(root: str, port: int) -> None:
-    """Beside this process, and no longer than it."""
+    """Serve the files of the yard until this process ends."""
     command = [sys.executable, "-m", "flows.browse", "--root", root, "--port", str(port)]
     without = {name: v for name, v in os.environ.items() if not name.startswith(OF_PREFECT)}
     subprocess.Popen([*command, "--end-with", str(os.getpid())], env=without)
@@ -134,10 +134,10 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve Prefect's pages and API for the runs of a yard, behind a password.",
     )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--root", help="folder or s3:// URL of all runs, whose files are shown too")
+    where.add_argument("--root", help="folder or s3:// URL of all runs; its files are served too")
     where.add_argument("--home", type=Path, help="Prefect's folder, if not .prefect under --root")
     add_listening(parser, PORT)
-    parser.add_argument("--browse-port", type=int, default=4201, help="where files are shown")
+    parser.add_argument("--browse-port", type=int, default=4201, help="port of the file server")
     return parser
 
 

@@ -1,15 +1,15 @@
-"""A worker in a container, where its end is the end of all that runs beside it.
+"""A Prefect worker for a container, whose end kills every process in it.
 
     python -m flows.worker [--leave-jobs] --pool NAME ...    the options of `prefect worker start`
 
-Prefect's own, told to stop, tells its flow runs, and does not wait for them for long. In a
-container what still runs then is killed, without a word to its stages or to the server. So they are
-told first and waited for: stages save, and the server hears that the runs have crashed and may
-begin again.
+Prefect's own worker signals its flow runs when it stops, but does not wait for them for long. Then
+the container ends and kills them before stages save and the server learns of it. This worker
+signals its flow runs first and waits for them. Stages save, and the server marks the runs as
+crashed, so that they may start again.
 
---leave-jobs is for a yard whose stages are jobs of a cluster: there a flow that is told to stop
-would end its training, for the sake of a worker that is replaced. So nobody is told anything. The
-jobs go on, the server misses the runs and starts them again, and they find their jobs."""
+--leave-jobs is for a yard whose stages are jobs of a cluster. There a signal to a flow would stop
+its training only because its worker is replaced. So the worker kills its flows without a signal.
+Their jobs run on, the server restarts the silent runs, and these find their jobs."""
 
 from __future__ import annotations
 
@@ -31,50 +31,50 @@ PROCESSES = Path("/proc")
 
 def main() -> int:
     """Run the worker to its end; returns its exit status."""
-    told = threading.Event()
+    stopping = threading.Event()
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        told.set()
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, tell)
+        signal.signal(number, stop)
     options = [word for word in sys.argv[1:] if word != LEAVE]
     command = [sys.executable, "-m", "prefect", "worker", "start", *options]
-    # A session of its own: what is sent to our process group is not for it.
+    # Its own session: signals to our process group must not reach it.
     with subprocess.Popen(command, start_new_session=True) as worker:
-        while worker.poll() is None and not told.wait(TICK_SECONDS):
+        while worker.poll() is None and not stopping.wait(TICK_SECONDS):
             pass
-        if told.is_set() and LEAVE in sys.argv:
+        if stopping.is_set() and LEAVE in sys.argv:
             kill_all(worker.pid)
             return 0
-        if told.is_set():
+        if stopping.is_set():
             stop_all(worker.pid)
             worker.terminate()
         return worker.wait()
 
 
 def stop_all(worker: int) -> None:
-    """Tell what runs below a process to stop, once each, until nothing does.
+    """Send SIGTERM once to each descendant of a process, until none runs.
 
-    For how long is for him to say who told us: an engine kills after its own grace."""
-    told: set[int] = set()
-    while running := below(worker) | {pid for pid in told if is_alive(pid)}:
-        for pid in running - told:
+    It has no time limit: the container engine kills after its own grace."""
+    signalled: set[int] = set()
+    while running := below(worker) | {pid for pid in signalled if is_alive(pid)}:
+        for pid in running - signalled:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        told |= running
+        signalled |= running
         time.sleep(TICK_SECONDS)
 
 
 def kill_all(worker: int) -> None:
-    """End a worker and what it has started, as a loss of power would."""
-    for pid in (worker, *below(worker)):  # it first: it would tell the server of flows that ended
+    """Kill a worker and its descendants, as a loss of power would."""
+    for pid in (worker, *below(worker)):  # it first: it would report the end of its flows
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def below(root: int) -> set[int]:
-    """The processes that a process has started, and those that they have."""
+    """The descendants of a process."""
     parents = dict(_parents(path for path in PROCESSES.iterdir() if path.name.isdecimal()))
     found: set[int] = set()
     level = {root}
@@ -85,7 +85,7 @@ def below(root: int) -> set[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; one that has ended and that nobody waited for does not."""
+    """Whether it runs; a zombie does not."""
     return bool(list(_parents([PROCESSES / str(pid)])))
 
 

@@ -2,7 +2,7 @@
 
     python -m flows.browse --root URL [--host 127.0.0.1] [--port 4201] [--allow-host NAME]
 
-Serves until SIGTERM or SIGINT; exit status 0 then, 2 for what was written wrong."""
+Serves until SIGTERM or SIGINT, with exit status 0 then, and 2 for a wrong option."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             threading.Thread(target=_end_with, args=(given.end_with,), daemon=True).start()
         with server:
             _say(server, given.host)
-            # It answers at once that it lives, however long the store takes for the first listing.
+            # It answers health checks at once, however long the first listing takes.
             threading.Thread(target=server.serve_forever, args=(60.0,), daemon=True).start()
             _try_out(root)
-            while True:  # not signal.pause(): a signal that comes just before it would be slept on
+            while True:  # not signal.pause(): it would miss a signal that comes just before it
                 time.sleep(LOOK_SECONDS)
     except Stopped:
         return 0
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def bound(root: Root, host: str, port: int, names: Sequence[str] = ()) -> BrowseServer:
-    """A server on its port; ConfigError where that is not to be had."""
+    """A server on its port; ConfigError if it cannot listen there."""
     try:
         return BrowseServer(root, host, port, names)
     except (OSError, OverflowError) as error:
@@ -62,14 +62,13 @@ def _say(server: BrowseServer, host: str) -> None:
     print(f"{server.root.url} is shown at {address(host, server.server_port)}/", flush=True)
     if not is_of_this_machine(host):
         print(
-            f"warning: {host} is reached from other machines, and nobody is asked for a password",
+            f"warning: other machines can reach {host}, and there is no password",
             file=sys.stderr,
         )
 
 
 def _try_out(root: Root) -> None:
-    """Wrong credentials and a missing bucket are refused at once; a store that is away may come
-    back."""
+    """Fail at once on wrong credentials or a missing bucket; warn of an unavailable store."""
     try:
         root.entries("")
     except InfrastructureError as error:
@@ -84,14 +83,14 @@ def _end_with(parent: int) -> None:
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     for again in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(again, signal.SIG_IGN)  # it is about to end
+        signal.signal(again, signal.SIG_IGN)  # it is ending already
     raise Stopped(number)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.browse",
-        description="Show browsers what lies under the root of a yard: run cards, logs, manifests.",
+        description="Serve the files of a yard to browsers: run cards, logs, manifests.",
     )
     parser.add_argument("--root", required=True, help="folder or s3:// URL of all runs")
     add_listening(parser, PORT)
@@ -99,6 +98,6 @@ def _parser() -> argparse.ArgumentParser:
         "--end-with",
         type=int,
         metavar="PID",
-        help="end when this process, which started it, is gone",
+        help="end when this process, which started it, ends",
     )
     return parser

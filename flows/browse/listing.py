@@ -1,4 +1,4 @@
-"""A folder as a page: what lies in it, by name and size."""
+"""A folder as a page: its contents by name and size."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def listing(
     """The page of a folder.
 
     url: of the root; name: of the folder below it, empty for the root itself; files: name to bytes;
-    shown: those of them that have a link."""
+    shown: the files that get a link."""
     up = [_row("../", "../", "")] if name else []
     rows = [_row(f"{one}/", f"./{quote(one, safe='')}/", "") for one in folders]
     for one, num_bytes in files.items():
         link = f"./{quote(one, safe='')}" if one in shown else ""
         rows.append(_row(one, link, size(num_bytes)))
-    empty = element("p", "Nothing lies here yet.")
+    empty = element("p", "This folder is empty.")
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -45,6 +45,6 @@ def listing(
     return ("<!doctype html>\n" + element("html", head, body, lang="en") + "\n").encode()
 
 
-def _row(text: str, link: str, told: str) -> Markup:
+def _row(text: str, link: str, size_text: str) -> Markup:
     what = element("a", text, href=link) if link else element("span", text, class_="kept")
-    return element("tr", element("td", what), element("td", told))
+    return element("tr", element("td", what), element("td", size_text))

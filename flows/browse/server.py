@@ -1,9 +1,9 @@
-"""The web server: GET and HEAD of names below a root, and a word for all else.
+"""The web server: GET and HEAD of the names in a root, and a message for all other requests.
 
-It asks nobody for a password, so it listens on this machine alone unless told otherwise, and
-answers only to names that are its own: a page of a foreign site that has its name resolved to
-127.0.0.1 (DNS rebinding) is turned away by the Host header. What it hands out was written by runs
-and is not trusted: no script runs in it, it loads nothing, and no other page can read it."""
+It has no password, so by default it listens on this machine only, and answers only to its own host
+names: the header Host gives away a page of another site that lets its name resolve to 127.0.0.1
+(DNS rebinding). Runs wrote the files, so they are not trusted: no script runs in them, they load
+nothing, and no other page can read them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from trainyard.errors import ArtifactError, InfrastructureError, TrainyardError
 log = logging.getLogger(__name__)
 
 HEALTH = "/.health"
-"""Answers without a look at the store; no file's name, since those are hidden."""
+"""Answers without the store. No file has this name, because names with a dot are hidden."""
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; sandbox"
 )
-"""What the run card asks for itself, and more: no page may be framed, post or have an origin."""
+"""Stricter than the run card's own policy: no page may be framed, post or have an origin."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -42,12 +42,12 @@ HEADERS = {
 }
 
 IDLE_SECONDS = 30.0
-"""A browser that neither asks nor takes for so long is let go."""
+"""Limit of a connection without requests or progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response to be."""
+    """A response."""
 
     status: HTTPStatus
     kind: str
@@ -57,26 +57,26 @@ class Answer:
 
 
 class BrowseServer(ThreadingHTTPServer):
-    """Serves one root; each request in a thread that does not hold up the end."""
+    """Serves one root; each request in a thread that does not delay the exit."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, root: Root, host: str, port: int, names: Iterable[str] = ()) -> None:
-        """names: by which it may be called besides this machine's own. Raises OSError where the
-        address is not to be had."""
+        """names: host names that it answers to besides those of this machine. Raises OSError if it
+        cannot listen on the address."""
         self.root = root
         self.names = OURS | {host.lower()} | {name.lower() for name in names}
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Handler)
 
     def server_bind(self) -> None:
-        """Bind, without the look-up of our own name that http.server makes."""
+        """Bind without http.server's look-up of our own name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "trainyard", int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Called in an `except`, once a response was begun: it can only be cut short."""
+        """Called in an `except` after a response began, which can only be cut short."""
         log.warning("a response to %s was cut short", client_address[0], exc_info=True)
 
 
@@ -91,24 +91,24 @@ class Handler(BaseHTTPRequestHandler):
         self._respond(with_body=True)
 
     def do_HEAD(self) -> None:
-        """The same without its contents."""
+        """The same without a body."""
         self._respond(with_body=False)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server itself refuses: malformed requests, and all other methods."""
+        """Answer what http.server itself refuses: malformed requests, and all other methods."""
         status, text = HTTPStatus(code), message or HTTPStatus(code).description
         headers: dict[str, str] = {}
         if status is HTTPStatus.NOT_IMPLEMENTED:
             status, headers = HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"}
-            text = "only GET and HEAD: this place is read only"
-        self._send(_words(status, text, headers), with_body=self.command != "HEAD")
+            text = "only GET and HEAD: this server is read-only"
+        self._send(_message(status, text, headers), with_body=self.command != "HEAD")
 
     def version_string(self) -> str:
-        """What the header Server says."""
+        """The header Server."""
         return "trainyard"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are of no interest to a person."""
+        """Log requests at level debug only."""
         log.debug("%s " + format, self.address_string(), *args)
 
     def _respond(self, with_body: bool) -> None:
@@ -116,21 +116,21 @@ class Handler(BaseHTTPRequestHandler):
             self._send(self._answer(held), with_body)
 
     def _answer(self, held: ExitStack) -> Answer:
-        """What to respond. `held` is left when it was sent."""
+        """The response; `held` keeps its file open until it is sent."""
         try:
             self._check_host()
             return self._found(held)
         except RefusedError as error:
-            return _words(error.status, str(error))
+            return _message(error.status, str(error))
         except TrainyardError as error:
-            return _words(_status_of(error), str(error))
+            return _message(_status_of(error), str(error))
         except Exception:
             log.exception("%s", self.path)
-            text = "a defect of trainyard; what it printed where it runs tells more"
-            return _words(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+            text = "a defect of trainyard; see the log of this server"
+            return _message(HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
     def _check_host(self) -> None:
-        """RefusedError unless the request names this server, once."""
+        """RefusedError unless the request has one Host, a name of this server."""
         name = host_name(self.headers.get_all("Host", []))
         if name is None:
             raise RefusedError(HTTPStatus.BAD_REQUEST, RULE)
@@ -140,14 +140,14 @@ class Handler(BaseHTTPRequestHandler):
     def _found(self, held: ExitStack) -> Answer:
         path, root = self.path.partition("?")[0], self.server.root
         if path == HEALTH:
-            return _words(HTTPStatus.OK, "ok")
+            return _message(HTTPStatus.OK, "ok")
         name = _name(path)
         if not path.endswith("/"):
             if root.is_file(name):
                 return self._file(name, held)
             if root.is_folder(name):
                 link = f"./{quote(basename(name), safe='')}/"
-                return _words(HTTPStatus.FOUND, "a folder", {"Location": link})
+                return _message(HTTPStatus.FOUND, "a folder", {"Location": link})
         elif root.is_folder(name):
             return self._folder(name)
         raise RefusedError(
@@ -173,8 +173,8 @@ class Handler(BaseHTTPRequestHandler):
         return Answer(HTTPStatus.OK, KINDS[".html"], len(page), [page])
 
     def _send(self, answer: Answer, with_body: bool) -> None:
-        """Say it. Where contents end early the connection does as well, and the length sent before
-        tells the browser that they were more."""
+        """Send it. If a file ends early, the connection does too, and the Content-Length shows the
+        browser that something is missing."""
         self.close_connection = True
         try:
             self.send_response(answer.status)
@@ -191,22 +191,21 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _name(path: str) -> str:
-    """The name below the root that a path of a URL stands for."""
+    """The name in the root for the path of a URL."""
     if not path.startswith("/"):
         raise RefusedError(HTTPStatus.BAD_REQUEST, "ask for a path, such as /quickstart/card.html")
     try:
         return unquote(path, errors="strict").removeprefix("/").removesuffix("/")
     except UnicodeDecodeError as error:
-        raise RefusedError(HTTPStatus.BAD_REQUEST, "the path is no UTF-8") from error
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "the path is not UTF-8") from error
 
 
 def _readers(kind: str) -> str:
-    """Whose pages may show it as a part of theirs: pictures are for Prefect's, whose address is
-    another one."""
+    """Whose pages may embed it: Prefect's pages, which have another origin, embed pictures."""
     return "cross-origin" if kind.startswith("image/") else "same-origin"
 
 
-def _words(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Answer:
+def _message(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Answer:
     data = f"{text}\n".encode(errors="backslashreplace")
     return Answer(status, TEXT, len(data), [data], headers or {})
 
@@ -216,4 +215,4 @@ def _status_of(error: TrainyardError) -> HTTPStatus:
         return HTTPStatus.NOT_FOUND
     if isinstance(error, InfrastructureError):
         return HTTPStatus.SERVICE_UNAVAILABLE
-    return HTTPStatus.INTERNAL_SERVER_ERROR  # how it was set up: credentials, rights
+    return HTTPStatus.INTERNAL_SERVER_ERROR  # a wrong setup: credentials, permissions

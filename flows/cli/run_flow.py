@@ -26,8 +26,8 @@ ENVIRONMENT = {
 }
 
 PATIENCE = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500", "PREFECT_CLIENT_MAX_RETRIES": "6"}
-"""What makes a flow wait two minutes for a server whose database is away, and which then answers
-500 where its client expects 503."""
+"""Makes a flow wait two minutes for a server whose database is unavailable. Such a server answers
+500, where Prefect's client expects 503."""
 
 DRAIN_SECONDS = 5.0
 
@@ -41,8 +41,8 @@ def run_program(
 ) -> tuple[int, Any]:
     """Run a flow against the server that PREFECT_API_URL names, else one of our own.
 
-    Returns its exit status, and what the flow returned when that is 0. `load` imports the flow;
-    `home` is Prefect's folder when the server is ours."""
+    Returns its exit status, and the flow's result if that is 0. `load` imports the flow; `home` is
+    Prefect's folder if the server is ours."""
     for key, value in (ENVIRONMENT | PATIENCE).items():
         os.environ.setdefault(key, value)
     own = None
@@ -63,7 +63,7 @@ def run_program(
 
 
 def fail(error: TrainyardError | StageError) -> int:
-    """Say what was wrong, in words; returns the exit status of its class."""
+    """Print an error; returns the exit status of its class."""
     print(f"error: {error}", file=sys.stderr)
     if isinstance(error, StageError) and error.log:
         print(f"       its log: {error.log}", file=sys.stderr)
@@ -89,8 +89,8 @@ def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, An
     except CancelledRun:
         return _stopped(received_signal() or signal.SIGTERM, "cancelled in Prefect"), None
     except Exception as error:
-        if (said := of_server(error)) is not None:
-            status = fail(said)
+        if (ours := of_server(error)) is not None:
+            status = fail(ours)
             return _stopped(number) if (number := received_signal()) else status, None
         traceback.print_exception(error)
         print("error: this is a defect of trainyard", file=sys.stderr)
@@ -100,7 +100,7 @@ def _run(flow: Flow, verbose: bool, parameters: dict[str, Any]) -> tuple[int, An
 
 
 def _drain() -> None:
-    """Let Prefect send off what it still has to say, before its server ends."""
+    """Let Prefect send its pending logs and events before its server ends."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -109,7 +109,7 @@ def _drain() -> None:
 
 
 def of_server(error: Exception) -> TrainyardError | None:
-    """What Prefect's client met at its server, in our words; None for another kind of error."""
+    """An error of Prefect's client with its server, as one of ours; None for other errors."""
     from httpx import HTTPStatusError
     from prefect.exceptions import PrefectException
 
@@ -129,14 +129,14 @@ def of_server(error: Exception) -> TrainyardError | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came from."""
+    """An error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _is_of_network(error: BaseException) -> bool:
-    """True when Prefect's client could not talk to its server, however it put that."""
+    """Whether Prefect's client could not reach its server, in any of its error classes."""
     modules = {type(one).__module__.partition(".")[0] for one in _chain(error)}
     return not modules.isdisjoint(("httpx", "httpcore"))
 

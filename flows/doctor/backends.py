@@ -1,4 +1,4 @@
-"""Who starts the jobs of stages, and what these run in."""
+"""Checks of the backend that starts jobs, and of the environment that jobs run in."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SECONDS = 10.0
 SMOKE_SECONDS = 40.0
 
 ALIVE = ("idle", "mix", "alloc", "comp", "plnd", "resv")
-"""How sinfo's short names of nodes begin that run jobs, or will."""
+"""Beginnings of sinfo's compact states of nodes that run jobs, or will."""
 
 KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
-"""Of `scontrol show config`."""
+"""In the output of `scontrol show config`."""
 
 
 def jobs(yard: YardContext) -> Answer:
-    """Whoever starts jobs is there."""
+    """The backend answers."""
     return JOBS[yard.place.block](yard)
 
 
 def image(yard: YardContext) -> Answer:
-    """What stages run in is there, of our version, and a stage starts in it."""
+    """The image or interpreter of stages exists, is of our version, and a stage starts in it."""
     return IMAGES[yard.place.block](yard)
 
 
@@ -47,7 +47,7 @@ def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
 
 
 def _process_jobs(yard: YardContext) -> Answer:
-    return ok("stages are processes of this machine")
+    return ok("stages are processes on this machine")
 
 
 def _process_image(yard: YardContext) -> Answer:
@@ -61,8 +61,8 @@ def _process_image(yard: YardContext) -> Answer:
             "make install, or name the interpreter that has it: python in the yard's profile",
         )
     if said != VERSION:
-        told = f"{python} has trainyard {said}, the flows are {VERSION}"
-        return fail(ConfigError, told, "install one version for both")
+        message = f"{python} has trainyard {said}, the flows have {VERSION}"
+        return fail(ConfigError, message, "install one version for both")
     status, said = run((python, "-m", "stages.pretrain", "--help"), SMOKE_SECONDS)
     if status != 0:
         return fail(ConfigError, f"stages.pretrain does not start: {said}", "make install")
@@ -74,7 +74,7 @@ def _process_image(yard: YardContext) -> Answer:
 
 def _slurm_jobs(yard: YardContext) -> Answer:
     if elsewhere := other_clusters(os.environ):
-        return fail(ConfigError, elsewhere, "unset it; jobs of the yard go to one cluster")
+        return fail(ConfigError, elsewhere, "unset it; all jobs of the yard go to one cluster")
     status, said = run(("scontrol", "ping"), SECONDS)
     if status != 0 or "UP" not in said:
         kind = ConfigError if "not installed" in said else InfrastructureError
@@ -85,27 +85,29 @@ def _slurm_jobs(yard: YardContext) -> Answer:
         for answer in answers:
             if answer.state is state:
                 return answer
-    return ok(f"slurmctld answers; {'; '.join(answer.told for answer in answers)}")
+    return ok(f"slurmctld answers; {'; '.join(answer.message for answer in answers)}")
 
 
 def _kill_wait(yard: YardContext) -> Answer:
-    """What Slurm leaves a training to save in that somebody ends by scancel. A run that is
-    cancelled in Prefect's pages has its grace before that."""
+    """The time that scancel leaves a training to save. A run that is cancelled in Prefect's pages
+    gets its grace before that."""
     status, said = run(("scontrol", "show", "config"), SECONDS)
     found = KILL_WAIT.search(said)
     if status != 0 or found is None:
-        return warn("KillWait is not known", "scontrol show config should tell it")
+        return warn("KillWait is not known", "scontrol show config should print it")
     seconds, grace = int(found[1]), yard.place.watch_of("pretrain").grace_seconds
-    told = f"KillWait {seconds} s"
+    message = f"KillWait {seconds} s"
     if seconds < grace:
         todo = "raise KillWait in slurm.conf, or cancel in Prefect's pages and not by scancel"
-        told = f"{told}: scancel leaves a training that to save in, grace_seconds is {grace:g}"
-        return warn(told, todo)
-    return ok(told)
+        message = (
+            f"{message}: the time scancel leaves a training to save; grace_seconds is {grace:g}"
+        )
+        return warn(message, todo)
+    return ok(message)
 
 
 def _partitions(yard: YardContext) -> dict[str | None, list[str]]:
-    """The stages of each partition; None: the one that the site has for those who name none."""
+    """The stages of each partition; None is the default partition of the cluster."""
     found: dict[str | None, list[str]] = {}
     for stage in CONFIGS:
         found.setdefault(yard.place.options_of(stage).partition, []).append(stage)
@@ -117,19 +119,19 @@ def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> A
     status, said = run(("sinfo", "--noheader", "--format=%P|%t|%D|%G", *chosen), SECONDS)
     rows = [line.split("|") for line in said.splitlines() if line.count("|") == 3]
     if status != 0 or not rows:
-        told = f"there is no partition {partition}" if partition else f"no partition: {said}"
-        return fail(ConfigError, told, "correct partition in the yard's [slurm]; sinfo lists them")
+        message = f"no partition {partition}" if partition else f"no partition: {said}"
+        return fail(ConfigError, message, "correct partition in [slurm]; sinfo lists them")
     usable = sum(int(row[2]) for row in rows if row[1].startswith(ALIVE) and "*" not in row[1])
     total = sum(int(row[2]) for row in rows)
     where = partition or "all partitions"
-    told = f"{usable} of {total} nodes of {where} run jobs"
+    message = f"{usable} of {total} nodes of {where} run jobs"
     if usable == 0:
-        return fail(InfrastructureError, told, "sinfo -R tells why; scontrol update state=resume")
+        return fail(InfrastructureError, message, "sinfo -R says why; scontrol update state=resume")
     asking = [stage for stage in stages if yard.place.resources_of(stage).gpus_per_node]
     if asking and not any("gpu" in row[3] for row in rows):
         todo = f"choose another partition for {', '.join(asking)}, or lower gpus_per_node"
-        return fail(ConfigError, f"{told}, and none has a GPU", todo)
-    return warn(told, "sinfo -R tells why") if usable < total else ok(told)
+        return fail(ConfigError, f"{message}, and none has a GPU", todo)
+    return warn(message, "sinfo -R says why") if usable < total else ok(message)
 
 
 def _slurm_image(yard: YardContext) -> Answer:
@@ -139,10 +141,10 @@ def _slurm_image(yard: YardContext) -> Answer:
     name = place.image_of("pretrain") or ""
     if name.startswith("/") and not os.path.exists(name):
         todo = "enroot import or apptainer build it there, or correct image in the yard"
-        return fail(ConfigError, f"image {name} is not there", todo)
+        return fail(ConfigError, f"image {name} does not exist", todo)
     if name.startswith("/"):
         return ok(f"{name}; --submit starts it")
-    return skipped(f"{name} is fetched by the nodes; --submit tries it")
+    return skipped(f"the nodes fetch {name}; --submit tries it")
 
 
 Look = Callable[[YardContext], Answer]
@@ -162,7 +164,7 @@ IMAGES: dict[str, Look] = {
 """By the yard's block."""
 
 CHECKS = (
-    # On a busy machine the client of Kubernetes alone takes 20 s to load.
+    # On a busy machine the Kubernetes client alone takes 20 s to load.
     Check("jobs", jobs, "where-jobs-run", limit_seconds=90.0),
     Check("image", image, "images-and-versions", ("jobs",), limit_seconds=IMAGES_SECONDS),
 )

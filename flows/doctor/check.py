@@ -1,7 +1,7 @@
-"""Checks one after another, each within its time, and what came of each.
+"""Checks that run one after another, each within a time limit, and their findings.
 
-A check answers, or raises one of our errors, whose words are the answer then. One that does not
-come back is a failure of its own: no check holds up those behind it."""
+A check returns an answer, or raises one of our errors, whose message is the answer. A check that
+does not return fails, so no check holds up the next ones."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ PAGE = "docs/troubleshooting.md"
 
 
 class State(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, and will hurt."""
+    """It works, but will cause trouble."""
     FAIL = "fail"
     SKIPPED = "skipped"
-    """Not looked at; why is said."""
+    """Not checked; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a check found."""
+    """What a check found, and what to do."""
 
     state: State
-    told: str
+    message: str
     todo: str = ""
     exit_status: int = 0
-    """Of a failure: 2 where somebody has to change a setting, 3 where it may pass by itself."""
+    """Of a failure: 2 if a person has to change a setting, 3 if it may pass by itself."""
 
 
-def ok(told: str) -> Answer:
-    """All is well."""
-    return Answer(State.OK, told)
+def ok(message: str) -> Answer:
+    """The check passed."""
+    return Answer(State.OK, message)
 
 
-def warn(told: str, todo: str) -> Answer:
-    """It works, and will hurt."""
-    return Answer(State.WARN, told, todo)
+def warn(message: str, todo: str) -> Answer:
+    """It works, but will cause trouble."""
+    return Answer(State.WARN, message, todo)
 
 
 def skipped(why: str) -> Answer:
-    """Not looked at."""
+    """Not checked."""
     return Answer(State.SKIPPED, why)
 
 
-def fail(kind: type[TrainyardError], told: str, todo: str) -> Answer:
-    """It does not work; `kind` says whether it may by itself, later."""
-    return Answer(State.FAIL, told, todo, kind.exit_status)
+def fail(kind: type[TrainyardError], message: str, todo: str) -> Answer:
+    """It does not work; `kind` says whether it may work later by itself."""
+    return Answer(State.FAIL, message, todo, kind.exit_status)
 
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[Y]):
-    """One thing to look at in a yard of type Y."""
+    """One check of a yard of type Y."""
 
     name: str
     look: Callable[[Y], Answer]
     section: str
-    """Anchor of the page that tells more."""
+    """Anchor on the page of troubleshooting."""
     needs: tuple[str, ...] = ()
-    """Checks without whose good end this one has nothing to look at."""
+    """Checks without which this one is skipped."""
     limit_seconds: float = 20.0
 
 
@@ -83,20 +83,28 @@ class Finding:
 
     name: str
     state: State
-    told: str
+    message: str
     todo: str
     see: str
-    """Page and anchor; empty for what is well."""
+    """Page and anchor; empty if all is well."""
     exit_status: int
     seconds: float
 
     def to_document(self) -> dict[str, Any]:
         """JSON-able."""
-        return {name: getattr(self, name) for name in Finding.__slots__}
+        return {
+            "name": self.name,
+            "state": self.state,
+            "told": self.message,
+            "todo": self.todo,
+            "see": self.see,
+            "exit_status": self.exit_status,
+            "seconds": self.seconds,
+        }
 
 
 def examine_yard(checks: Sequence[Check[Y]], yard: Y) -> Iterator[Finding]:
-    """The findings, one as soon as it is there."""
+    """Yield each finding as soon as it is known."""
     states: dict[str, State] = {}
     for check in checks:
         missing = [n for n in check.needs if states.get(n) in (State.FAIL, State.SKIPPED)]
@@ -111,7 +119,7 @@ def examine_yard(checks: Sequence[Check[Y]], yard: Y) -> Iterator[Finding]:
         yield Finding(
             name=check.name,
             state=answer.state,
-            told=answer.told,
+            message=answer.message,
             todo=answer.todo,
             see=f"{PAGE}#{check.section}" if is_ill else "",
             exit_status=answer.exit_status,
@@ -120,7 +128,7 @@ def examine_yard(checks: Sequence[Check[Y]], yard: Y) -> Iterator[Finding]:
 
 
 def _look(check: Check[Y], yard: Y) -> Answer:
-    """The answer, whatever happens. A thread: name look-ups and dead mounts know no time-out."""
+    """The answer within the limit. In a thread, because name look-ups and dead mounts may hang."""
     answers: list[Answer] = []
     thread = threading.Thread(
         target=lambda: answers.append(_answer(check, yard)), name=check.name, daemon=True
@@ -132,7 +140,7 @@ def _look(check: Check[Y], yard: Y) -> Answer:
     return fail(
         InfrastructureError,
         f"no answer within {check.limit_seconds:.0f} s",
-        "something behind it hangs: a dead mount, a name server, a firewall that drops packets",
+        "something it needs hangs: a dead mount, a name server, a firewall that drops packets",
     )
 
 
@@ -143,15 +151,15 @@ def _answer(check: Check[Y], yard: Y) -> Answer:
         return Answer(State.FAIL, str(error), "", error.exit_status)
     except OSError as error:
         return Answer(State.FAIL, f"{type(error).__name__}: {error}", "", 3)
-    except Exception as error:  # this check is broken, and those behind it are not
+    except Exception as error:  # this check is broken; the next ones may not be
         log.debug("check %s", check.name, exc_info=True)
-        told = f"defect of trainyard in this check: {type(error).__name__}: {error}"
-        return Answer(State.FAIL, told, "report it", EXIT_DEFECT)
+        message = f"defect of trainyard in this check: {type(error).__name__}: {error}"
+        return Answer(State.FAIL, message, "report it", EXIT_DEFECT)
 
 
 def worst(findings: Sequence[Finding]) -> int:
-    """The exit status of all: 70 where a check is broken, 2 where a setting is wrong, 3 where
-    something else failed, 0."""
+    """The exit status: 70 if a check is broken, else 2 if a setting is wrong, else 3 if something
+    else failed, else 0."""
     statuses = {finding.exit_status for finding in findings} - {0}
-    told = (status for status in (EXIT_DEFECT, ConfigError.exit_status) if status in statuses)
-    return next(told, InfrastructureError.exit_status) if statuses else 0
+    first = (status for status in (EXIT_DEFECT, ConfigError.exit_status) if status in statuses)
+    return next(first, InfrastructureError.exit_status) if statuses else 0

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster, by the client of its job block."""
+"""Checks of a Kubernetes cluster, through the client of its job block."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 2.0
 SECONDS = 12.0
-"""The cluster has so long to answer, from when the client is loaded."""
+"""Limit of the cluster's answers, after the client is loaded."""
 CLIENT = ("kubernetes.aio.client", "kubernetes.aio.config")
 LISTED = ("Job", "Pod", "Event")
-"""What a job block lists all the time; the role in deploy/kubernetes lets it list no Service."""
+"""What a job block lists; the role in deploy/kubernetes does not let it list Services."""
 
 
 def cluster_jobs(yard: YardContext) -> Answer:
-    """The API server answers, knows us, and would take a job of ours."""
+    """The API server answers, accepts our credentials, and would accept a job."""
     options = yard.place.options_of("pretrain")
     kind = asyncio.run(_bounded(yard, lambda client: _try_all(client, yard)))
-    return ok(f"the API server answers; namespace {options.namespace} would take a {kind}")
+    return ok(f"the API server answers; namespace {options.namespace} accepts a {kind}")
 
 
 async def _try_all(client: KubernetesClient, yard: YardContext) -> str:
-    """The kind of the job that would be taken. Lists of a namespace that is not there are empty and
-    no error, so the job is shown to the cluster, which keeps nothing of it."""
+    """Try to create a job as a dry run; returns its kind. Listing alone proves nothing: a namespace
+    that does not exist lists as empty."""
     options, job = yard.place.options_of("pretrain"), probe_job(yard)
     variant = await variant_to_make(client, options, job.resources.nodes)
     for kind in (*LISTED, "JobSet") if variant == "jobset" else LISTED:
         await client.find(kind, "doctor")
-    # That the yard names no image is for the check of the image to say.
+    # Without an image the check of the image fails, not this one.
     job = replace(job, image=job.image or "none")
     documents = render_kubernetes(job, replace(options, variant=variant))
     for document in documents:
@@ -49,18 +49,21 @@ async def _try_all(client: KubernetesClient, yard: YardContext) -> str:
 
 
 def cluster_image(yard: YardContext) -> Answer:
-    """Nodes fetch images, and nobody else knows whether they can."""
+    """The profile names an image. Only the nodes know whether they can fetch it."""
     if yard.place.image is None and not yard.place.images_by_stage:
         todo = 'image = "REGISTRY/trainyard/pretrain:VERSION" in the yard\'s profile'
-        return fail(ConfigError, "the yard names no image", todo)
-    return skipped(f"{yard.place.image} is fetched by the nodes; --submit tries it")
+        return fail(ConfigError, "the profile names no image", todo)
+    return skipped(f"the nodes fetch {yard.place.image}; --submit tries it")
 
 
 async def _bounded(yard: YardContext, question: Callable[[KubernetesClient], Awaitable[T]]) -> T:
-    """Put questions to the cluster, within seconds."""
-    for name in CLIENT:  # a busy machine takes longer for it than a cluster may for an answer
+    """Ask the cluster, within `SECONDS`."""
+    for name in CLIENT:  # on a busy machine this takes longer than SECONDS
         importlib.import_module(name)
-    client = _client(yard)
+    options = yard.place.options_of("pretrain")
+    client = KubernetesClient(
+        options.namespace, options.kubeconfig, options.context, patience_seconds=PATIENCE_SECONDS
+    )
     try:
         async with asyncio.timeout(SECONDS):
             await client.open()
@@ -68,14 +71,7 @@ async def _bounded(yard: YardContext, question: Callable[[KubernetesClient], Awa
     except TimeoutError as error:
         raise InfrastructureError(
             f"the API server of Kubernetes does not answer within {SECONDS:.0f} s; is KUBECONFIG "
-            "that of this cluster, and does a firewall or VPN stand in between?"
+            "that of this cluster, and is there a firewall or VPN in between?"
         ) from error
     finally:
         await client.close()
-
-
-def _client(yard: YardContext) -> KubernetesClient:
-    options = yard.place.options_of("pretrain")
-    return KubernetesClient(
-        options.namespace, options.kubeconfig, options.context, patience_seconds=PATIENCE_SECONDS
-    )

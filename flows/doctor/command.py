@@ -2,7 +2,7 @@
 
     python -m flows.doctor [--profile NAME] [--root URL] [--submit] [--json]
 
-Exit status 0: nothing failed; 2: a setting is wrong; 3: something failed that may pass."""
+Exit status 0: nothing failed; 2: a setting is wrong; 3: a failure that may pass by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from flows.cli.options import add_yard, read_yard
 from flows.cli.run_flow import fail
@@ -32,7 +32,7 @@ CHECKS: tuple[Check[YardContext], ...] = (
     *ranks.CHECKS,
     *machine.CHECKS,
 )
-"""In their order: ranks tell of the machine that is judged after them."""
+"""In this order: the ranks find the machine that the last checks judge."""
 
 COLOURS = {State.OK: "32", State.WARN: "33", State.FAIL: "31;1", State.SKIPPED: "2"}
 NAME_WIDTH, STATE_WIDTH = 20, 9
@@ -40,7 +40,7 @@ INDENT = " " * (NAME_WIDTH + STATE_WIDTH)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look at a yard; returns the exit status."""
+    """Check a yard; returns the exit status."""
     given = _parser().parse_args(argv)
     try:
         profile, root = read_yard(given)
@@ -49,39 +49,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     yard = YardContext(profile, root, given.submit)
     chosen = [check for check in CHECKS if not given.only or check.name in given.only]
     if not given.json:
-        print(f"yard {profile.name}: {yard.place.block} jobs, everything under {yard.root}\n")
-    findings = list(_shown(examine_yard(chosen, yard), given.json))
+        print(f"yard {profile.name}: {yard.place.block} jobs, all output under {yard.root}\n")
+    findings = []
+    for finding in examine_yard(chosen, yard):
+        findings.append(finding)
+        if not given.json:
+            print_finding(finding)
     if given.json:
         document = {"format_version": 1, "yard": profile.name, "root": yard.root}
         found = [finding.to_document() for finding in findings]
         print(json.dumps({**document, "checks": found, "exit_status": worst(findings)}, indent=1))
     else:
         print_sum(findings)
-    return _leave(worst(findings))
+    return _exit_status(worst(findings))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.doctor",
-        description="Look at everything that a yard needs, and say what to do.",
+        description="Check everything that a yard needs, and say what to do.",
     )
     add_yard(parser)
-    parser.add_argument("--submit", action="store_true", help="start a job of a scheduler as well")
-    parser.add_argument("--json", action="store_true", help="a JSON document, no table")
+    parser.add_argument("--submit", action="store_true", help="also submit a job to the scheduler")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     names = [check.name for check in CHECKS]
-    parser.add_argument("--only", action="append", choices=names, help="this check; repeatable")
+    parser.add_argument("--only", action="append", choices=names, help="run this check; repeatable")
     return parser
 
 
-def _shown(findings: Iterator[Finding], is_quiet: bool) -> Iterator[Finding]:
-    for finding in findings:
-        if not is_quiet:
-            print_finding(finding)
-        yield finding
-
-
-def _leave(status: int) -> int:
-    """End at once where a check hangs for ever: nothing would end its thread."""
+def _exit_status(status: int) -> int:
+    """Exit at once if a check hangs, because nothing ends its thread."""
     hanging = [t for t in threading.enumerate() if t.daemon and t.name in {c.name for c in CHECKS}]
     if hanging:
         sys.stdout.flush()
@@ -93,12 +90,12 @@ def _leave(status: int) -> int:
 
 
 def print_finding(finding: Finding) -> None:
-    """One check: what came of it, then what to do."""
+    """Print a finding, then what to do."""
     width = max(60, shutil.get_terminal_size().columns)
-    told = textwrap.wrap(finding.told, width - len(INDENT), break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(finding.message, width - len(INDENT), break_on_hyphens=False) or [""]
     state = _coloured(f"{finding.state:<{STATE_WIDTH}}", finding.state)
-    print(f"{finding.name:<{NAME_WIDTH}}{state}{told[0]}")
-    for line in told[1:]:
+    print(f"{finding.name:<{NAME_WIDTH}}{state}{lines[0]}")
+    for line in lines[1:]:
         print(INDENT + line)
     if finding.todo:
         todo = f"-> {finding.todo}"
@@ -109,7 +106,7 @@ def print_finding(finding: Finding) -> None:
 
 
 def print_sum(findings: Sequence[Finding]) -> None:
-    """How many came out how."""
+    """Print the number of checks with each result."""
     counts = Counter(finding.state for finding in findings)
     print("\n" + ", ".join(f"{counts[state]} {state}" for state in State if counts[state]))
 

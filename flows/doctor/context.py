@@ -1,4 +1,4 @@
-"""What the checks are told of a yard, and what they tell each other."""
+"""What the checks know of a yard, and what they pass to each other."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from trainyard.artifacts.urls import is_local, join
 from trainyard.machine import Machine, look_around
 
 FOLDER = ".doctor"
-"""Below the root: what trials write, and remove."""
+"""Folder in the root for files that checks write and remove."""
 
 
 @dataclass
 class YardContext:
-    """A yard to be looked at."""
+    """A yard under examination."""
 
     profile: Profile
     root: str
-    """Folder or URL of everything that is made."""
+    """Folder or URL of all output."""
     submits: bool = False
-    """May start a job of a scheduler, which others wait behind."""
+    """Whether to submit a job to a scheduler, where others wait behind it."""
     there: Machine | None = field(default=None, init=False)
-    """The machine of the stages as ranks found it; None before they ran, or when they did not."""
+    """The machine of the stages, as ranks found it; None if they did not run."""
 
     @cached_property
     def place(self) -> StageEnvironment:
@@ -37,16 +37,16 @@ class YardContext:
 
     @property
     def runs_here(self) -> bool:
-        """True when stages share the limits of this process."""
+        """Whether stages are processes of this machine."""
         return self.place.block == "process"
 
     @property
     def has_local_store(self) -> bool:
-        """True for a file system."""
+        """Whether the root is in a file system."""
         return is_local(self.root)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that any stage asks for on one node."""
+        """The most GPUs that a stage requests on one node."""
         wanted = (self.place.resources, *self.place.resources_by_stage.values())
         return max(resources.gpus_per_node for resources in wanted)

@@ -1,4 +1,4 @@
-"""A Docker engine, and the images of stages on it."""
+"""Checks of a Docker engine and of the images of stages on it."""
 
 from __future__ import annotations
 
@@ -24,37 +24,33 @@ from trainyard.version import VERSION
 SECONDS = 8
 SMOKE_SECONDS = 60
 AT_ONCE = 4
-"""Images that are tried beside each other."""
+"""Images that are tried at once."""
 BUSY_SECONDS = 30
-"""An engine that starts several containers may take so long for a request."""
+"""Limit of a request to an engine that starts several containers."""
 IMAGES_SECONDS = BUSY_SECONDS + ceil(len(CONFIGS) / AT_ONCE) * (SMOKE_SECONDS + BUSY_SECONDS)
-"""For a yard in which every stage has an image of its own, on a busy machine."""
+"""Enough for a yard in which every stage has its own image, on a busy machine."""
 
 VERSION_LABEL = "org.opencontainers.image.version"
 
 
 def engine_jobs(yard: YardContext) -> Answer:
-    """The engine answers, and has GPUs where stages ask for them."""
+    """The engine answers, and has GPUs if stages request them."""
     said = _ask(yard, lambda client: {"version": client.version(), "info": client.info()})
     version, info = said["version"], said["info"]
-    told = f"Docker engine {version['Version']} at {_address(yard)}, storage {info['Driver']}"
-    runtimes = {*info.get("Runtimes", {}), *(d.get("Source", "") for d in _devices(info))}
+    message = f"Docker engine {version['Version']} at {_address(yard)}, storage {info['Driver']}"
+    cdi = info.get("DiscoveredDevices") or []  # of engines that know CDI
+    runtimes = {*info.get("Runtimes", {}), *(device.get("Source", "") for device in cdi)}
     if yard.num_gpus and not any("nvidia" in name for name in runtimes):
         return fail(
             ConfigError,
-            f"{told}; stages ask for GPUs, which this engine cannot give",
+            f"{message}; stages request GPUs, which this engine cannot provide",
             "install the NVIDIA container toolkit: nvidia-ctk runtime configure --runtime=docker",
         )
-    return ok(told)
-
-
-def _devices(info: dict[str, Any]) -> list[dict[str, Any]]:
-    """CDI devices, of engines that know them."""
-    return info.get("DiscoveredDevices") or []
+    return ok(message)
 
 
 def engine_image(yard: YardContext) -> Answer:
-    """Every image that a stage runs in is on the engine, of our version, and the stage starts."""
+    """Every image of a stage is on the engine and of our version, and the stage starts in it."""
     stages: dict[str, str] = {}
     for stage in CONFIGS:
         name = yard.place.image_of(stage)
@@ -64,7 +60,7 @@ def engine_image(yard: YardContext) -> Answer:
         todo = (
             'image = "trainyard/{stage}:{version}" in the yard\'s profile; make images builds them'
         )
-        return fail(ConfigError, "the yard names no image", todo)
+        return fail(ConfigError, "the profile names no image", todo)
     labels = _ask(yard, lambda client: {name: _labels(client, name) for name in stages})
     missing = [name for name, found in labels.items() if found is None]
     if missing:
@@ -72,17 +68,17 @@ def engine_image(yard: YardContext) -> Answer:
     for name, found in labels.items():
         version = found.get(VERSION_LABEL, VERSION)
         if version != VERSION:
-            told = f"image {name} is of version {version}, the flows are of {VERSION}"
-            return fail(ConfigError, told, "make images, or take the image of this version")
+            message = f"image {name} is of version {version}, the flows are of {VERSION}"
+            return fail(ConfigError, message, "make images, or name the image of this version")
     for name, stage, fault in _smokes(yard, stages):
         if fault:
-            told = f"image {name}: stage {stage} does not start in it: {fault}"
-            return fail(ConfigError, told, f"docker run --rm {name} --help shows it; make images")
+            message = f"image {name}: stage {stage} does not start in it: {fault}"
+            return fail(ConfigError, message, f"docker run --rm {name} --help; make images")
     return ok(f"{len(stages)} images of version {VERSION}, each starts its stage")
 
 
 def _smokes(yard: YardContext, stages: dict[str, str]) -> Iterable[tuple[str, str, str]]:
-    """Image, stage, and why that does not start in it; a few at a time."""
+    """Image, stage, and why the stage does not start in it, or an empty text."""
     python = yard.place.python
 
     def smoke(name: str, stage: str) -> tuple[str, str, str]:
@@ -97,11 +93,11 @@ def _smokes(yard: YardContext, stages: dict[str, str]) -> Iterable[tuple[str, st
 
 
 def _missing(yard: YardContext, names: list[str]) -> Answer:
-    told = f"not on the engine at {_address(yard)}: {', '.join(names)}"
+    message = f"not on the engine at {_address(yard)}: {', '.join(names)}"
     todo = "make images, or docker pull; image in the yard's profile names them"
     if yard.place.container.pull == "missing":
-        return warn(f"{told}; the first job has to pull it", todo)
-    return fail(ConfigError, told, todo)
+        return warn(f"{message}; the first job has to pull it", todo)
+    return fail(ConfigError, message, todo)
 
 
 def _labels(client: docker.DockerClient, name: str) -> dict[str, str] | None:
@@ -114,7 +110,7 @@ def _labels(client: docker.DockerClient, name: str) -> dict[str, str] | None:
 def _smoke(
     client: docker.DockerClient, name: str, stage: str, python: str, options: ContainerOptions
 ) -> str:
-    """Start a stage's help as its jobs are started, without a network; why it does not."""
+    """Run a stage's --help as its jobs run, without a network; why it fails, or an empty text."""
     container = client.containers.create(
         name,
         command=["-m", f"stages.{stage}", "--help"],
@@ -133,7 +129,7 @@ def _smoke(
         return str(error.explanation or error)
     finally:
         container.remove(force=True)
-    return "" if status == 0 else f"status {status}: {lines[-1] if lines else 'no word'}"
+    return "" if status == 0 else f"status {status}: {lines[-1] if lines else 'no output'}"
 
 
 def _end_of(container: Any, what: str) -> int:
@@ -144,7 +140,7 @@ def _end_of(container: Any, what: str) -> int:
         # The second is what requests makes of a time-out after the engine has begun to answer.
         raise InfrastructureError(
             f"{what} did not start within {SMOKE_SECONDS} s; is the machine of the engine too "
-            "busy? Look again when it is less so"
+            "busy? Try again when it is less busy"
         ) from error
 
 
@@ -153,7 +149,7 @@ def _address(yard: YardContext) -> str:
 
 
 def _ask(yard: YardContext, question: Any, seconds: int = SECONDS) -> Any:
-    """Put a question to the engine; ConfigError and InfrastructureError for one that is away."""
+    """Ask the engine; ConfigError or InfrastructureError if it cannot be reached."""
     address = _address(yard)
     try:
         environment = {**os.environ, "DOCKER_HOST": address}
@@ -165,7 +161,7 @@ def _ask(yard: YardContext, question: Any, seconds: int = SECONDS) -> Any:
     except (DockerException, RequestException, OSError) as error:
         if "Permission denied" in str(error) or "PermissionError" in repr(error):
             raise ConfigError(
-                f"the Docker engine at {address} may not be used by this user; join the group "
+                f"this user may not use the Docker engine at {address}; join the group "
                 "docker, or name another engine in DOCKER_HOST"
             ) from error
         raise InfrastructureError(

@@ -1,6 +1,6 @@
-"""The machine that stages run on: room on its disks, shared memory, limits, encodings, GPUs.
+"""Checks of the machine of the stages: disks, shared memory, limits, encodings, GPUs.
 
-Judges what `trainyard.machine` found, on the stages' machine where ranks have told, else here."""
+They judge what `trainyard.machine` found: on the machine of the stages if ranks ran, else here."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ DISK_WARNED, DISK_REFUSED = 10 * GIB, 1 * GIB
 INODES_REFUSED = 1000
 
 SHARED_WARNED, SHARED_REFUSED = 1 * GIB, 128 * MIB
-"""Ranks of a node talk through it and loaders hand batches over in it; a container gets 64 MiB
-where nobody says more."""
+"""Ranks of a node communicate through it, and data loaders pass batches in it. A container gets
+64 MiB by default."""
 
 FILES_WARNED, FILES_REFUSED = 4096, 1024
-"""Shards of a corpus that are mapped, connections of ranks and of the store, pipes of workers."""
+"""For mapped shards of a corpus, connections of ranks and of the store, pipes of workers."""
 
 LOCKED_REFUSED = 1 * GIB
 INFINIBAND = Path("/sys/class/infiniband")
@@ -37,31 +37,31 @@ DOCKER = Path("/.dockerenv")
 
 
 def disk(yard: YardContext) -> Answer:
-    """Room for what is made, for run folders, for scratch, for remembered digests."""
-    told = []
+    """Free space for output, run folders, scratch and cached digests."""
+    found = []
     states = [State.OK]
     for what, folder in folders(yard):
         free, inodes, fault = room(folder)
-        told.append(f"{what} {folder}: {fault or size(free)}")
+        found.append(f"{what} {folder}: {fault or size(free)}")
         if fault or free < DISK_REFUSED or inodes < INODES_REFUSED:
             states.append(State.FAIL)
-            told[-1] += "" if inodes >= INODES_REFUSED or fault else f", {inodes} files more"
+            found[-1] += "" if inodes >= INODES_REFUSED or fault else f", {inodes} files more"
         elif free < DISK_WARNED:
             states.append(State.WARN)
-    words = "; ".join(told)
-    todo = "free some: `python -m flows.gc --dry-run` says what is of no use any more"
+    message = "; ".join(found)
+    todo = "free some: `python -m flows.gc --dry-run` lists what is no longer needed"
     if State.FAIL in states:
-        return fail(InfrastructureError, words, todo)
-    return warn(words, todo) if State.WARN in states else ok(words)
+        return fail(InfrastructureError, message, todo)
+    return warn(message, todo) if State.WARN in states else ok(message)
 
 
 def is_contained() -> bool:
-    """Whether doctor itself runs in a container, whose /tmp is memory that no stage sees."""
+    """Whether doctor runs in a container, whose /tmp is not that of the stages."""
     return DOCKER.exists() or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def folders(yard: YardContext) -> list[tuple[str, Path]]:
-    """The folders of this machine that a run writes to, one for each file system."""
+    """The folders of this machine that a run writes to, one per file system."""
     root = local_path(yard.root) if yard.has_local_store else None
     wanted = {} if root is None else {"yard": root}
     wanted["runs"] = Path(yard.place.run_folder)
@@ -71,7 +71,7 @@ def folders(yard: YardContext) -> list[tuple[str, Path]]:
 
 
 def _by_file_system(wanted: Mapping[str, Path]) -> list[tuple[str, Path]]:
-    """The first of each; of a folder that is not there yet, the one that it will be made in."""
+    """The first folder on each file system; for a missing one, its nearest parent."""
     found: dict[int, tuple[str, Path]] = {}
     for what, path in wanted.items():
         there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
@@ -80,7 +80,7 @@ def _by_file_system(wanted: Mapping[str, Path]) -> list[tuple[str, Path]]:
 
 
 def room(folder: Path) -> tuple[int, int, str]:
-    """Free bytes, free inodes, and why nothing can be written; empty when it can."""
+    """Free bytes, free inodes, and why the folder cannot be written, or an empty text."""
     free = shutil.disk_usage(folder).free
     stat = os.statvfs(folder)
     inodes = stat.f_favail if stat.f_files else INODES_REFUSED  # btrfs counts none
@@ -98,92 +98,92 @@ def shared_memory(yard: YardContext) -> Answer:
     """/dev/shm as a stage sees it."""
     if yard.place.block in CONTAINED and yard.there is None:
         size_told = yard.place.options_of("pretrain").shared_memory
-        return skipped(f"{size_told} in a container of training; {who_tells(yard)}")
+        return skipped(f"{size_told} in a container of training; {who_reports(yard)}")
     machine, where = seen(yard)
     free = machine.shared_memory_bytes
     if free is None:
-        return warn(f"there is no /dev/shm{where}", "mount a tmpfs there; NCCL needs it")
-    told = f"{size(free)} free in /dev/shm{where}"
+        return warn(f"no /dev/shm{where}", "mount a tmpfs there; NCCL needs it")
+    message = f"{size(free)} free in /dev/shm{where}"
     todo = (
         f"raise shared_memory in the yard's [{yard.place.block}]"
         if yard.place.block in CONTAINED
         else "mount -o remount,size=16g /dev/shm; in a container --shm-size=16g"
     )
     if free < SHARED_REFUSED:
-        return fail(ConfigError, f"{told}, ranks of one node need at least 128 MiB", todo)
-    return warn(told, todo) if free < SHARED_WARNED else ok(told)
+        return fail(ConfigError, f"{message}, ranks of one node need at least 128 MiB", todo)
+    return warn(message, todo) if free < SHARED_WARNED else ok(message)
 
 
 def limits(yard: YardContext) -> Answer:
-    """Open files, and with InfiniBand locked memory."""
+    """The limits of open files and, with InfiniBand, of locked memory."""
     machine, where = seen(yard)
     files, locked = machine.open_files, machine.locked_memory_bytes
-    told = f"nofile {count(files)}, memlock {count(locked, MIB, ' MiB')}{where}"
+    message = f"nofile {count(files)}, memlock {count(locked, MIB, ' MiB')}{where}"
     todo = (
         "ulimit -n 65536 before the worker starts (systemd: LimitNOFILE, Slurm: in slurmd's unit)"
     )
     if 0 <= files < FILES_REFUSED:
-        return fail(ConfigError, f"{told}: a corpus of many shards needs more open files", todo)
+        return fail(ConfigError, f"{message}: a corpus of many shards needs more open files", todo)
     has_infiniband = INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
     if has_infiniband and 0 <= locked < LOCKED_REFUSED:
         return fail(
             ConfigError,
-            f"{told}: InfiniBand locks the memory that it sends",
+            f"{message}: InfiniBand locks the memory that it sends",
             "ulimit -l unlimited before the worker starts (LimitMEMLOCK=infinity), and for Slurm "
             "PropagateResourceLimitsExcept=MEMLOCK",
         )
-    return warn(told, todo) if 0 <= files < FILES_WARNED else ok(told)
+    return warn(message, todo) if 0 <= files < FILES_WARNED else ok(message)
 
 
 def text(yard: YardContext) -> Answer:
-    """UTF-8 in this Python, and in the programs that it starts."""
+    """Python and the programs that it starts use UTF-8."""
     machine, where = seen(yard)
-    told = f"locale {machine.locale or 'not set'}, Python {'/'.join(machine.encodings)}{where}"
+    message = f"locale {machine.locale or 'not set'}, Python {'/'.join(machine.encodings)}{where}"
     todo = "export LC_ALL=C.UTF-8, and unset PYTHONUTF8 and PYTHONIOENCODING"
     wrong = [name for name in machine.encodings if _plain(name) not in ("utf8", "")]
     if wrong:
-        return fail(ConfigError, f"{told}: text that is not ASCII would be torn", todo)
+        return fail(ConfigError, f"{message}: non-ASCII text would be corrupted", todo)
     if "utf8" not in _plain(machine.locale):
-        return warn(f"{told}: other programs take text for ASCII", todo)
-    return ok(told)
+        return warn(f"{message}: other programs treat text as ASCII", todo)
+    return ok(message)
 
 
 def gpus(yard: YardContext) -> Answer:
-    """As many GPUs as a stage asks for on a node, with one driver."""
+    """A node has as many GPUs as a stage requests, all of one kind."""
     wanted = yard.num_gpus
     if not yard.runs_here and yard.there is None:
         asked = f"{wanted} GPUs a node" if wanted else "no GPU"
-        return skipped(f"stages ask for {asked}, elsewhere than here; {who_tells(yard)}")
+        return skipped(f"stages request {asked} on another machine; {who_reports(yard)}")
     machine, where = seen(yard)
     found = machine.gpus
     if not found:
         if not wanted:
-            return skipped(f"no stage asks for one ({machine.gpu_fault or 'and there is none'})")
+            return skipped(f"no stage requests one ({machine.gpu_fault or 'and none was found'})")
         return fail(
             InfrastructureError,
-            f"stages ask for {wanted} GPUs and none can be seen{where}: {machine.gpu_fault}",
+            f"stages request {wanted} GPUs, and none is visible{where}: {machine.gpu_fault}",
             "install the driver, or in a container the NVIDIA container toolkit; dmesg | grep -i "
-            "nvrm tells of a device that was lost",
+            "nvrm shows a device that was lost",
         )
     kinds = sorted({f"{gpu.name}, {size(gpu.memory_bytes)}" for gpu in found})
-    told = f"{len(found)} x {' / '.join(kinds)}, driver {found[0].driver}{where}"
+    message = f"{len(found)} x {' / '.join(kinds)}, driver {found[0].driver}{where}"
     if len(found) < wanted:
         return fail(
             InfrastructureError,
-            f"stages ask for {wanted} GPUs: {told}",
+            f"stages request {wanted} GPUs: {message}",
             "correct [resources] of the yard, or look for the lost device: nvidia-smi, dmesg",
         )
-    return warn(told, "ranks wait for the slowest") if len(kinds) > 1 else ok(told)
+    return warn(message, "ranks wait for the slowest") if len(kinds) > 1 else ok(message)
 
 
-def who_tells(yard: YardContext) -> str:
-    """Of the stages' machine, which is not this one; containers are always tried."""
+def who_reports(yard: YardContext) -> str:
+    """Who reports the machine of the stages, which is not this one."""
     is_tried = yard.place.block == "container"
-    return "ranks that meet tell of it" if is_tried else "--submit asks a job"
+    return "the check of ranks reports it" if is_tried else "--submit runs a job that reports it"
 
 
 def seen(yard: YardContext) -> tuple[Machine, str]:
-    """The machine to judge, and where it is when that is not here."""
+    """The machine to judge, and where it is if not here."""
     if yard.there is not None:
         return yard.there, "" if yard.runs_here else f" on {yard.there.host}"
     return yard.here, "" if yard.runs_here else " on this machine, not the stages'"

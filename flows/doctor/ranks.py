@@ -1,7 +1,6 @@
-"""Two ranks of a stage's kind, through the yard's own job block: NCCL where there are GPUs, gloo
-where there are none.
+"""Check of two ranks in the yard's own job block: NCCL with GPUs, gloo without.
 
-They run where stages run, so they also tell what stages may use there (`trainyard.machine`)."""
+They run where stages run, so they also report the machine there (`trainyard.machine`)."""
 
 from __future__ import annotations
 
@@ -32,64 +31,66 @@ RANKS_SECONDS = 60.0
 """Both import torch, from a shared file system that may be cold."""
 
 TAKE_CUDA = (
-    "{image} is to hold a torch with CUDA: pretrain = ...:{{version}}-cuda under [images] of the "
-    "profile; nvidia-smi in such a job tells whether the GPUs are there"
+    "{image} must have a torch with CUDA: pretrain = ...:{{version}}-cuda under [images] of the "
+    "profile; nvidia-smi in such a job shows its GPUs"
 )
 
 QUEUED_SECONDS = 600.0
-"""How long a job of a scheduler may wait and run."""
+"""Limit of the wait and run of a scheduler's job."""
 
 
 def ranks(yard: YardContext) -> Answer:
-    """Two ranks meet where stages run, and add up."""
+    """Two ranks connect where stages run, and all-reduce."""
     block = yard.place.block
     waits = block in ("slurm", "kubernetes")
     if waits and not yard.submits:
-        return skipped("takes a job of the scheduler: --submit starts one, of two ranks")
+        return skipped("needs a job of the scheduler: --submit starts one with two ranks")
     began = time.monotonic()
     limit = QUEUED_SECONDS if waits else RANKS_SECONDS
     job = probe_job(yard)
     outcome, said = asyncio.run(_run(job, yard, limit))
     if said is None or "error" in said:
-        told = str(said["error"]) if said else _told(outcome, Path(job.run_directory, LOG))
+        message = (
+            str(said["error"]) if said else _describe_end(outcome, Path(job.run_directory, LOG))
+        )
         is_wrong = outcome is not None and outcome.kind is Kind.CONFIG
         kind = ConfigError if is_wrong else InfrastructureError
-        return fail(kind, told, "NCCL_DEBUG=INFO in the yard's [environment] tells more")
+        return fail(kind, message, "NCCL_DEBUG=INFO in the profile's [environment] logs more")
     yard.there = Machine.from_document(said["machine"])
-    _forget(Path(job.run_directory), Path(yard.place.run_folder))
+    _remove(Path(job.run_directory), Path(yard.place.run_folder))
     if lacking := without_gpus(said, job.resources):
         return fail(ConfigError, lacking, TAKE_CUDA.format(image=job.image or "what is installed"))
     return ok(f"{described(said)}, in {time.monotonic() - began:.0f} s")
 
 
-def _forget(folder: Path, root: Path) -> None:
-    """Remove the run folder of a job that ended well, and the empty folders above it."""
+def _remove(folder: Path, root: Path) -> None:
+    """Remove the run folder of a job that succeeded, and the empty folders above it."""
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # not empty: another's
+    with contextlib.suppress(OSError):  # not empty: in use
         for empty in (folder.parent, root, root.parent):
             if empty.name in ("doctor", FOLDER, root.name):
                 empty.rmdir()
 
 
 def without_gpus(said: dict[str, Any], wanted: Resources) -> str:
-    """Why ranks that met could not train on the GPUs that they were given; empty: they could."""
+    """Why ranks could not train on their GPUs; an empty text if they could."""
     asked = wanted.gpus_per_node
     if asked == 0:
         return ""
     if said["devices"] < asked:
         build = f"CUDA {said['cuda']}" if said["cuda"] else "without CUDA"
         return (
-            f"{described(said)}; they were given {asked} GPUs a node, and torch ({build}) sees "
+            f"{described(said)}; they have {asked} GPUs a node, and torch ({build}) sees "
             f"{said['devices']}"
         )
     has_one_each = asked * wanted.nodes >= said["ranks"]
     if has_one_each and said["backend"] != "nccl":
-        return f"{described(said)}; between GPUs it is to be nccl"
+        return f"{described(said)}; between GPUs it must be nccl"
     return ""
 
 
 def described(said: dict[str, Any]) -> str:
-    """What ranks found, in words."""
+    """What the ranks reported."""
     version = f" {said['nccl']}" if said["nccl"] else ""
     speed = said["bytes_per_second"] / 1e9
     return (
@@ -98,18 +99,18 @@ def described(said: dict[str, Any]) -> str:
     )
 
 
-def _told(outcome: Outcome | None, log: Path) -> str:
-    """Of ranks that left no word: how their job ended, and the last line of its log."""
-    told = "they did not end in time, and were stopped"
+def _describe_end(outcome: Outcome | None, log: Path) -> str:
+    """For ranks that reported nothing: how their job ended, and the last line of its log."""
+    message = "they did not end in time, and were stopped"
     if outcome is not None:
-        told = f"{outcome.kind}: {outcome.message}" if outcome.message else str(outcome.kind)
+        message = f"{outcome.kind}: {outcome.message}" if outcome.message else str(outcome.kind)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"{told}: {last} ({log})" if last else f"{told} ({log.parent})"
+    return f"{message}: {last} ({log})" if last else f"{message} ({log.parent})"
 
 
 def probe_job(yard: YardContext) -> LaunchSpec:
-    """The job: on two nodes where training has several, else two processes of one."""
+    """The job: two nodes if training has several, else two processes on one."""
     place = yard.place
     wanted = place.resources_of("pretrain")
     folder = Path(place.run_folder, "doctor", f"{time.strftime('%Y%m%d-%H%M%S')}-{_short()}")
@@ -141,10 +142,10 @@ def _short() -> str:
 async def _run(
     spec: LaunchSpec, yard: YardContext, limit_seconds: float
 ) -> tuple[Outcome | None, dict[str, Any] | None]:
-    """Outcome, None when the time was over, and what the ranks said, None when nothing."""
+    """The outcome, None at the time limit, and the report of the ranks, None without one."""
     Path(spec.run_directory).mkdir(parents=True, exist_ok=True)
     outcome = None
-    with _quiet():
+    with _logging_off():
         run = await BLOCKS[yard.place.block](yard.place, spec, "pretrain").trigger()
         try:
             await asyncio.wait_for(run.wait_for_completion(), limit_seconds)
@@ -159,8 +160,8 @@ async def _run(
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
-    """The job's lines are in its log; here only the table is for people."""
+def _logging_off() -> Any:
+    """Hide the job's lines, which are in its log, from the table."""
     logger = logging.getLogger("prefect")
     before, logger.disabled = logger.level, True
     logging.disable(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""The schedules of a yard: each has a next run, and no run waits for a worker that does not come.
+"""Check of a yard's schedules: each has a next run, and no run waits for a missing worker.
 
-The server's scheduler plans the next runs of every schedule, some for weeks ahead. Where it fails,
-or is switched off, nothing says so but the server's log: the nights pass without a run."""
+The server's scheduler plans the next runs of every schedule. If it fails or is switched off, only
+the server's log says so, and scheduled runs do not happen."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from trainyard.errors import InfrastructureError
 PAGE = 200
 
 LATE = timedelta(seconds=90)
-"""A worker asks every 10 to 15 seconds, and takes a run before it is due."""
+"""A worker polls every 10 to 15 seconds, and takes a run before it is due."""
 NEW = timedelta(seconds=120)
-"""A schedule written so lately may have no run yet: the scheduler comes round each minute."""
+"""A newer schedule may have no run yet: the scheduler plans once a minute."""
 POLLED = timedelta(seconds=60)
-"""A queue that nobody asked for so long has no worker."""
+"""A queue that no worker polled for this long has none."""
 
 WAITING = ["Scheduled", "Late"]
-"""Runs that nobody has taken. One that waits for a slot or a retry is in a state of another name,
-though of the same type."""
+"""Runs that no worker has taken. A run that waits for a slot or a retry has a state of another name
+and the same type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class Queue:
     pool: str
     name: str
     is_paused: bool = False
-    """It, or its pool."""
+    """The queue or its pool is."""
     polled: datetime | None = None
-    """When a worker last asked it."""
+    """When a worker last polled it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,17 @@ class Timetable:
     is_scheduled: bool
     """It has an active schedule and is not paused."""
     changed: datetime
-    """It, or a schedule of it."""
+    """When the deployment or a schedule of it was last changed."""
     queue: Queue | None
-    """None where its work pool is gone."""
+    """None if its work pool was deleted."""
     planned: datetime | None = None
-    """The next run that is to come by itself."""
+    """The next scheduled run."""
     due: tuple[datetime, ...] = ()
-    """When those were to begin that are late, the oldest first; `PAGE` at most."""
+    """When late runs were due, the oldest first; `PAGE` at most."""
 
 
 def schedules(yard: YardContext) -> Answer:
-    """What is scheduled comes, and starts."""
+    """Scheduled runs are planned, and start."""
     try:
         found = asyncio.run(_timetables(yard.profile.name))
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
@@ -82,7 +82,7 @@ def schedules(yard: YardContext) -> Answer:
     return judge(found, yard.profile.name, datetime.now(UTC))
 
 
-# --- what is judged -------------------------------------------------------------------------------
+# --- judging --------------------------------------------------------------------------------------
 
 
 def judge(found: Sequence[Timetable], yard: str, now: datetime) -> Answer:
@@ -90,9 +90,9 @@ def judge(found: Sequence[Timetable], yard: str, now: datetime) -> Answer:
     ill = [answer for one in found for answer in _of_one(one, yard, now)]
     if ill:
         todo = "; ".join(dict.fromkeys(answer.todo for answer in ill))
-        told = "; ".join(answer.told for answer in ill)
+        message = "; ".join(answer.message for answer in ill)
         failed = any(answer.state is State.FAIL for answer in ill)
-        return fail(InfrastructureError, told, todo) if failed else warn(told, todo)
+        return fail(InfrastructureError, message, todo) if failed else warn(message, todo)
     scheduled = [one for one in found if one.is_scheduled]
     if not scheduled:
         return skipped(f"no deployment of yard {yard} has an active schedule, and no run is late")
@@ -109,7 +109,7 @@ def _of_one(one: Timetable, yard: str, now: datetime) -> list[Answer]:
         ill.append(
             fail(
                 InfrastructureError,
-                f"{one.name} has an active schedule and no run to come: the server's scheduler "
+                f"{one.name} has an active schedule and no planned run: the server's scheduler "
                 f"does not work",
                 "look for schedule_deployments in the server's log; it must not be switched off "
                 "(PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED), and Prefect there needs the versions "
@@ -123,7 +123,7 @@ def _of_one(one: Timetable, yard: str, now: datetime) -> list[Answer]:
 
 def _late(one: Timetable, yard: str, now: datetime) -> Answer:
     count = f"{len(one.due)}{' or more' if len(one.due) >= PAGE else ''}"
-    told = (
+    message = (
         f"late runs of {one.name}: {count}, the oldest by {_for(now - one.due[0])} "
         f"(due {_at(one.due[0])}): "
     )
@@ -131,27 +131,27 @@ def _late(one: Timetable, yard: str, now: datetime) -> Answer:
     if queue is None:
         return fail(
             InfrastructureError,
-            f"{told}its work pool is gone",
-            f"python -m flows.register --yard {yard} makes it",
+            f"{message}its work pool was deleted",
+            f"python -m flows.register --yard {yard} creates it",
         )
     where = f"queue {queue.name} of work pool {queue.pool}"
     if queue.is_paused:
         resume = f"prefect work-queue resume {queue.name} --pool {queue.pool}"
         return warn(
-            f"{told}{where} is paused", f"prefect work-pool resume {queue.pool}, or {resume}"
+            f"{message}{where} is paused", f"prefect work-pool resume {queue.pool}, or {resume}"
         )
     if queue.polled is None or now - queue.polled > POLLED:
         asked = "never" if queue.polled is None else f"{_for(now - queue.polled)} ago"
         return fail(
             InfrastructureError,
-            f"{told}no worker asks {where} (last asked: {asked})",
-            f"prefect worker start --pool {queue.pool}, as a service that is started again",
+            f"{message}no worker polls {where} (last polled: {asked})",
+            f"prefect worker start --pool {queue.pool}, as a service that restarts",
         )
     return warn(
-        f"{told}a worker asks {where}, and does not take them: all that it, the pool or the "
-        f"deployment may run at once run",
-        "wait for those, or allow more: concurrency_limit in [pool] of the profile, --limit of "
-        "the worker. Runs that are no longer wanted: prefect flow-run ls --state Late, prefect "
+        f"{message}a worker polls {where}, and does not take them: it, the pool or the deployment "
+        f"already runs as many as it may",
+        "wait, or allow more: concurrency_limit in [pool] of the profile, --limit of the worker. "
+        "To cancel runs that are no longer needed: prefect flow-run ls --state Late, prefect "
         "flow-run cancel ID",
     )
 
@@ -168,7 +168,7 @@ def _for(span: timedelta) -> str:
     return f"{minutes} min" if minutes else f"{seconds} s"
 
 
-# --- what the server has --------------------------------------------------------------------------
+# --- reading the server ---------------------------------------------------------------------------
 
 
 async def _timetables(yard: str) -> list[Timetable]:
@@ -197,7 +197,7 @@ async def _timetable(client: PrefectClient, one: DeploymentResponse) -> Timetabl
 async def _waiting(
     client: PrefectClient, one: DeploymentResponse, **bound: datetime
 ) -> list[FlowRun]:
-    """Its runs that nobody has taken and that are to begin `before_` or `after_`, in order."""
+    """Its runs that no worker has taken and that are due `before_` or `after_`, in order."""
     when = FlowRunFilterNextScheduledStartTime.model_validate(bound)
     names = FlowRunFilterState(name=FlowRunFilterStateName(any_=WAITING))
     return await client.read_flow_runs(

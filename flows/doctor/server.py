@@ -1,5 +1,4 @@
-"""Prefect's server: reachable, of this client's version, closed to strangers, with a pool and a
-worker that serves it."""
+"""Checks of Prefect's server: reachable, of our version, with a password, a pool and a worker."""
 
 from __future__ import annotations
 
@@ -33,21 +32,21 @@ def reach(yard: YardContext) -> Answer:
     """A server answers at PREFECT_API_URL."""
     url = api_url()
     if not url:
-        told = "PREFECT_API_URL is not set"
+        message = "PREFECT_API_URL is not set"
         if yard.runs_here:
-            return skipped(f"{told}: each flow that is typed starts a server of its own")
+            return skipped(f"{message}: each flow started by hand starts its own server")
         return fail(
-            ConfigError, told, "export PREFECT_API_URL=http://HOST:4200/api, as for the worker"
+            ConfigError, message, "export PREFECT_API_URL=http://HOST:4200/api, as for the worker"
         )
     status, _ = ask("/health")
     if status != 200:
-        told = f"{url} answers {status}: that is no Prefect server"
-        return fail(ConfigError, told, "correct PREFECT_API_URL; it ends in /api")
+        message = f"{url} answers {status}: that is no Prefect server"
+        return fail(ConfigError, message, "correct PREFECT_API_URL; it ends in /api")
     return ok(url)
 
 
 def versions(yard: YardContext) -> Answer:
-    """The same Prefect here and there; a newer client asks an older server for what it has not."""
+    """The client and the server are the same Prefect; an older server lacks what a client asks."""
     status, body = ask("/admin/version")
     if status in REFUSED:
         return fail(
@@ -57,27 +56,27 @@ def versions(yard: YardContext) -> Answer:
     if status != 200:
         return fail(InfrastructureError, f"the server's version: answer {status}", "see its log")
     if here == there:
-        return ok(f"prefect {here} here and there")
-    told = f"prefect {here} here, {there} on the server"
+        return ok(f"prefect {here} here and on the server")
+    message = f"prefect {here} here, {there} on the server"
     todo = f"pip install prefect=={there}, or upgrade the server (docs/operate.md)"
     if here.split(".")[:2] != there.split(".")[:2]:
-        return fail(ConfigError, told, todo)
-    return warn(told, todo)
+        return fail(ConfigError, message, todo)
+    return warn(message, todo)
 
 
 def closed(yard: YardContext) -> Answer:
-    """Nothing is told, and nothing started, without credentials: a deployment is a program."""
+    """The server refuses requests without credentials, because a deployment is a program."""
     status, _ = ask("/admin/version", with_credentials=False)
     if status in REFUSED:
         return ok(f"a request without credentials is refused; {_csrf()}")
-    told = "anybody who reaches the server can start programs on the workers: no authentication"
+    message = "no authentication: any client of the server can start programs on the workers"
     todo = f"set {CREDENTIALS} on the server, on workers and here"
     if yard.runs_here and urlsplit(api_url()).hostname in LOOPBACK:
         return warn(
-            f"{told}; it listens to this machine alone, whose other users and browsers reach it",
-            f"take that of `make ui`, which has a password, or {todo}",
+            f"{message}; it listens on this machine only, which other users and browsers can reach",
+            f"use `make ui`, which has a password, or {todo}",
         )
-    return fail(ConfigError, told, todo)
+    return fail(ConfigError, message, todo)
 
 
 def _csrf() -> str:
@@ -86,14 +85,14 @@ def _csrf() -> str:
 
 
 def pool(yard: YardContext) -> Answer:
-    """The yard's work pool is there, and a worker looks at it."""
+    """The yard's work pool exists, and a worker polls it."""
     name = yard.profile.pool.name
     register = f"python -m flows.register --yard {yard.profile.name}"
     status, body = ask(f"/work_pools/{quote(name)}")
     if status == 404:
         if yard.runs_here:
-            return skipped(f"there is no work pool {name}; {register} makes it")
-        return fail(ConfigError, f"there is no work pool {name}", f"{register} makes it")
+            return skipped(f"no work pool {name}; {register} creates it")
+        return fail(ConfigError, f"no work pool {name}", f"{register} creates it")
     if status != 200 or not isinstance(body, dict):
         return fail(
             InfrastructureError, f"work pool {name}: answer {status}", "see the server's log"
@@ -114,12 +113,12 @@ def pool(yard: YardContext) -> Answer:
 
 
 def api_url() -> str:
-    """Where the server is, by the environment or Prefect's profile; empty for nowhere."""
+    """The server's URL, from the environment or Prefect's profile; empty if none is set."""
     return str(PREFECT_API_URL.value() or "").rstrip("/")
 
 
 def ask(path: str, with_credentials: bool = True) -> tuple[int, Any]:
-    """Status and document of a GET; InfrastructureError when nobody answers within seconds."""
+    """Status and document of a GET; InfrastructureError without an answer within `SECONDS`."""
     headers = {"Accept": "application/json", **(_credentials() if with_credentials else {})}
     request = urllib.request.Request(api_url() + path, headers=headers)
     try:
@@ -157,7 +156,7 @@ def _credentials() -> dict[str, str]:
 
 
 def _plain(secret: Any) -> str:
-    """A setting of Prefect's, which some versions hide in a SecretStr and others do not."""
+    """A setting of Prefect, which some versions wrap in a SecretStr."""
     shown = secret.get_secret_value() if hasattr(secret, "get_secret_value") else secret
     return str(shown or "")
 

@@ -1,4 +1,4 @@
-"""The store: reachable, honest about conditional writes, closed, and with our idea of the time."""
+"""Checks of the store: reachable, conditional writes, clock, closed to the public."""
 
 from __future__ import annotations
 
@@ -23,51 +23,53 @@ CLOCK = "run a time service (chrony, systemd-timesyncd) on both machines"
 
 
 def reach(yard: YardContext) -> Answer:
-    """The store answers, and lets us list the root of the yard."""
+    """The store answers, and lists the root of the yard."""
     where = check_reachable(yard.root, CONNECT_SECONDS)
-    # A store that serves one key and no listing is none: the bucket has to be there too.
+    # Listing proves more than reading one key: the bucket must exist too.
     count = len(store.list_folder(yard.root))
     return ok(f"{where}: {yard.root} ({count} files at its top)")
 
 
 def conditions(yard: YardContext) -> Answer:
-    """Conditional writes, raced; and everything else that a stage asks of a store."""
+    """Conditional writes win once in a race; all other operations of a stage work."""
     faults = [trial for trial in probe(join(yard.root, FOLDER)) if trial.fault]
     if not faults:
         return ok("create-only and if-match writes are honoured, one winner in every race")
-    told = "; ".join(f"{trial.name}: {trial.fault}" for trial in faults)
+    message = "; ".join(f"{trial.name}: {trial.fault}" for trial in faults)
     if any(trial.is_conditional for trial in faults):
         return fail(
             ConfigError,
-            told,
-            "two runs could overwrite each other unseen: use a store that honours If-None-Match "
+            message,
+            "two runs could overwrite each other unnoticed: use a store that honours If-None-Match "
             "and If-Match (AWS S3, Ceph RGW, a current SeaweedFS) or a file system",
         )
-    return fail(InfrastructureError, told, "look into the store's own log")
+    return fail(InfrastructureError, message, "see the store's own log")
 
 
 def clock(yard: YardContext) -> Answer:
-    """The clock behind the store beside ours."""
+    """The store's clock agrees with ours."""
     ahead = seconds_ahead(yard.root, CONNECT_SECONDS)
-    told = f"the store's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours"
+    message = (
+        f"the store's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours"
+    )
     if abs(ahead) >= SKEW_REFUSED:
-        return fail(InfrastructureError, f"{told}; S3 refuses signatures 900 s off", CLOCK)
+        return fail(InfrastructureError, f"{message}; S3 refuses signatures 900 s off", CLOCK)
     if abs(ahead) >= SKEW_WARNED:
-        return warn(told, CLOCK)
-    return ok("the store's clock is ours" if abs(ahead) < 1 else told)
+        return warn(message, CLOCK)
+    return ok("the store's clock agrees with ours" if abs(ahead) < 1 else message)
 
 
 def closed(yard: YardContext) -> Answer:
-    """The store shows nothing to somebody without credentials."""
+    """The store refuses a listing without credentials."""
     if yard.has_local_store:
-        return skipped("a file system has owners and modes instead")
+        return skipped("a file system has owners and modes")
     if not is_open_to_all(yard.root, CONNECT_SECONDS):
         return ok("a listing without credentials is refused")
-    told = "anybody can list the bucket without credentials"
+    message = "the bucket can be listed without credentials"
     todo = "give the store its keys (SeaweedFS: AWS_ACCESS_KEY_ID, both empty opens it to all)"
     if urlsplit(s3_client.endpoint()).hostname in LOOPBACK:
-        return warn(f"{told}, from this machine", todo)
-    return fail(ConfigError, told, todo)
+        return warn(f"{message}, from this machine", todo)
+    return fail(ConfigError, message, todo)
 
 
 CHECKS = (

@@ -1,1 +1,1 @@
-"""What a yard keeps of no use: found, told, and removed by policy: `python -m flows.gc`."""
+"""Garbage collection of a yard, by policy: `python -m flows.gc`."""

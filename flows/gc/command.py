@@ -2,7 +2,7 @@
 
     python -m flows.gc [--profile NAME] [--root URL] [--dry-run] [--json] [--corpus-days 7 ...]
 
-Exit status 0; 3 when something could not be removed or looked at."""
+Exit status 0; 3 if something could not be removed or checked."""
 
 from __future__ import annotations
 
@@ -57,19 +57,18 @@ def homes_of(profile: Profile, root: str) -> list[Path]:
 
 
 def engines_of(profile: Profile) -> tuple[str | None, ...]:
-    """The Docker engines that a yard's stages run on, None for that of the environment; none at all
-    where they run elsewhere."""
+    """The Docker engines of a yard's stages, None for the default one; empty without containers."""
     every = profile.options, *profile.options_by_stage.values()
     return tuple(dict.fromkeys(one.engine for one in every if isinstance(one, ContainerOptions)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.gc", description="Remove what a yard keeps of no use."
+        prog="python -m flows.gc", description="Remove what a yard no longer needs."
     )
     add_yard(parser)
-    parser.add_argument("--dry-run", action="store_true", help="tell what would go, remove nothing")
-    parser.add_argument("--json", action="store_true", help="a JSON document, no lines")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be removed")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     for field in fields(Policy):
         default: Any = field.default
         flag = "--" + field.name.replace("_", "-")

@@ -1,8 +1,8 @@
-"""Containers of stages that ended when no flow was there any more, and none came back for.
+"""Containers of stages that ended without a flow.
 
-A flow removes each container whose end it has seen. What is left was followed by a program that was
-killed and never started again. All that its flow could still want is kept in the run folder first,
-where this machine has that: the last lines of the log, and how the container ended."""
+A flow removes each container whose end it saw. The others belong to a flow that was killed and not
+started again. Before one is removed, the end of its log and its exit are saved in its run folder,
+if this machine has that."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from flows.gc.policy import DAY, HOUR, Garbage, Policy, age
 from trainyard.errors import ClaimHeldError, InfrastructureError
 
 LOG_SECONDS = 60.0
-"""So long the rest of a log may take to be written down."""
+"""Limit of saving the rest of a log."""
 
 
 def left_containers(engine: str | None, policy: Policy) -> Iterator[Garbage]:
-    """Our containers on an engine that ended, or were never started, as long ago as the policy
-    says.
+    """Our containers on an engine that ended, or were created and not started, longer ago than the
+    policy allows.
 
-    Raises InfrastructureError or ConfigError for an engine that is away or closed to us."""
+    Raises InfrastructureError or ConfigError for an engine that cannot be reached or used."""
     with closing(ContainerClient(engine)) as client:
         found = sorted(client.own(), key=lambda one: one.name)
     for one in found:
         seconds = time.time() - max(one.made, one.state.ended)
         if _is_left(one.state) and seconds >= _kept_seconds(one.state, policy):
-            happened = "ended" if one.state.has_ended else "was made and not started"
+            event = "ended" if one.state.has_ended else "was created and not started"
             yield Garbage(
                 kind="container",
                 url=one.name,
                 size_bytes=one.size_bytes,
-                why=f"{happened} {age(seconds)} ago, and no flow came back for it",
+                why=f"{event} {age(seconds)} ago, and no flow followed it",
                 remove=partial(_remove, engine, one),
             )
 
@@ -55,7 +55,7 @@ def _is_left(look: ContainerState) -> bool:
 
 
 def _kept_seconds(look: ContainerState, policy: Policy) -> float:
-    """One that is made is about to be started, whatever the policy says."""
+    """At least an hour for a container that was created and may be about to start."""
     return max(policy.attempt_days * DAY, 0.0 if look.has_ended else HOUR)
 
 
@@ -65,23 +65,23 @@ def _remove(engine: str | None, one: OwnContainer) -> None:
         if look is None:
             return
         if look.id != one.state.id or not _is_left(look):
-            raise ClaimHeldError(f"container {one.name}: a flow came back for it")
+            raise ClaimHeldError(f"container {one.name}: a flow follows it again")
         if look.has_ended and one.folder and Path(one.folder).is_dir():
-            _keep_end(client, Path(one.folder), one.name, look)
+            _save_end(client, Path(one.folder), one.name, look)
         client.remove(look.id)
 
 
-def _keep_end(client: ContainerClient, folder: Path, name: str, look: ContainerState) -> None:
+def _save_end(client: ContainerClient, folder: Path, name: str, look: ContainerState) -> None:
     if recorded_end(read_record(folder / RECORD, name)) is not None:
         return
-    listener = ContainerLog(client, name, folder / LOG, _unheard)
+    listener = ContainerLog(client, name, folder / LOG, _ignore_line)
     listener.start()
     listener.join(LOG_SECONDS)
     if listener.is_alive() or listener.trouble:
         why = listener.trouble or f"it takes more than {LOG_SECONDS:.0f} s"
-        raise InfrastructureError(f"container {name}: its log cannot be kept ({why})")
+        raise InfrastructureError(f"container {name}: its log cannot be saved ({why})")
     record_container(folder, name, look)
 
 
-def _unheard(_line: str) -> None:
-    """Nobody listens: what is new goes to the file."""
+def _ignore_line(_line: str) -> None:
+    """The listener writes new lines to the file; no one else needs them."""

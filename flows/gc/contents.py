@@ -1,4 +1,4 @@
-"""A yard's store as it is found: its files, the artifacts that they make, who is at work."""
+"""The contents of a yard's store: its files, artifacts and claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, ClaimHeldError
 
 OF_OTHERS = (".runs", ".prefect", ".digests")
-"""Folders of a yard that hold no artifacts."""
+"""Folders of a yard without artifacts."""
 
 DOTTED = f".{MANIFEST}"
 
@@ -28,30 +28,30 @@ THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a manifest makes exist, or the mark of one that is being replaced."""
+    """The files of a manifest, or of the mark of one that is being replaced."""
 
     base: str
-    """What the names of its files are added to, relative to the root: `a/b/` or `a/prefix`."""
+    """Prefix of the names of its files, relative to the root: `a/b/` or `a/prefix`."""
     manifest_name: str
     manifest: Manifest | None
-    """None for a mark, and for what cannot be read as a manifest."""
+    """None for a mark, and for a manifest that cannot be read."""
     files: tuple[str, ...]
     """Relative to the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A claim that lies in the store."""
+    """A claim in the store."""
 
     base: str
-    """What is claimed: everything whose name begins so."""
+    """Prefix of all names that are claimed."""
     entry: Entry
     is_live: bool
 
 
 @dataclass
 class Contents:
-    """Everything below the root, looked at once."""
+    """Everything in the root, listed once."""
 
     root: str
     entries: Sequence[Entry]
@@ -65,19 +65,19 @@ class Contents:
         self._ages = {entry.name: entry.age_seconds for entry in self.entries}
 
     def url(self, name: str) -> str:
-        """Where a file of that name lies."""
+        """The URL of a file."""
         return join(self.root, name)
 
     def size(self, names: Iterable[str]) -> int:
-        """Bytes of files together."""
+        """Total bytes of files."""
         return sum(self.sizes.get(name, 0) for name in names)
 
     def is_at_work(self, name: str) -> bool:
-        """True when a run that lives may be writing this file."""
+        """Whether a living run may be writing this file."""
         return name.startswith(self._live) if self._live else False
 
     def has_work_in(self, folder: str) -> bool:
-        """True when a run that lives may be writing in this folder."""
+        """Whether a living run may be writing in this folder."""
         inside = any(base.startswith(folder + "/") for base in self._live)
         return inside or self.is_at_work(folder + "/")
 
@@ -86,7 +86,7 @@ class Contents:
         return self._ages[name]
 
     def below(self, folder: str) -> list[Entry]:
-        """The files below a folder."""
+        """The files in a folder and its subfolders."""
         return [entry for entry in self.entries if entry.name.startswith(folder + "/")]
 
     @cached_property
@@ -95,7 +95,7 @@ class Contents:
 
 
 def look(root: str, policy: Policy) -> Contents:
-    """List the root, read every manifest and claim in it."""
+    """List the root, and read every manifest and claim in it."""
     found = [entry for entry in entries(root) if not set(OF_OTHERS) & set(entry.name.split("/"))]
     named = {entry.name: entry for entry in found}
     ours = [name for name in named if not any(part.endswith(WORK) for part in name.split("/"))]
@@ -117,7 +117,7 @@ def _artifact(root: str, name: str) -> Artifact | None:
     base = name.removesuffix(DOTTED) if is_prefix else name.removesuffix(MANIFEST)
     try:
         manifest = parse(found[0], url)
-    except ArtifactError:  # of somebody else's, perhaps: nothing that it may name is touched
+    except ArtifactError:  # perhaps of another program: its files are not touched
         return Artifact(base, name, None, ())
     if manifest is not None:
         return Artifact(base, name, manifest, tuple(base + f.path for f in manifest.files))
@@ -137,7 +137,7 @@ def _claim(root: str, entry: Entry, policy: Policy) -> Claimed | None:
 
 
 def holder_of(data: bytes) -> Holder | None:
-    """Who wrote a claim; None for what is no claim of ours."""
+    """The holder of a claim; None if it is not a claim of ours."""
     try:
         return Holder(**json.loads(data))
     except (ValueError, TypeError):
@@ -146,21 +146,23 @@ def holder_of(data: bytes) -> Holder | None:
 
 @contextmanager
 def holding(contents: Contents, base: str) -> Iterator[None]:
-    """While no run writes the output whose files' names begin so.
+    """Hold the claim on an output.
 
-    Raises ClaimHeldError when one does, or has published since the store was looked at."""
+    Raises ClaimHeldError if a run holds it, or has published since the store was listed."""
     claim = acquire(contents.url(f"{base}.{CLAIM}"), 0)
     try:
         name = f"{base}{MANIFEST}" if base.endswith("/") else f"{base}{DOTTED}"
         was_whole = any(a.manifest_name == name and a.manifest for a in contents.artifacts)
         if not was_whole and read_manifest(contents.url(name)) is not None:
-            raise ClaimHeldError(f"{contents.url(name)}: made meanwhile; looked at next time")
+            raise ClaimHeldError(
+                f"{contents.url(name)}: published in the meantime; checked at the next sweep"
+            )
         yield
     finally:
         claim.release()
 
 
 def remove_files(contents: Contents, names: Iterable[str]) -> None:
-    """Remove files, those of a store in no order."""
+    """Remove files, in any order."""
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(lambda name: store.delete(contents.url(name)), list(names)))

@@ -1,7 +1,7 @@
-"""Versions of a corpus that corpus-refresh left behind, and tokens that no version needs.
+"""Superseded versions of a corpus, and tokens that no version needs.
 
-`flows.recipes.refresh` has the layout: NAME/current.json leads to NAME/versions/VERSION, made of
-NAME/parts/OPTIONS/DIGEST. A version that anything in use was made of stays, with its parts."""
+`flows.recipes.refresh` has the layout: NAME/current.json points to NAME/versions/VERSION, made from
+NAME/parts/OPTIONS/DIGEST. A version from which anything in use was made stays, with its parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from flows.gc.contents import Artifact, Contents, holding, remove_files
+from flows.gc.contents import Contents, holding, remove_files
 from flows.gc.policy import DAY, Garbage, Policy, age
 from flows.gc.references import Unit, Use, in_use, uses_of, uses_of_steps
 from flows.recipes.refresh import CURRENT, CorpusVersion, read_pointer
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 VERSION_FILE = "version.json"
 BY = "gc"
-"""What stands in the mark of a manifest that is being removed."""
+"""Name of this program in the mark of a manifest that it removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The versions under one recipe's root."""
+    """The corpus in one recipe's root."""
 
     name: str
     """Folder, relative to the yard's root."""
@@ -40,7 +40,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """A unit that may go."""
+    """A unit to remove if nothing uses it."""
 
     unit: Unit
     why: str
@@ -56,7 +56,7 @@ def corpora(contents: Contents) -> list[Corpus]:
             try:
                 read = read_pointer(contents.url(entry.name))
             except ArtifactError as error:
-                log.warning("%s; nothing beside it is removed", error)
+                log.warning("%s; its corpus is left alone", error)
                 continue
             if read is not None:
                 found.append(Corpus(folder, read[0]))
@@ -66,12 +66,15 @@ def corpora(contents: Contents) -> list[Corpus]:
 def superseded(
     contents: Contents, policy: Policy, running: Sequence[Use]
 ) -> tuple[list[Garbage], dict[str, str]]:
-    """What can go, and the versions that stay only because they are in use: place to user.
+    """What can be removed, and the old versions that are in use: place to user.
 
-    running: what flow runs and their jobs read, or are going to."""
-    old = [one for corpus in corpora(contents) for one in _old(contents, corpus, policy)]
+    running: what flow runs and their jobs read, or will read."""
+    old: list[Old] = []
+    for corpus in corpora(contents):
+        old += _old_versions(contents, corpus, policy)
+        old += _old_parts(contents, corpus, policy)
     theirs = {name for one in old for name in one.unit.names}
-    others = [a for a in contents.artifacts if a.base + _own_name(a) not in theirs]
+    others = [a for a in contents.artifacts if a.manifest_name not in theirs]
     uses = [*uses_of(others), *uses_of_steps(contents, others), *running]
     uses += [use for corpus in corpora(contents) for use in _of_versions(contents, corpus, theirs)]
     kept = in_use([one.unit for one in old], uses, contents.root)
@@ -80,12 +83,8 @@ def superseded(
     return [_garbage(contents, one) for one in going], versions
 
 
-def _own_name(artifact: Artifact) -> str:
-    return artifact.manifest_name.removeprefix(artifact.base)
-
-
 def _of_versions(contents: Contents, corpus: Corpus, theirs: Iterable[str]) -> Iterable[Use]:
-    """What the documents of versions refer to that stay."""
+    """What the documents of kept versions refer to."""
     gone = set(theirs)
     yield Use(join(corpus.name, CURRENT), _urls(corpus.current))
     for entry in contents.below(f"{corpus.name}/versions"):
@@ -100,10 +99,6 @@ def _urls(version: CorpusVersion) -> tuple[str, ...]:
 
 
 # --- what is old --------------------------------------------------------------------------------
-
-
-def _old(contents: Contents, corpus: Corpus, policy: Policy) -> list[Old]:
-    return [*_old_versions(contents, corpus, policy), *_old_parts(contents, corpus, policy)]
 
 
 def _old_versions(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[Old]:
@@ -141,7 +136,7 @@ def _unit(contents: Contents, place: str) -> Unit:
 
 
 def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[Old]:
-    """Tokens of sources, all of them candidates: those that a version needs are in use."""
+    """Tokens of all sources as candidates; those that a version needs are in use."""
     folder = f"{corpus.name}/parts/"
     for artifact in contents.artifacts:
         if not artifact.base.startswith(folder) or contents.is_at_work(artifact.base):
@@ -149,7 +144,7 @@ def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[O
         if contents.age(artifact.manifest_name) >= policy.corpus_days * DAY:
             names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
             unit = Unit(artifact.base, names, (artifact,))
-            yield Old(unit, "tokens of a source that no version has any more", corpus)
+            yield Old(unit, "tokens of a source that is in no version", corpus)
 
 
 # --- removing -----------------------------------------------------------------------------------
@@ -162,29 +157,27 @@ def _garbage(contents: Contents, old: Old) -> Garbage:
         url=contents.url(old.unit.place),
         size_bytes=contents.size(old.unit.names),
         why=old.why,
-        remove=partial(_in_turn, contents, old.corpus, partial(_remove, contents, old.unit)),
+        remove=partial(_remove_locked, contents, old.corpus, partial(_remove, contents, old.unit)),
     )
 
 
-def _in_turn(contents: Contents, corpus: Corpus, remove: Callable[[], None]) -> None:
-    """While no flow works on the corpus: it might be about to use a part again.
+def _remove_locked(contents: Contents, corpus: Corpus, remove: Callable[[], None]) -> None:
+    """Remove under the run lock of the corpus, since a flow might be about to reuse a part.
 
-    Raises ClaimHeldError when one does."""
+    Raises ClaimHeldError if a flow works on the corpus."""
     claim = acquire(join(contents.root, corpus.name, TURN), 0)
     try:
         found = read_pointer(join(contents.root, corpus.name, CURRENT))
         if found is None or found[0].version != corpus.current.version:
-            raise ClaimHeldError(
-                f"{corpus.name}: a new version came meanwhile; looked at next time"
-            )
+            raise ClaimHeldError(f"{corpus.name}: it has a new version; checked at the next sweep")
         remove()
     finally:
         claim.release()
 
 
 def _remove(contents: Contents, unit: Unit) -> None:
-    """Manifests stop being ones first and go last, so that whatever a kill leaves is found again;
-    the document of a version is the last of all."""
+    """Retire manifests first and remove them last, so that the next sweep finds what a kill leaves.
+    The document of a version is removed last of all."""
     for artifact in unit.artifacts:
         url = contents.url(artifact.manifest_name)
         with holding(contents, artifact.base):

@@ -1,5 +1,5 @@
-"""What runs that were killed leave in the store: claims that nobody renews, unfinished work,
-outputs that were begun, temporary files, uploads that nobody completed."""
+"""What killed runs leave in the store: stale claims, unfinished work and outputs, temporary files,
+incomplete uploads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP = re.compile(r"(?:^|/)iter_\d{7,}$")
 
 
 def stale_claims(contents: Contents) -> Iterator[Garbage]:
-    """Claims whose holders are gone."""
+    """Claims without a living holder."""
     for claim in contents.claims:
         if not claim.is_live:
             url = contents.url(claim.entry.name)
@@ -32,24 +32,24 @@ def stale_claims(contents: Contents) -> Iterator[Garbage]:
                 url=url,
                 size_bytes=claim.entry.size_bytes,
                 why=f"not renewed for {age(claim.entry.age_seconds)}",
-                remove=partial(_take_away, url, claim),
+                remove=partial(_remove_claim, url, claim),
             )
 
 
-def _take_away(url: str, claim: Claimed) -> None:
-    """Remove a claim, unless its holder is back: it is ours before it is gone."""
+def _remove_claim(url: str, claim: Claimed) -> None:
+    """Take over a claim, then remove it; ClaimHeldError if its holder renewed it."""
     found = conditional.read_version(url)
     if found is None:
         return
     ours = conditional.replace_if_match(url, Holder.of_this_process().encode(0), found[1])
     if ours is None:
-        raise ClaimHeldError(f"{url}: renewed meanwhile; its holder lives")
+        raise ClaimHeldError(f"{url}: renewed in the meantime; its holder lives")
     store.delete(url)
 
 
 def unfinished_work(contents: Contents, policy: Policy) -> Iterator[Garbage]:
-    """Work folders that no run has written to for long, and with them the final files of outputs
-    that have no manifest."""
+    """Work folders that no run has written to for long, with the final files of their outputs if
+    those have no manifest."""
     listed = {name for artifact in contents.artifacts for name in artifact.files}
     whole = {a.base.rstrip("/") for a in contents.artifacts if a.manifest is not None}
     for folder, files in sorted(_work_folders(contents).items()):
@@ -64,7 +64,7 @@ def unfinished_work(contents: Contents, policy: Policy) -> Iterator[Garbage]:
             kind="unfinished work",
             url=contents.url(folder),
             size_bytes=contents.size(names),
-            why=f"not gone on with for {age(seconds)}",
+            why=f"not resumed for {age(seconds)}",
             remove=partial(_remove_held, contents, _base_of(folder), names),
         )
 
@@ -89,25 +89,25 @@ def _is_work(part: str) -> bool:
 
 
 def _output_of(folder: str) -> str:
-    """The output whose work lies there: a folder, or a prefix."""
+    """The output of a work folder: a folder, or a prefix."""
     return parent(folder) if basename(folder) == WORK else folder.removesuffix(WORK)
 
 
 def _base_of(folder: str) -> str:
-    """What the names of that output's files begin with."""
+    """The prefix of the names of that output's files."""
     return _output_of(folder) + ("/" if basename(folder) == WORK else "")
 
 
 def _begun(contents: Contents, folder: str, files: Sequence[Entry]) -> list[str]:
-    """The final files that killed runs noted before they wrote them, and that are there."""
+    """The existing final files that killed runs recorded before they wrote them."""
     base = _base_of(folder)
-    notes = [e.name for e in files if basename(e.name).startswith(FINAL_NAMES)]
-    names = {name for note in notes for name in store.read_json(contents.url(note))}
+    records = [e.name for e in files if basename(e.name).startswith(FINAL_NAMES)]
+    names = {name for record in records for name in store.read_json(contents.url(record))}
     return sorted(base + name for name in names if base + name in contents.sizes)
 
 
 def abandoned_outputs(contents: Contents, policy: Policy) -> Iterator[Garbage]:
-    """Artifacts that a run had begun to replace, and steps of trainings that have no manifest."""
+    """Artifacts that a run began to replace, and steps of trainings without a manifest."""
     units = [*_replaced(contents, policy), *_steps(contents, policy)]
     kept = in_use(units, _uses(contents, units), contents.root)
     for unit in units:
@@ -128,7 +128,7 @@ def _uses(contents: Contents, units: Sequence[Unit]) -> list[Use]:
 
 
 def _replaced(contents: Contents, policy: Policy) -> Iterator[Unit]:
-    """Marks of manifests that are being replaced, with the files that they list."""
+    """Marks of manifests that are being replaced, with their files."""
     for artifact in contents.artifacts:
         if artifact.manifest is not None or not artifact.files:
             continue
@@ -138,7 +138,7 @@ def _replaced(contents: Contents, policy: Policy) -> Iterator[Unit]:
 
 
 def _steps(contents: Contents, policy: Policy) -> Iterator[Unit]:
-    """Folders of steps without a manifest, beside steps of ours: others' formats have none."""
+    """Step folders without a manifest beside steps with one; other formats never have one."""
     steps: dict[str, list[str]] = defaultdict(list)
     for entry in contents.entries:
         found = STEP.search(parent(entry.name))
@@ -159,7 +159,7 @@ def _is_abandoned(contents: Contents, names: Iterable[str], base: str, policy: P
 
 
 def _remove_in_order(contents: Contents, unit: Unit) -> None:
-    """The mark that tells of the files goes last."""
+    """Remove the mark that lists the files last."""
     marks = [artifact.manifest_name for artifact in unit.artifacts]
     # A step is written under the claim of its training.
     base = unit.artifacts[0].base if marks else parent(unit.place) + "/"
@@ -169,7 +169,7 @@ def _remove_in_order(contents: Contents, unit: Unit) -> None:
 
 
 def temporary_files(contents: Contents, policy: Policy) -> Iterator[Garbage]:
-    """Files that were being written when their writer died."""
+    """Files whose writer died while it wrote them."""
     for entry in contents.entries:
         parts = entry.name.split("/")
         if not any(part.startswith(TEMPORARY) for part in parts) or any(map(_is_work, parts[:-1])):
@@ -186,7 +186,7 @@ def temporary_files(contents: Contents, policy: Policy) -> Iterator[Garbage]:
 
 
 def open_uploads(contents: Contents, policy: Policy) -> Iterator[Garbage]:
-    """Uploads that nobody completes: old ones, in the outputs of nobody at work."""
+    """Old incomplete uploads outside the outputs of living runs."""
     for upload in uploads(contents.root):
         name = upload.url.removeprefix(contents.root.rstrip("/") + "/")
         if upload.age_seconds >= policy.upload_hours * HOUR and not contents.is_at_work(name):

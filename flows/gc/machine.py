@@ -1,4 +1,4 @@
-"""What runs leave on this machine: run folders of stages, scratch."""
+"""What runs leave on this machine: run folders and scratch folders."""
 
 from __future__ import annotations
 
@@ -20,58 +20,56 @@ from stages.runtime.scratch import abandoned, remove_if_abandoned
 RUNS = ".runs"
 
 ENDED = ("settled.json", "outcome.json")
-"""Either of these in a run folder: its job has ended, and is not run again."""
+"""A run folder with one of these: its job ended, and does not run again."""
 FAILED = "failure.json"
-"""So has one that left this, unless a scheduler runs it again."""
+"""A run folder with this: its job ended, unless a scheduler runs it again."""
 
 OURS = re.compile(rf"\d{{8}}-\d{{6}}-[0-9a-f]{{6}}|([0-9a-f]{{{DIGITS}}})-\d+")
-"""Names of run folders: by the time, or, of a scheduler's job, by whose submission it is and the
-how manieth."""
+"""Names of run folders: the time, or for a scheduler's job its flow run and submission number."""
 
 UNENDED_DAYS = 7.0
-"""A job without an end may say nothing for so long, in a queue for instance, whatever the policy
-says."""
+"""A job without an end may be silent for this long, such as in a queue, also under a shorter
+policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder, looked at once."""
+    """A run folder."""
 
     folder: Path
     seconds: float
-    """Since anything in it was written."""
+    """Since a file in it was last written."""
     has_ended: bool
 
     @property
     def series(self) -> str:
-        """The submissions of one job by one flow run, which counts them by their folders."""
+        """Identifies the submissions of one job by one flow run, which numbers them by folder."""
         named = OURS.fullmatch(self.folder.name)
         return (named and named[1]) or self.folder.name
 
-    def may_go_on(self, policy: Policy) -> bool:
-        """True when its job may run, or wait to."""
+    def may_run(self, policy: Policy) -> bool:
+        """Whether its job may run, or wait to run."""
         return not self.has_ended and self.seconds < max(policy.run_days, UNENDED_DAYS) * DAY
 
 
 def run_homes(yard: Path, own: Path | None) -> list[Path]:
-    """The folders that hold JOB/ATTEMPT/, of one recipe or of each: below a yard, and in the run
-    folder that a profile names."""
+    """The folders with JOB/ATTEMPT/: in a yard or each of its recipes, and in the run_folder of the
+    profile."""
     homes = [yard / RUNS, *yard.glob(f"*/{RUNS}"), *(() if own is None else own.glob("*"))]
     return [home for home in homes if home.is_dir()]
 
 
 def runs(homes: Iterable[Path]) -> list[Run]:
-    """Every run folder in these, by name."""
+    """Every run folder in these folders, by name."""
     folders = {config.parent for home in homes for config in home.glob("*/*/config.toml")}
     ours, now = sorted(one for one in folders if OURS.fullmatch(one.name)), time.time()
     return [Run(one, now - written(one), has_ended(one)) for one in ours]
 
 
 def old_runs(found: Iterable[Run], policy: Policy) -> Iterator[Garbage]:
-    """Run folders beyond those that are kept of each job, of long ago.
+    """Old run folders beyond the newest ones of each job.
 
-    A folder that stays keeps all of its series: by the others its flow run knows that it is not
-    the first."""
+    A folder that stays keeps all of its series: the flow run numbers submissions by them."""
     jobs: dict[Path, list[Run]] = defaultdict(list)
     for run in found:
         jobs[run.folder.parent].append(run)
@@ -79,7 +77,7 @@ def old_runs(found: Iterable[Run], policy: Policy) -> Iterator[Garbage]:
         mine.sort(key=lambda run: run.seconds)
         stay = {run.series for run in mine[: policy.keep_runs]}
         stay |= {run.series for run in mine if run.seconds < policy.run_days * DAY}
-        stay |= {run.series for run in mine if run.may_go_on(policy)}
+        stay |= {run.series for run in mine if run.may_run(policy)}
         for run in mine:
             if run.series not in stay:
                 yield Garbage(
@@ -92,19 +90,19 @@ def old_runs(found: Iterable[Run], policy: Policy) -> Iterator[Garbage]:
 
 
 def old_scratch(root: Path | None = None) -> Iterator[Garbage]:
-    """Scratch folders whose runs were killed."""
+    """Scratch folders of killed runs."""
     for folder in abandoned(root or Path(tempfile.gettempdir())):
         yield Garbage(
             kind="scratch",
             url=str(folder),
             size_bytes=size(folder),
-            why="its run is gone",
+            why="its run was killed",
             remove=partial(remove_if_abandoned, folder),
         )
 
 
 def written(folder: Path) -> float:
-    """When anything in a folder was last written."""
+    """When a file in a folder was last written."""
     times = [folder.stat().st_mtime]
     for path in folder.rglob("*"):
         try:
@@ -120,7 +118,7 @@ def size(folder: Path) -> int:
 
 
 def has_ended(folder: Path) -> bool:
-    """True when the job of a run folder is over: neither runs nor waits to."""
+    """Whether the job of a run folder has ended: it neither runs nor waits to run."""
     if any((folder / name).exists() for name in ENDED):
         return True
     states = [event.event for event in read_events(folder) if event.event != "reattached"]

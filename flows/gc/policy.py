@@ -1,4 +1,4 @@
-"""How long what is kept; and what was found to be of no use."""
+"""How long what is kept, and what is found to be garbage."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ KEPT = "keep_corpus_versions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Ages count from when something was last written, by the clock of its store."""
+    """Ages count from the last write, by the clock of the store."""
 
     keep_corpus_versions: int = 3
-    """The newest versions of a corpus that corpus-refresh keeps up, in use or not."""
+    """The newest versions of a corpus, kept in use or not."""
     corpus_days: float = 7.0
-    """A version is removed when it was superseded so long ago, and nothing in use refers to it."""
+    """A version superseded longer ago is removed, unless anything in use refers to it."""
     claim_hours: float = 1.0
-    """A claim is renewed every five seconds; one that stood still for so long has no holder."""
+    """A claim is renewed every five seconds; one that was not for this long has no holder."""
     upload_hours: float = 24.0
-    """Parts of an upload, and temporary files, that nobody completed."""
+    """Incomplete uploads and temporary files."""
     attempt_days: float = 14.0
-    """Unfinished work of a stage, and outputs that were begun: after a kill it goes on from there
-    for so long."""
+    """Unfinished work of a stage and incomplete outputs, from which a rerun resumes."""
     keep_runs: int = 10
-    """The newest run folders of each job: config, script, log."""
+    """The newest run folders of each job (config, script, log), kept at any age."""
     run_days: float = 30.0
-    """Run folders besides those."""
+    """All other run folders."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -45,12 +44,12 @@ class Policy:
 
 
 STANDARD = Policy()
-"""What holds where nobody says otherwise."""
+"""The default policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """One thing that is of no use, and how it is removed."""
+    """One thing that can be removed, and how."""
 
     kind: str
     url: str

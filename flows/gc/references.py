@@ -1,7 +1,7 @@
-"""What is in use: everything that a kept manifest was made of, and what that was made of in turn.
+"""What is in use: everything that a kept manifest was made from, directly or through others.
 
-A manifest names its inputs by URL and by digest. Both are believed: a place may be known by another
-path on another machine, and then the digest, or the part of the path below the root, tells."""
+A manifest names its inputs by URL and by digest, and a match of either counts. Another machine may
+know a place by another path; then the digest matches, or the part of the path below the root."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainyard.artifacts.urls import basename, canonical, join
 from trainyard.errors import ArtifactError
 
 STEP_CONFIG = "config.json"
-"""In a step of a training that has no manifest of its own yet: its inputs, by digest."""
+"""In a step of an unfinished training: its inputs, by digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is removed or kept as one: a version of a corpus, the tokens of one source."""
+    """What is removed or kept as a whole: a version of a corpus, the tokens of one source."""
 
     place: str
     """Folder, or prefix, relative to the root."""
@@ -32,11 +32,11 @@ class Unit:
     """Its files, relative to the root."""
     artifacts: tuple[Artifact, ...]
     extra_urls: tuple[str, ...] = ()
-    """What it refers to besides the inputs of its manifests."""
+    """URLs that it refers to besides the inputs of its manifests."""
 
     @property
     def digests(self) -> frozenset[str]:
-        """Output digests of what it holds."""
+        """The output digests of its artifacts."""
         return frozenset(a.manifest.output_digest for a in self.artifacts if a.manifest is not None)
 
 
@@ -45,14 +45,13 @@ class Use:
     """URLs and digests that something in use refers to."""
 
     by: str
-    """What that is, for people."""
+    """The user, for messages."""
     urls: tuple[str, ...]
     digests: frozenset[str] = frozenset()
 
 
 def in_use(units: Sequence[Unit], uses: Iterable[Use], root: str) -> dict[str, str]:
-    """The places of units that are reached from the uses, directly or through other units, and by
-    what."""
+    """The places of units that the uses refer to, directly or through units, with the user."""
     kept: dict[str, str] = {}
     pending = list(uses)
     while pending:
@@ -69,11 +68,11 @@ def _reaches(use: Use, unit: Unit, root: str) -> bool:
     if use.digests & unit.digests:
         return True
     at_home = canonical(join(root, unit.place))
-    return any(_lies_in(url, at_home, unit.place) for url in use.urls)
+    return any(_is_in(url, at_home, unit.place) for url in use.urls)
 
 
-def _lies_in(url: str, at_home: str, place: str) -> bool:
-    """Whether a URL is in a unit: by its whole path, or by the part of it below the root."""
+def _is_in(url: str, at_home: str, place: str) -> bool:
+    """Whether a URL is in a unit, by its whole path or by the part below the root."""
     begins = canonical(url)
     if begins == at_home or begins.startswith((at_home + "/", at_home + ".", at_home + "_")):
         return True
@@ -93,7 +92,7 @@ def uses_of(artifacts: Iterable[Artifact]) -> list[Use]:
 
 
 def uses_of_steps(contents: Contents, artifacts: Iterable[Artifact]) -> list[Use]:
-    """What the steps of trainings refer to that are not finished, and so list no inputs."""
+    """What the steps of unfinished trainings refer to, whose manifests list no inputs."""
     found = []
     for artifact in artifacts:
         config = artifact.base + STEP_CONFIG
@@ -107,7 +106,7 @@ def uses_of_steps(contents: Contents, artifacts: Iterable[Artifact]) -> list[Use
 
 
 def uses_of_runs(run_folders: Iterable[Path]) -> list[Use]:
-    """What the options of jobs name that have begun and not ended."""
+    """What the options of jobs name that began and did not end."""
     found = []
     for folder in run_folders:
         try:
@@ -119,8 +118,8 @@ def uses_of_runs(run_folders: Iterable[Path]) -> list[Use]:
 
 
 def uses_of_flows(contents: Contents) -> list[Use]:
-    """What the stages name that living flow runs are going to run: one may wait for its slot longer
-    than a version is kept that nothing was made of."""
+    """What the coming stages of living flow runs name: one may wait for its slot for longer than an
+    unused version is kept."""
     found = []
     for claim in contents.claims:
         folder = claim.entry.name.removesuffix(TURN)
@@ -128,7 +127,7 @@ def uses_of_flows(contents: Contents) -> list[Use]:
         if is_turn and folder + JOBS in contents.sizes:
             try:
                 documents = store.read_json(contents.url(folder + JOBS))
-            except ArtifactError:  # it has ended meanwhile
+            except ArtifactError:  # the run has ended
                 continue
             by = f"the flow run at work on {contents.url(folder)}"
             found.append(Use(by, tuple(set(_texts(documents)))))

@@ -1,4 +1,4 @@
-"""A sweep in words: lines for a terminal, a table for Prefect's pages."""
+"""The report of a sweep: lines for a terminal, a table for Prefect's pages."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def size(value: int) -> str:
 
 
 def lines(swept: Swept, is_dry: bool) -> list[str]:
-    """What was found and why, then what stays, then the sum."""
-    said = [f"{one.kind}: {one.url}, {size(one.size_bytes)}: {one.why}" for one in _all(swept)]
-    said += [f"kept: {place}: in use by {by}" for place, by in sorted(swept.plan.kept.items())]
-    said += [f"left for the next sweep: {one.url}: {error}" for one, error in swept.left]
-    said += [f"not looked at: {error}" for error in swept.plan.unseen]
-    said += [f"not removed: {one.url}: {error}" for one, error in swept.failed]
+    """What was found and why, what stays, and the sum."""
+    report = [f"{one.kind}: {one.url}, {size(one.size_bytes)}: {one.why}" for one in _all(swept)]
+    report += [f"kept: {place}: in use by {by}" for place, by in sorted(swept.plan.kept.items())]
+    report += [f"left for the next sweep: {one.url}: {error}" for one, error in swept.left]
+    report += [f"not checked: {error}" for error in swept.plan.unseen]
+    report += [f"not removed: {one.url}: {error}" for one, error in swept.failed]
     count, total = len(swept.plan.garbage), size(swept.plan.size_bytes)
     if not count:
-        return [*said, f"{swept.plan.root}: nothing to remove"]
+        return [*report, f"{swept.plan.root}: nothing to remove"]
     if is_dry:
-        return [*said, f"{swept.plan.root}: {count} things, {total}, would be removed"]
+        return [*report, f"{swept.plan.root}: {count} things, {total}, would be removed"]
     done = sum(one.size_bytes for one in swept.removed)
-    return [*said, f"{swept.plan.root}: removed {len(swept.removed)} of {count}, {size(done)}"]
+    return [*report, f"{swept.plan.root}: removed {len(swept.removed)} of {count}, {size(done)}"]
 
 
 def rows(swept: Swept) -> list[dict[str, Any]]:
-    """A row for each kind."""
+    """One row per kind."""
     found: dict[str, list[int]] = defaultdict(list)
     for one in swept.plan.garbage:
         found[one.kind].append(one.size_bytes)

@@ -1,4 +1,4 @@
-"""One sweep over a yard: look, decide, and, unless it is a dry run, remove."""
+"""One sweep of a yard: list, decide, and remove unless it is a dry run."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What can go."""
+    """What can be removed."""
 
     root: str
     garbage: tuple[Garbage, ...]
     kept: dict[str, str]
-    """What is old and stays, since it is in use: place to user."""
+    """What is old and in use, so it stays: place to user."""
     unseen: tuple[str, ...] = ()
-    """Why what an engine holds could not be looked at; empty when all was."""
+    """Why the containers of an engine could not be listed; empty if all were."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all that can go."""
+        """Bytes that can be removed."""
         return sum(one.size_bytes for one in self.garbage)
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What became of it."""
+    """The result of a sweep."""
 
     plan: Plan
     removed: tuple[Garbage, ...]
     left: tuple[tuple[Garbage, ClaimHeldError], ...] = ()
-    """A run works on it; another sweep looks again."""
+    """A run works on it; the next sweep checks again."""
     failed: tuple[tuple[Garbage, TrainyardError | OSError], ...] = ()
 
     def to_document(self) -> dict[str, Any]:
@@ -76,19 +76,18 @@ def plan(
     is_named: bool = False,
     engines: Sequence[str | None] = (),
 ) -> Plan:
-    """Look at a yard; nothing is changed.
+    """Decide what to remove; changes nothing.
 
-    root: folder or URL of everything that is made. homes: folders of this machine that hold run
-    folders, as JOB/ATTEMPT. is_named: somebody wrote the root down, so ConfigError says when
-    nothing is there; that of a profile may not have been made yet. engines: addresses of the
-    Docker engines that stages run on, None for that of the environment."""
+    root: folder or URL of all output. homes: folders of this machine with run folders as
+    JOB/ATTEMPT. is_named: a person named the root, so ConfigError if it does not exist; the root of
+    a profile may not exist yet. engines: Docker engines of the stages, None for the default one."""
     contents = look(root, policy)
     if is_named:
-        _refuse_nowhere(contents)
+        _refuse_missing(contents)
     found_runs = runs(homes)
-    going_on = [run.folder for run in found_runs if run.may_go_on(policy)]
-    going_to_read = [*uses_of_runs(going_on), *uses_of_flows(contents)]
-    corpora, kept = superseded(contents, policy, going_to_read)
+    running = [run.folder for run in found_runs if run.may_run(policy)]
+    uses = [*uses_of_runs(running), *uses_of_flows(contents)]
+    corpora, kept = superseded(contents, policy, uses)
     found = [
         *corpora,
         *stale_claims(contents),
@@ -99,18 +98,18 @@ def plan(
         *old_runs(found_runs, policy),
         *old_scratch(),
     ]
-    left, unseen = _left_on(engines, policy)
+    left, unseen = _containers_on(engines, policy)
     return Plan(root, (*_once(contents, found), *left), kept, unseen)
 
 
-def _left_on(
+def _containers_on(
     engines: Sequence[str | None], policy: Policy
 ) -> tuple[list[Garbage], tuple[str, ...]]:
-    """Containers to be removed; and which engines did not answer, which stops nothing else."""
+    """Containers to remove, and the errors of engines that did not answer."""
     found: list[Garbage] = []
     unseen = []
     for engine in engines:
-        from flows.gc.containers import left_containers  # takes the Docker SDK
+        from flows.gc.containers import left_containers  # imports the Docker SDK
 
         try:
             found += left_containers(engine, policy)
@@ -119,16 +118,16 @@ def _left_on(
     return found, tuple(unseen)
 
 
-def _refuse_nowhere(contents: Contents) -> None:
+def _refuse_missing(contents: Contents) -> None:
     path = local_path(contents.root)
     is_there = bool(contents.entries or uploads(contents.root)) if path is None else path.is_dir()
     if not is_there:
         what = "there is no such folder" if path is not None else "nothing is there"
-        raise ConfigError(f"{contents.root}: {what}; name the root of all that is made")
+        raise ConfigError(f"{contents.root}: {what}; name the root of all output")
 
 
 def _once(contents: Contents, found: Sequence[Garbage]) -> list[Garbage]:
-    """Without what lies in a version of a corpus that goes as a whole."""
+    """Without the contents of corpus versions that are removed as a whole."""
     wholes = tuple(one.url.rstrip("/") + "/" for one in found if one.kind == "corpus version")
     return [one for one in found if not wholes or not one.url.startswith(wholes)]
 
@@ -141,8 +140,8 @@ def sweep(
     is_named: bool = False,
     engines: Sequence[str | None] = (),
 ) -> Swept:
-    """Look, and remove what can go. What cannot be removed is told, and does not stop the rest;
-    what a run has begun to work on meanwhile is left for the next sweep."""
+    """Decide what to remove, and remove it. A failed removal does not stop the others. What a run
+    started to work on in the meantime is left for the next sweep."""
     todo = plan(root, homes, policy, is_named, engines)
     if dry_run:
         return Swept(todo, ())

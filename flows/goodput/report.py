@@ -36,7 +36,7 @@ from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ConfigError, TrainyardError
 
 SHOWN_MS = 50
-"""A kind that took less has no line of its own; it is part of the sums."""
+"""A kind that took less has no line; it is part of the sums."""
 
 FORMAT_VERSION = 1
 ATTEMPTS = "attempts.json"

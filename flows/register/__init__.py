@@ -1,1 +1,1 @@
-"""`python -m flows.register --yard NAME`: a server is told all that a yard needs, in one go."""
+"""`python -m flows.register --yard NAME`: write all that a yard needs to a Prefect server."""

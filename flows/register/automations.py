@@ -1,5 +1,5 @@
-"""What a server does by itself for a yard: runs that went silent are marked and started again,
-failures are told to people, a training is started when a corpus has news."""
+"""Automations of a yard on the server: silent runs are marked and restarted, failures are posted,
+and a new corpus version starts a training."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ GONE = (
     "Execution was aborted by a termination signal.*",
     "Execution was cancelled by the runtime environment.*",
 )
-"""What a run says that crashed with its worker: by the automation below, or, where the worker was
-told to stop and could still say so, by Prefect."""
+"""State messages of a run that crashed with its worker: from the automation below, or from Prefect
+if the worker was asked to stop and could still report it."""
 
 ONCE = timedelta(days=365)
-"""A trigger that has fired for a run and its count does not fire for them again within that."""
+"""Within this a trigger fires once for a run and its run count."""
 
 MESSAGE = (
     '{"text": {{ (flow.name ~ "/" ~ flow_run.name ~ " in yard %s: " ~ flow_run.state.name ~ ". " '
     '~ (flow_run.state.message or "") ~ " " ~ (flow_run|ui_url)) | tojson }}}'
 )
-"""A template of Prefect's. It quotes the words itself: a message may hold quotes and lines."""
+"""A template of Prefect, which quotes the text: a message may have quotes and line breaks."""
 
 
 async def register_automations(registration: Registration) -> None:
-    """Write those that the profile asks for, after the deployments."""
+    """Write those that the profile asks for. Call it after the deployments are written."""
     desired = registration.desired
     chosen = desired.profile.automations
     if chosen.zombie_seconds:
@@ -76,7 +76,7 @@ async def _training(registration: Registration, recipe: str) -> None:
     deployment = registration.deployments.get("pretrain-gpt")
     if deployment is not None:
         await _write(registration, training(registration.desired, recipe, deployment))
-    else:  # when it is dry: the deployment would be new as well
+    else:  # a dry run, in which the deployment would be new too
         registration.report.created(
             f"automation {registration.desired.automation_name(NEW_CORPUS)}"
         )
@@ -92,7 +92,8 @@ async def _write(registration: Registration, automation: AutomationCore) -> None
             await client.create_automation(automation)
         return
     there = AutomationCore.model_validate(found[0].model_dump(exclude={"id"}))
-    keys = [key for key in AutomationCore.model_fields if _of(there, key) != _of(automation, key)]
+    fields = AutomationCore.model_fields
+    keys = [key for key in fields if getattr(there, key) != getattr(automation, key)]
     if not keys:
         report.unchanged(what)
         return
@@ -101,18 +102,14 @@ async def _write(registration: Registration, automation: AutomationCore) -> None
         await client.update_automation(found[0].id, automation)
 
 
-def _of(automation: AutomationCore, key: str) -> object:
-    return getattr(automation, key)
-
-
 # --- what they are --------------------------------------------------------------------------------
 
 
 def zombies(desired: DesiredState) -> AutomationCore:
-    """A run that was not heard of any more, and did not end, is marked as crashed.
+    """Marks a run as crashed that sends no more heartbeats and did not end.
 
-    Its worker is gone, or its machine is. The mark lets failures be told and limits be freed; the
-    run's jobs go on where a scheduler has them, and are found again by the next attempt."""
+    Its worker or its machine is gone. As crashed, its failure is posted and its limits are freed.
+    Its jobs run on in a scheduler, where the next attempt finds them."""
     seconds = desired.profile.automations.zombie_seconds
     return _when_silent(
         desired,
@@ -122,24 +119,24 @@ def zombies(desired: DesiredState) -> AutomationCore:
         expect={HEARTBEAT, CANCELLING, *ENDS},
         state=StateType.CRASHED,
         message=f"{SILENT} {seconds} s: its worker, or the machine of its worker, is gone. "
-        f"Started again, it goes on from what it made.",
+        f"It resumes when it is started again.",
     )
 
 
 def cancelled(desired: DesiredState) -> AutomationCore:
-    """A run that a person cancels and nobody ends is marked as cancelled: its worker is gone.
+    """Marks a cancelled run as ended if its worker is gone and does not end it.
 
-    As crashed it would be started again, against that person's will."""
+    As crashed it would be restarted, although a person cancelled it."""
     seconds = desired.profile.automations.zombie_seconds
     return _when_silent(
         desired,
         CANCELLED,
-        f"A flow run that nobody ended {seconds} s after it was cancelled.",
+        f"A flow run that has not ended {seconds} s after it was cancelled.",
         after=CANCELLING,
         expect=ENDS,
         state=StateType.CANCELLED,
-        message=f"Cancelled {seconds} s ago, and nobody ended it: its worker is gone. A "
-        f"scheduler may still have a job of it: end that there.",
+        message=f"Cancelled {seconds} s ago, and its worker is gone. A scheduler may still run a "
+        f"job of it: end that there.",
     )
 
 
@@ -153,7 +150,7 @@ def _when_silent(
     state: StateType,
     message: str,
 ) -> AutomationCore:
-    """A run is given a state when for `zombie_seconds` after one event none of the others came."""
+    """Sets a state if no `expect` event follows an `after` event within `zombie_seconds`."""
     return AutomationCore(
         name=desired.automation_name(name),
         description=description,
@@ -172,14 +169,14 @@ def _when_silent(
 
 
 def resumed(desired: DesiredState) -> AutomationCore:
-    """A run that crashed with its worker is started again, on whatever worker the pool has: what is
-    published is reused, a job that is still there is followed, a training goes on.
+    """Restarts a run that crashed with its worker, on any worker of the pool. The run reuses
+    published outputs, follows a job that still runs, and resumes a training.
 
-    Prefect counts how often a run began; each count fires once, and none above the bound."""
+    Prefect counts the starts of a run; each count fires once, and none above the limit."""
     most = desired.profile.automations.resume_crashed
     return AutomationCore(
         name=desired.automation_name(RESUMED),
-        description=f"A flow run whose worker is gone is started again, {most} times at most.",
+        description=f"A flow run whose worker is gone restarts, {most} times at most.",
         trigger=EventTrigger(
             expect={CRASHED},
             match=ResourceSpecification(
@@ -200,14 +197,14 @@ def resumed(desired: DesiredState) -> AutomationCore:
                 name="AwaitingRetry",
                 force=False,
                 state=StateType.SCHEDULED,
-                message=f"Its worker is gone: started again by itself, {most} times at most.",
+                message=f"Its worker is gone: restarted automatically, {most} times at most.",
             )
         ],
     )
 
 
 def failures(desired: DesiredState, webhook: UUID) -> AutomationCore:
-    """A run that failed or crashed is posted to a chat, as `{"text": ...}`."""
+    """Posts a failed or crashed run to a chat, as `{"text": ...}`."""
     text = MESSAGE % desired.profile.name
     return AutomationCore(
         name=desired.automation_name(FAILED),
@@ -225,8 +222,8 @@ def failures(desired: DesiredState, webhook: UUID) -> AutomationCore:
 
 
 def training(desired: DesiredState, recipe: str, deployment: UUID) -> AutomationCore:
-    """A new version of a corpus of this yard starts a training of a recipe, whose `tokens` is the
-    pointer."""
+    """Starts a training when a corpus of this yard has a new version. The `tokens` of the recipe
+    are the pointer."""
     return AutomationCore(
         name=desired.automation_name(NEW_CORPUS),
         description=f"A new version of a corpus starts pretrain-gpt of {recipe}.",
@@ -239,20 +236,18 @@ def training(desired: DesiredState, recipe: str, deployment: UUID) -> Automation
             threshold=1,
             within=timedelta(0),
         ),
-        actions=[_run(recipe, deployment)],
-    )
-
-
-def _run(recipe: str, deployment: UUID) -> RunDeployment:
-    return RunDeployment(
-        source="selected",
-        deployment_id=deployment,
-        parameters={"recipe": recipe},
-        job_variables=None,
+        actions=[
+            RunDeployment(
+                source="selected",
+                deployment_id=deployment,
+                parameters={"recipe": recipe},
+                job_variables=None,
+            )
+        ],
     )
 
 
 def _tagged(desired: DesiredState) -> ResourceSpecification:
-    """Runs of this yard alone."""
+    """Matches runs of this yard only."""
     tag = f"prefect.tag.{desired.tags[-1]}"
     return ResourceSpecification({"prefect.resource.id": [tag], "prefect.resource.role": ["tag"]})

@@ -3,7 +3,7 @@
     python -m flows.register --profile NAME [--dry-run]    (or --yard NAME)
 
 The server is that of PREFECT_API_URL, with PREFECT_API_AUTH_STRING where it asks for a password.
-Nothing here imports Prefect at the top, since it reads its environment when it is imported."""
+Nothing here imports Prefect at the top, because Prefect reads its environment on import."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m flows.register`; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.register",
-        description="Tell a Prefect server all that a yard needs: work pool, blocks, deployments, "
-        "limits, automations. Again, it changes nothing.",
+        description="Write all that a yard needs to a Prefect server: work pool, blocks, "
+        "deployments, limits, automations. Run again, it changes nothing.",
     )
     add_yard(parser, has_root=False)
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what would be written, and write nothing"
+        "--dry-run", action="store_true", help="print what would be written, and write nothing"
     )
     given = parser.parse_args(argv)
     try:
@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if remark := unknown_gpu_memory(profile):
         print(f"warning: {remark}", file=sys.stderr)
-    said = "would be written" if report.is_dry else "written"
-    print(f"yard {profile.name}: {report.num_changes} {said}", file=sys.stderr)
+    done = "would be written" if report.is_dry else "written"
+    print(f"yard {profile.name}: {report.num_changes} {done}", file=sys.stderr)
     return 0
 
 
@@ -73,12 +73,12 @@ def _register(plan: DesiredState, given: argparse.Namespace) -> Report:
     from flows.register.deployments import load_flows
 
     with naming_file(given.yard):
-        flows = load_flows(plan)  # before anything is asked, let alone written
+        flows = load_flows(plan)  # checks them before any request
     try:
         return asyncio.run(_write(plan, flows, given.dry_run))
     except Exception as error:
-        if (said := of_server(error)) is not None:
-            raise said from error
+        if (ours := of_server(error)) is not None:
+            raise ours from error
         raise
 
 

@@ -1,7 +1,7 @@
-"""The flows of a yard's deployments, and whether each can run with what it would be given.
+"""The flows of a yard's deployments, and the checks of their schedules and parameters.
 
-All of it is looked at before anything is written: a schedule that Prefect refuses, or that never
-comes, and a parameter that a flow has not, are found by whoever registers and not at night."""
+The checks run before anything is written. So registration refuses a schedule that Prefect does not
+accept or that never fires, and a parameter that a flow does not have."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import ValidationError as NotValid
 
-from flows.register.desired_state import ROOT, DesiredDeployment, DesiredState
+from flows.register.desired_state import ROOT, DesiredState
 from flows.yard.profile import Schedule
 from trainyard.config import check_known
 from trainyard.errors import ConfigError
 
 Flows = Mapping[str, Flow[..., Any]]
-"""By the entrypoint of the deployment."""
+"""By the entrypoint of their deployment."""
 
 
 def load_flows(desired: DesiredState) -> Flows:
-    """The flows of all deployments; ConfigError for a schedule or a parameter that cannot be."""
+    """The flows of all deployments; ConfigError for an impossible schedule or parameter."""
     flows: dict[str, Flow[..., Any]] = {}
     for one in desired.deployments:
         flow: Flow[..., Any] = load_flow_from_entrypoint(str(ROOT / one.entrypoint))
@@ -37,48 +37,34 @@ def load_flows(desired: DesiredState) -> Flows:
             where = f"yard {one.name} [schedules.{flow.name}]"
             check_schedule(one.schedule, where)
             own = f"{where[:-1]}.parameters]"
-            check_parameters(_together(one), form, own)
+            check_parameters({**one.parameters, **one.schedule.parameters}, form, own)
     return flows
 
 
-def _together(one: DesiredDeployment) -> dict[str, Any]:
-    assert one.schedule is not None
-    return {**one.parameters, **one.schedule.parameters}
-
-
 def check_schedule(schedule: Schedule, where: str) -> None:
-    """ConfigError for one that Prefect does not take, and for one that never comes: its scheduler
-    would stumble over that every minute."""
+    """ConfigError for a schedule that Prefect does not accept or that never fires: the server's
+    scheduler would fail on it every minute."""
     try:
         known = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
         asyncio.run(known.get_dates(1))
     except NotValid as error:
-        is_cron = error.errors()[0]["loc"] == ("cron",)
+        if error.errors()[0]["loc"] == ("cron",):
+            raise ConfigError(
+                f"{where}: cron {schedule.cron!r} is not valid in Prefect; write minute, hour, "
+                f'day, month and weekday, such as "0 3 * * *" for three o\'clock each night'
+            ) from error
         raise ConfigError(
-            f"{where}: {_wrong_cron(schedule) if is_cron else _zone(schedule)}"
+            f"{where}: timezone {schedule.timezone!r} is not valid in Prefect; write a name of the "
+            f'IANA list, such as "Europe/Berlin" or "UTC"'
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"{where}: cron {schedule.cron!r} never comes: there is no such day ({error})"
+            f"{where}: cron {schedule.cron!r} never fires, as no such day exists ({error})"
         ) from error
 
 
-def _wrong_cron(schedule: Schedule) -> str:
-    return (
-        f"cron {schedule.cron!r} is none that Prefect knows; write minute, hour, day, month and "
-        f'weekday, such as "0 3 * * *" for three o\'clock each night'
-    )
-
-
-def _zone(schedule: Schedule) -> str:
-    return (
-        f"timezone {schedule.timezone!r} is none that Prefect knows; write a name of the IANA "
-        f'list, such as "Europe/Berlin" or "UTC"'
-    )
-
-
 def check_parameters(given: Mapping[str, Any], form: dict[str, Any], where: str) -> None:
-    """ConfigError for a parameter that the flow has not, or that is of another type."""
+    """ConfigError for a parameter that the flow does not have, or of another type."""
     check_known(given, form["properties"], where)
     try:
         validate(dict(given), form, raise_on_error=True, ignore_required=True)

@@ -1,7 +1,7 @@
-"""What a server has to know of a yard: prefect.yaml and a profile in, plain data out.
+"""What a server must have for a yard: prefect.yaml and a profile in, plain data out.
 
-prefect.yaml says which deployments there are, as yard `local` has them; the profile gives them its
-name, pool, schedules and limits. Pure; no Prefect here."""
+prefect.yaml lists the deployments, as yard `local` has them; the profile gives them its name, pool,
+schedules and limits. Pure; no Prefect here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = "prefect.yaml"
 
 KEYS = ("name", "description", "entrypoint", "parameters", "tags", "work_pool", "concurrency_limit")
-"""Of a deployment in prefect.yaml."""
+"""Keys of a deployment in prefect.yaml."""
 
 ENTRYPOINT = re.compile(r"flows/(?P<module>\w+)\.py:(?P<function>\w+)")
 
 HEARTBEAT_SECONDS = 30
-"""Between two signs of life of a flow run; Prefect takes no less."""
+"""Between two heartbeats of a flow run; Prefect's minimum."""
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 
 ZOMBIES, CANCELLED, RESUMED = "zombie runs", "cancelled runs", "crashed runs"
@@ -37,9 +37,9 @@ FAILED, NEW_CORPUS = "failures", "new corpus"
 """The automations that a yard may have."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Of a yard: Prefect has it in names of deployments and tags, and almost so in that of a block."""
+"""Name of a yard: part of names of deployments, tags and blocks in Prefect."""
 POOL_NAME = re.compile(r"[^/%&<>]*[^/%&<>\s'\"][^/%&<>]*")
-"""What Prefect takes."""
+"""Names of work pools that Prefect accepts."""
 
 TRAINED = "pretrain-gpt"
 """The flow that a new corpus starts."""
@@ -49,10 +49,10 @@ SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredDeployment:
-    """A flow as a yard offers it."""
+    """A deployment of a flow in a yard."""
 
     entrypoint: str
-    """`flows/FILE.py:FUNCTION`, under the folder of the sources."""
+    """`flows/FILE.py:FUNCTION`, in the folder of the sources."""
     name: str
     """That of the yard."""
     pool: str
@@ -60,7 +60,7 @@ class DesiredDeployment:
     parameters: Mapping[str, Any]
     tags: tuple[str, ...]
     directory: str
-    """Where workers find the sources: they go there before they load the flow."""
+    """Folder of the sources, in which workers load the flow."""
     concurrency_limit: int | None = None
     schedule: Schedule | None = None
     version: str = VERSION
@@ -68,7 +68,7 @@ class DesiredDeployment:
 
     @property
     def pull_steps(self) -> list[dict[str, Any]]:
-        """What a worker does before it loads the flow."""
+        """The steps of a worker before it loads the flow."""
         return [{SET_DIRECTORY: {"directory": self.directory}}]
 
 
@@ -81,18 +81,18 @@ class DesiredState:
     """The profile's tables."""
     deployments: tuple[DesiredDeployment, ...]
     limits: Mapping[str, int]
-    """Tasks with a tag that may run at once."""
+    """By name: stages that may run at once."""
     tags: tuple[str, ...]
-    """On every run of the yard: automations know them by these."""
+    """Tags of every run of the yard, by which automations match."""
     notify_url: str | None
-    """Where failures are posted to; None: nowhere."""
+    """URL to which failures are posted; None: they are not."""
 
     def automation_name(self, what: str) -> str:
-        """What an automation of the yard is called."""
+        """The name of an automation of the yard."""
         return f"trainyard {self.profile.name}: {what}"
 
     def automation_names(self) -> list[str]:
-        """Of all that the profile, and whoever registers it, ask for."""
+        """The names of all automations that the profile and the environment ask for."""
         chosen = self.profile.automations
         asked = {
             ZOMBIES: chosen.zombie_seconds,
@@ -110,8 +110,8 @@ def desired_state(
     environment: Mapping[str, str],
     file: Path | None = None,
 ) -> DesiredState:
-    """What a yard's server has to know; ConfigError for what was written, and for all that stages
-    could not be started with (flows/register/render_check.py)."""
+    """The desired state of a yard's server; ConfigError for a wrong profile, also one with which a
+    stage could not start (flows/register/render_check.py)."""
     entries = read_deployments(file or ROOT / FILE)
     flows = {_flow_of(entry["entrypoint"]): entry for entry in entries}
     where = f"yard {profile.name}"
@@ -138,33 +138,33 @@ def desired_state(
 def _check_names(profile: Profile) -> None:
     if not NAME.fullmatch(profile.name):
         raise ConfigError(
-            f"yard {profile.name!r}: a yard is called as its file is, and Prefect takes letters, "
-            f"digits, '.', '_' and '-' for it; rename the file"
+            f"yard {profile.name!r}: a yard has the name of its file, and Prefect allows only "
+            f"letters, digits, '.', '_' and '-'; rename the file"
         )
     if not POOL_NAME.fullmatch(profile.pool.name):
         raise ConfigError(
-            f"yard {profile.name} [pool]: name {profile.pool.name!r} is none that Prefect takes: "
-            f"one letter at least, and none of / % & < >"
+            f"yard {profile.name} [pool]: Prefect does not accept name {profile.pool.name!r}: it "
+            f"needs at least one letter, and none of / % & < >"
         )
 
 
 def _notify_url(profile: Profile, environment: Mapping[str, str]) -> str | None:
     variable = profile.automations.notify_variable
     url = environment.get(variable)
-    if url and not url.startswith(("http://", "https://")):  # it is a secret: not repeated
+    if url and not url.startswith(("http://", "https://")):  # a secret, so not quoted
         raise ConfigError(
-            f"the variable {variable} holds no URL that can be posted to: it must begin with "
-            f"https:// or http://"
+            f"the variable {variable} is not a URL to post to: it must begin with https:// or "
+            f"http://"
         )
     return url or None
 
 
 def read_deployments(file: Path) -> list[dict[str, Any]]:
-    """The deployments of a prefect.yaml; ConfigError for keys that nobody would heed."""
+    """The deployments of a prefect.yaml; ConfigError for unknown keys."""
     if not file.exists():
         raise ConfigError(
-            f"{file} cannot be read: it is not there. The deployments are written in {FILE} at the "
-            f"top of trainyard's sources: register from a checkout, or in the image of the flows"
+            f"{file} cannot be read: it does not exist. {FILE} at the top of trainyard's sources "
+            f"lists the deployments: register from a checkout, or in the image of the flows"
         )
     try:
         document = yaml.safe_load(file.read_text())

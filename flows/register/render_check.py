@@ -1,8 +1,7 @@
-"""Every stage of a yard rendered as a flow would start it, and thrown away: what a block would
-refuse at night is refused when the yard is registered.
+"""Renders every stage of a yard as a flow would start it, and discards the result. So registration
+refuses what a block would refuse later.
 
-Pure: no engine, no scheduler and no cluster is asked, so what only they know is found by
-`python -m flows.doctor`."""
+Pure: no engine, scheduler or cluster is asked. `python -m flows.doctor` asks them."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
 
 CANCEL_SECONDS = 30
-"""So long after a run was cancelled Prefect's worker kills its flow."""
+"""Prefect's worker kills the flow of a cancelled run after this."""
 
 KEY = job_key("rehearsal", "rehearsal", 1)
 
@@ -42,13 +41,13 @@ RENDERERS: dict[str, Callable[[LaunchSpec, Any], object]] = {
     "slurm": render_slurm,
     "kubernetes": render_kubernetes,
 }
-"""What makes of a job the request of a block."""
+"""Renders a job as the request of a block."""
 
 
 def check_rendering(profile: Profile, sources: Path) -> None:
-    """ConfigError for what no stage, or not every stage, could be started with.
+    """ConfigError if any stage cannot be rendered.
 
-    sources: the folder in which workers stand, from which a folder without a root is meant."""
+    sources: the working directory of workers, to which relative folders refer."""
     _check_grace(profile)
     _check_images(profile)
     place = profile.stage_environment(join(profile.yard_root(), "rehearsal"))
@@ -88,8 +87,8 @@ def _check_grace(profile: Profile) -> None:
         if watch.grace_seconds >= CANCEL_SECONDS:
             raise ConfigError(
                 f"yard {profile.name} {table}: grace_seconds ({watch.grace_seconds:g}) must be "
-                f"under {CANCEL_SECONDS}: so long after a run was cancelled Prefect's worker kills "
-                f"its flow, and nobody would be left to end the job"
+                f"under {CANCEL_SECONDS}: Prefect's worker kills the flow of a cancelled run after "
+                f"that, and then nothing would end the job"
             )
 
 
@@ -99,7 +98,7 @@ def _check_images(profile: Profile) -> None:
     without = [stage for stage in CONFIGS if stage not in profile.images]
     if without:
         raise ConfigError(
-            f"yard {profile.name}: block {profile.block!r} runs images, and there is none for "
+            f"yard {profile.name}: block {profile.block!r} runs images, and none is named for "
             f'{", ".join(without)}: write image = "trainyard/{{stage}}:{{version}}", or name '
             f"one for each stage in [images]"
         )

@@ -1,4 +1,4 @@
-"""What a registration found and did, one line for each thing."""
+"""What a registration found and did, one line per item."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 
 @dataclass
 class Report:
-    """Grows while a yard is registered."""
+    """The lines of a registration, and the number of changes."""
 
     is_dry: bool
     lines: list[str] = field(default_factory=list)
     num_changes: int = 0
 
     def created(self, what: str) -> None:
-        """It was not there."""
-        self._say("created", what)
+        """The server did not have it."""
+        self._record("created", what)
 
     def changed(self, what: str, keys: list[str]) -> None:
-        """It was there, otherwise."""
-        self._say("changed", f"{what}: {', '.join(keys)}")
+        """The server had it with other values of these keys."""
+        self._record("changed", f"{what}: {', '.join(keys)}")
 
     def unchanged(self, what: str) -> None:
-        """It was there, as desired."""
+        """The server had it as desired."""
         self.lines.append(f"unchanged       {what}")
 
     def kept(self, what: str) -> None:
-        """A person has it otherwise than the profile, and may."""
+        """A person set it otherwise than the profile, which is allowed."""
         self.lines.append(f"{'kept':<15} {what}")
 
     def left_over(self, what: str, removal: str) -> None:
-        """It is of this yard, and nothing wants it any more; the command would remove it."""
+        """It belongs to this yard and is no longer written; `removal` is the command for that."""
         self.lines.append(f"{'left over':<15} {what} (no longer written; {removal})")
 
-    def _say(self, done: str, what: str) -> None:
+    def _record(self, done: str, what: str) -> None:
         self.num_changes += 1
         verb = {"created": "would create", "changed": "would change"}[done] if self.is_dry else done
         self.lines.append(f"{verb:<15} {what}")

@@ -1,7 +1,7 @@
-"""The schedule of a deployment: what a profile says, and what a person has switched since.
+"""The schedule of a deployment: from the profile, paused or active as a person left it.
 
-Pausing and resuming in Prefect's pages is how a person stops the nights of a yard, and what was
-stopped there stays so. The profile wins when it is the profile that has changed."""
+A person pauses and resumes schedules in Prefect's pages, and registration keeps that. If `active`
+changed in the profile, the profile wins."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flows.yard.profile import Schedule
 def switched(
     desired: Schedule | None, there: Sequence[DeploymentSchedule], before: bool | None
 ) -> Schedule | None:
-    """The schedule to be written, active or not as a person left it.
+    """The schedule to write, active or not as a person left it.
 
-    there: on the server. before: `active` in the profile that was registered last; None when none
-    was, or it had no schedule for this flow."""
+    there: on the server. before: `active` in the profile that was registered last; None if none
+    was, or if it had no schedule for this flow."""
     if desired is None or not there or before not in (None, desired.active):
         return desired
     ours = next((one for one in there if one.schedule == _cron(desired)), there[0])
@@ -30,13 +30,13 @@ def switched(
 
 
 def active_before(document: Mapping[str, Any], flow: str) -> bool | None:
-    """`active` of a flow's schedule in a profile's tables; None when there is no such schedule."""
+    """`active` of a flow's schedule in a profile's tables; None without such a schedule."""
     table = document.get("schedules", {}).get(flow)
     return None if table is None else bool(table.get("active", True))
 
 
 def to_create(desired: Schedule | None) -> list[DeploymentScheduleCreate]:
-    """Of a new deployment."""
+    """For a new deployment."""
     if desired is None:
         return []
     parameters = dict(desired.parameters)
@@ -48,7 +48,7 @@ def to_create(desired: Schedule | None) -> list[DeploymentScheduleCreate]:
 
 
 def to_update(desired: Schedule | None) -> list[DeploymentScheduleUpdate]:
-    """Of a deployment that is there: instead of all that it has."""
+    """For an existing deployment: replaces all its schedules."""
     return [
         DeploymentScheduleUpdate(
             schedule=one.schedule, active=one.active, parameters=one.parameters
@@ -58,7 +58,7 @@ def to_update(desired: Schedule | None) -> list[DeploymentScheduleUpdate]:
 
 
 def is_as_desired(desired: Schedule | None, there: Sequence[DeploymentSchedule]) -> bool:
-    """True when the server has this schedule and no other."""
+    """Whether the server has this schedule and no other."""
     found = [(one.schedule, one.active, one.parameters) for one in there]
     return found == [(one.schedule, one.active, one.parameters) for one in to_create(desired)]
 

@@ -1,4 +1,4 @@
-"""A yard written to a Prefect server: what is there as desired is left alone, so that a second
+"""Writes a yard to a Prefect server. What is already as desired stays untouched, so a second
 registration changes nothing."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGE = 200
 
 
 class Registration:
-    """Writes one yard; what would be written when it is dry."""
+    """Writes one yard; a dry run only reports what it would write."""
 
     def __init__(
         self, client: PrefectClient, desired: DesiredState, flows: Flows, report: Report
@@ -48,12 +48,12 @@ class Registration:
         self.report = report
         self._flows = flows
         self.deployments: dict[str, UUID] = {}
-        """Of the yard, by the name of the flow."""
+        """Deployments of the yard, by the name of the flow."""
         self._before: Mapping[str, Any] = {}
         """The profile that was registered last."""
 
     async def run(self) -> None:
-        """All but the automations (flows/register/automations.py)."""
+        """Write all but the automations (flows/register/automations.py)."""
         name = self.desired.profile.name
         before = await self._registered()
         check_yard(name, before.get("yard", ""))
@@ -107,7 +107,7 @@ class Registration:
             await self.client.update_work_pool(pool.name, update)
 
     async def _block_types(self) -> None:
-        """The kinds of blocks that the pages of the server show."""
+        """Write the block types that the server's pages show."""
         for block in BLOCK_TYPES:
             slug = block.get_block_type_slug()
             try:
@@ -122,7 +122,7 @@ class Registration:
                 self.report.unchanged(f"block type {there.slug}")
 
     async def _registered(self) -> dict[str, Any]:
-        """The block of the yard, or of another of almost that name; empty: there is none."""
+        """The block of this yard, or of one with almost the same name; empty without one."""
         slug, name = YardProfile.get_block_type_slug(), block_name(self.desired.profile.name)
         try:
             there = await self.client.read_block_document_by_name(name, slug)
@@ -131,7 +131,7 @@ class Registration:
         return dict(there.data)
 
     async def block(self, block: Block, name: str) -> UUID | None:
-        """Write a block; its id, or None where it would be new."""
+        """Write a block; returns its id, or None for a new block in a dry run."""
         slug = block.get_block_type_slug()
         try:
             there = await self.client.read_block_document_by_name(name, slug, include_secrets=True)
@@ -208,7 +208,7 @@ class Registration:
 
 
 def _fields(desired: DesiredDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
-    """What a deployment is, by Prefect's names."""
+    """The fields of a deployment, by Prefect's names."""
     return {
         "version": desired.version,
         "description": desired.description,
@@ -225,7 +225,7 @@ def _fields(desired: DesiredDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
 
 
 def _data(block: Block) -> dict[str, Any]:
-    """What a server keeps of a block, secrets in clear."""
+    """What the server stores of a block, with secrets in clear."""
     return block.model_dump(
         mode="json",
         exclude={"block_type_slug"},
@@ -237,17 +237,19 @@ async def _job_template(pool_type: str) -> dict[str, Any]:
     template = await get_default_base_job_template_for_infrastructure_type(pool_type)
     if template is None:
         raise ConfigError(
-            f"[pool] type {pool_type!r}: no worker of that type is known here; use 'process', or "
-            f"install Prefect's integration that has it"
+            f"[pool] type {pool_type!r}: no worker of that type is installed; use 'process', or "
+            f"install the Prefect integration that has it"
         )
     return template
 
 
-# --- what the server still has of a yard and no profile asks for ----------------------------------
+# --- what the server still has and the profile no longer asks for ---------------------------------
 
 
 async def report_leftovers(client: PrefectClient, desired: DesiredState, report: Report) -> None:
-    """Name deployments, limits and automations of the yard that this registration does not want."""
+    """Report deployments, limits and automations of the yard that this registration did not write.
+
+    It removes none: a deployment has its runs and their logs."""
     for name in await _deployments(client, desired):
         report.left_over(f"deployment {name}", f"prefect deployment delete {name}")
     for tag in await _limits(client, desired):

@@ -1,1 +1,1 @@
-"""A flow run at work: each stage is submitted, followed, retried and cancelled."""
+"""A flow run: stages are submitted, followed, retried and cancelled."""

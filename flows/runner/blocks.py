@@ -1,4 +1,4 @@
-"""The job blocks, by the name that a yard gives."""
+"""The job blocks, by the name that a profile gives them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def _process(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBloc
 
 
 def _container(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
-    watch = _given(place.watch_of(stage))
+    watch = _watch_options(place.watch_of(stage))
     return ContainerJob(spec=spec, options=place.options_of(stage), **watch)
 
 
 def _slurm(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
-    return SlurmJob(spec=spec, options=place.options_of(stage), **_given(place.watch_of(stage)))
+    return SlurmJob(
+        spec=spec, options=place.options_of(stage), **_watch_options(place.watch_of(stage))
+    )
 
 
 def _kubernetes(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
@@ -35,10 +37,10 @@ def _kubernetes(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageB
     return KubernetesJob(spec=spec, options=place.options_of(stage), hang_seconds=hang_seconds)
 
 
-def _given(watch: Watch) -> dict[str, Any]:
-    """What was said of a block's watching; the block knows the rest."""
-    said = {"hang_seconds": watch.hang_seconds, "poll_seconds": watch.poll_seconds}
-    return {name: value for name, value in said.items() if value is not None}
+def _watch_options(watch: Watch) -> dict[str, Any]:
+    """The options of the profile; the block has defaults for the others."""
+    options = {"hang_seconds": watch.hang_seconds, "poll_seconds": watch.poll_seconds}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 BLOCKS: dict[str, Callable[[StageEnvironment, LaunchSpec, str], StageBlock]] = {
@@ -47,7 +49,7 @@ BLOCKS: dict[str, Callable[[StageEnvironment, LaunchSpec, str], StageBlock]] = {
     "slurm": _slurm,
     "kubernetes": _kubernetes,
 }
-"""Where a stage can run; each is told the place, the job, and the stage that it is."""
+"""Makes the block of a job from the environment, the job, and the name of its stage."""
 
 BLOCK_TYPES: tuple[type[Block], ...] = (ProcessJob, ContainerJob, SlurmJob, KubernetesJob)
-"""What a server is told of, for its pages."""
+"""The block types that are registered at a server, for its pages."""

@@ -1,8 +1,7 @@
-"""Failures of a flow run told in words: its state says what was wrong and what to do, without a
-traceback over it in its log.
+"""How a flow run fails: its state has the error message, and its log no traceback.
 
-Prefect takes an exception that leaves a flow for a defect of the flow. Of our own errors that is
-not so: a person reads them. What is none of these keeps its traceback."""
+Prefect treats an exception that leaves a flow as a defect of the flow. Our own errors are messages
+for a person instead. All other exceptions keep their traceback."""
 
 from __future__ import annotations
 
@@ -24,35 +23,32 @@ R = TypeVar("R")
 OURS = (TrainyardError, StageError)
 
 LOGGERS = ("prefect.task_runs", "prefect.engine")
-"""Those by which Prefect tells of an exception: of a task that failed, and of a program that runs a
-flow and ended with it."""
+"""Prefect's loggers of exceptions: of a failed task, and of a program whose flow failed."""
 
 
 def report_errors(
     run: Callable[P, Coroutine[Any, Any, R]],
 ) -> Callable[P, Coroutine[Any, Any, R]]:
-    """A flow's function that ends its run as Failed, with the words of an error of ours, and as
-    Cancelled where somebody cancels it meanwhile.
-
-    Whoever calls the flow gets the error itself, as before."""
+    """Make a flow end as Failed with the message of an error of ours, and as Cancelled when its run
+    is cancelled in Prefect. The caller of the flow still gets the error itself."""
 
     @functools.wraps(run)
-    async def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in LOGGERS:
             logging.getLogger(name).addFilter(without_traceback)
         try:
             return await run_until_cancelled(run(*args, **kwargs))
         except OURS as error:
-            # What a flow returns in the place of a result is its state.
+            # A state that a flow returns becomes the state of its run.
             return cast(R, Failed(message=str(error), data=error))
 
     # Prefect would look for the names of types in this module, not in that of the flow.
-    vars(told)["__signature__"] = inspect.signature(run, eval_str=True)
-    return told
+    vars(reporting)["__signature__"] = inspect.signature(run, eval_str=True)
+    return reporting
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
-    """Take the traceback of an error of ours from a record; a filter that lets all records pass."""
+    """Remove the traceback of an error of ours; a logging filter that passes every record."""
     if record.exc_info and isinstance(record.exc_info[1], OURS):
         record.exc_info = None
     return True

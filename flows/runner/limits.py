@@ -174,7 +174,7 @@ class _Slot:
         try:
             async with asyncio.timeout(ANSWER_SECONDS), get_client() as client:
                 await client.release_concurrency_slots_with_lease(self._lease)
-        except Exception as error:  # whatever the server answers, the stage has ended
+        except Exception as error:  # the stage has ended all the same
             tag = self._limit.tag
             self._log.warning("%s: its slot of %s was not given back: %s", self._job, tag, error)
 

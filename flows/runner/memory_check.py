@@ -1,4 +1,4 @@
-"""What is run before a stage that somebody runs alone: of a training, its plan. No Prefect here."""
+"""Whether a training fits the memory of the GPUs of a yard: its plan, and warnings. No Prefect."""
 
 from __future__ import annotations
 
@@ -7,48 +7,49 @@ from flows.recipes.stage_job import StageJob, stage_job
 from flows.yard.profile import Profile, TrainingResources
 
 UNKNOWN = (
-    "the layout is not compared with the memory of a GPU, as vocab_size is not among the options: "
-    "the number of the tokenizer's tokens"
+    "the layout is not checked against the memory of a GPU, because the options have no "
+    "vocab_size, the number of the tokenizer's tokens"
 )
-"""What a person is told of a training that cannot be planned."""
+"""The warning for a training that cannot be planned."""
 
 
 def plan_before(job: StageJob, means: TrainingResources, where: str) -> StageJob | None:
-    """The plan of a training on what the yard gives it, which refuses in words what does not fit.
+    """The job that plans a training on the resources of the yard; it fails if the layout does not
+    fit.
 
-    None for other stages, where the yard does not say what memory a GPU has, and where the plan
-    cannot be made (`is_unknown`). Raises ConfigError for degrees that so many ranks cannot have."""
+    None for other stages, for a yard without gpu_memory_gib, and without a vocab_size. Raises
+    ConfigError for parallel degrees that do not divide the number of ranks."""
     if not _trains(job) or not means.to_plan() or job.document.get("vocab_size") is None:
         return None
-    where = f"{where}, on what the yard gives a training"
+    where = f"{where}, on the yard's resources for a training"
     plan = stage_job("plan", to_be_planned(job.document, means), where)
     return None if means.gpu_memory_gib is None else plan
 
 
 def is_unknown(job: StageJob, means: TrainingResources) -> bool:
-    """True for a training that would be planned, if it said how many tokens there are."""
+    """Whether a training would be planned if it had a vocab_size."""
     asked = _trains(job) and means.gpu_memory_gib is not None
     return asked and job.document.get("vocab_size") is None
 
 
 def unknown_gpu_memory(profile: Profile, plan: StageJob | None = None) -> str | None:
-    """What a person is told of a yard that gives trainings GPUs and does not say how large these
-    are: there no layout is refused before it is trained. None where nothing is amiss.
+    """The warning for a yard that gives trainings GPUs but has no gpu_memory_gib: it cannot refuse
+    a layout before it is trained. None if all is well.
 
-    plan: that of a recipe, which may say the memory itself."""
+    plan: that of a recipe, which may have the memory itself."""
     gpus = profile.resources_of("pretrain").gpus_per_node
-    is_told = plan is not None and plan.document.get("gpu_memory_gib") is not None
-    if not gpus or profile.gpu_memory_gib is not None or is_told:
+    is_known = plan is not None and plan.document.get("gpu_memory_gib") is not None
+    if not gpus or profile.gpu_memory_gib is not None or is_known:
         return None
     return (
-        f"yard {profile.name}: a training gets GPUs, and nobody says what memory one has: a layout "
-        f"that does not fit is not refused beforehand. Write gpu_memory_gib, such as 80, above all "
-        f"tables of the profile, and register it again"
+        f"yard {profile.name}: a training gets GPUs of unknown memory, so a layout that does not "
+        f"fit is not refused before it runs. Write gpu_memory_gib, such as 80, above all tables of "
+        f"the profile, and register it again"
     )
 
 
 def unknown_gpu_memory_of_stage(job: StageJob, profile: Profile) -> str | None:
-    """The same, of a stage that somebody runs alone: None for all but a training."""
+    """The same for a stage that runs alone; None unless it is a training."""
     return unknown_gpu_memory(profile) if _trains(job) else None
 
 

@@ -27,15 +27,15 @@ from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, join, parent
 
 AT_ONCE = {"process": 2, "container": 2}
-"""Stages that run side by side on one machine, where the flow lets several run at all."""
+"""Stages that run at once on one machine, if the flow lets several run."""
 AT_ONCE_SCHEDULED = 32
-"""The same where a scheduler says when each begins."""
+"""The same on a scheduler, which decides when each begins."""
 
 log = logging.getLogger(__name__)
 
 
 class StageRunner:
-    """Runs jobs, and keeps the board that Prefect's pages show, also of a run that fails."""
+    """Runs jobs and updates the pages of the run in Prefect, also if it fails."""
 
     def __init__(
         self,
@@ -46,22 +46,22 @@ class StageRunner:
         profile: Profile | None = None,
         alone: bool = True,
     ) -> None:
-        """`alone`: wait while another flow run works on the same root."""
+        """alone: wait while another flow run works on the same root."""
         self._root = root
         profile = profile or read_profile()
         self._place = profile.stage_environment(root)
         shown = browsed(profile.yard_root(), profile.browse)
-        self._board = RunPages(flow, card, root, self._place.run_folder, shown)
+        self._pages = RunPages(flow, card, root, self._place.run_folder, shown)
         self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))
         self._limits: dict[str, StageLimit] = {}
         self._alone = alone
-        self._held = contextlib.AsyncExitStack()
+        self._lock = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> StageRunner:
         watch_signals()
         if self._alone:
-            await self._held.enter_async_context(run_lock(self._root, get_run_logger()))
-        await self._board.open()
+            await self._lock.enter_async_context(run_lock(self._root, get_run_logger()))
+        await self._pages.open()
         return self
 
     async def __aexit__(
@@ -72,30 +72,33 @@ class StageRunner:
     ) -> None:
         try:
             if kind is None or issubclass(kind, Exception):  # not when it is being cancelled
-                await self._board.close(error)
+                await self._pages.close(error)
         finally:
-            await self._held.aclose()
+            await self._lock.aclose()
 
     async def expect(self, jobs: Sequence[StageJob]) -> None:
-        """These stages will run. What a recipe names is looked up when its turn has come: another
-        run may have held it for weeks."""
-        self._board.expect(jobs)
+        """Announce the stages that will run. Call it under the lock: while this run waited, another
+        may have changed for weeks what a recipe names."""
+        self._pages.expect(jobs)
         if self._alone:
             await asyncio.to_thread(record_jobs, self._root, [job.document for job in jobs])
 
     def documents(self) -> list[dict[str, Any]]:
-        """What came of each stage so far, JSON-able."""
-        return [summary.to_document() for summary in self._board.summaries]
+        """The summary of each stage so far, JSON-able."""
+        return [summary.to_document() for summary in self._pages.summaries]
 
     async def run(self, *jobs: StageJob | None) -> None:
-        """Run jobs that do not wait for each other; when one fails the others are stopped."""
+        """Run jobs side by side; when one fails, stop the others."""
         try:
             async with asyncio.TaskGroup() as group:
                 for job in jobs:
                     if job is not None:
                         group.create_task(self._one(job))
         except BaseExceptionGroup as failed:
-            raise _first(failed) from None
+            error: BaseException = failed
+            while isinstance(error, BaseExceptionGroup):  # the failure that stopped the others
+                error = error.exceptions[0]
+            raise error from None
 
     async def _one(self, job: StageJob) -> Summary:
         async with self._slots:
@@ -104,7 +107,7 @@ class StageRunner:
                 await self._start(in_shares(job, shares))
                 job = joined(job, shares)
             summary = await self._start(job)
-        await self._board.add(summary)
+        await self._pages.add(summary)
         return summary
 
     async def _start(self, job: StageJob) -> Summary:
@@ -116,22 +119,14 @@ class StageRunner:
             return await run_stage_task(job, self._place)
 
     async def drop_all_but(self, jobs: Sequence[StageJob]) -> None:
-        """Remove parts beside those of these jobs, left by an earlier corpus with other files."""
+        """Remove the parts of an earlier corpus, with other files, beside those of these jobs."""
         if not jobs:
             return
         await asyncio.to_thread(remove_other_parts, [j.output.url for j in jobs if j.output])
 
 
-def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that stopped the others."""
-    error: BaseException = failed
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 def remove_other_parts(prefixes: Sequence[str]) -> None:
-    """Remove the artifacts in these prefixes' folder that are none of them."""
+    """Remove all other artifacts in the folder of these prefixes."""
     ours = {basename(prefix) for prefix in prefixes}
     folder = parent(prefixes[0])
     for name in store.list_files(folder):
@@ -143,4 +138,4 @@ def remove_other_parts(prefixes: Sequence[str]) -> None:
         store.delete(manifest_url)  # first: what has none does not exist
         for record in found[0].files if found else ():
             store.delete(join(folder, part + record.path))
-        log.warning("removed %s: the corpus has no such file any more", join(folder, part))
+        log.warning("removed %s: the corpus no longer has that file", join(folder, part))

@@ -1,6 +1,4 @@
-"""A stage of a flow as the launch of a job: the same whether it is started or only looked at.
-
-Pure: nothing is written, and nobody is asked."""
+"""The launch of a stage as a job, the same whether it is started or only checked. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +23,14 @@ def stage_spec(
     key: str = "",
     shares: Shares | None = None,
 ) -> LaunchSpec:
-    """One attempt at a job, with `folder` for its run folder; ConfigError for what cannot be."""
+    """One attempt at a job, with `folder` as its run folder; ConfigError if it cannot start."""
+    # The stage compares them with its own (stages/runtime/cli.py).
+    versions = {FLOW_VERSION: VERSION, FLOW_REVISION: build_revision()}
     return LaunchSpec(
         name=job.name,
         command=(place.python, "-m", f"stages.{job.stage}", "--config", str(folder / DOCUMENT)),
         run_directory=str(folder),
-        environment={**place.environment, **_build()},
+        environment={**place.environment, **{k: v for k, v in versions.items() if v}},
         grace_seconds=place.watch_of(job.stage).grace_seconds,
         resources=place.resources_of(job.stage),
         image=place.image_of(job.stage),
@@ -42,18 +42,12 @@ def stage_spec(
 
 
 def stage_document(job: StageJob, place: StageEnvironment) -> dict[str, Any]:
-    """The options as the job finds them in its document.
+    """The options that are written to the document of a job.
 
-    A stage that is given GPUs is told to compute on them, unless its device was written: where an
-    image or a node has no CUDA it then ends in words, and does not train on CPUs for a month."""
+    A stage with GPUs gets `device = "cuda"` unless the document names a device. Without CUDA in the
+    image or on the node it then fails, instead of training on CPUs for a month."""
     given = {name: value for name, value in job.document.items() if value is not None}
     takes_device = any(name == "device" for name, _, _ in leaves(CONFIGS[job.stage]))
     if takes_device and place.resources_of(job.stage).gpus_per_node:
         given.setdefault("device", "cuda")
     return given
-
-
-def _build() -> dict[str, str]:
-    """What a stage compares with itself (stages/runtime/cli.py)."""
-    told = {FLOW_VERSION: VERSION, FLOW_REVISION: build_revision()}
-    return {name: value for name, value in told.items() if value}

@@ -1,10 +1,11 @@
-"""The one task: write the config document, start the stage's own command through a block, wait, and
-read the manifest back.
+"""The one Prefect task: write the config document, run the stage in a block, read the manifest.
 
-What comes back is a summary for people; the artifact itself stays in the store. Behind a scheduler
-the job outlives this program: its run folder is named after the key that it is found again by, and
-bears a mark once its end is known, so that what is not settled is followed and not submitted. One
-that was being cancelled when its flow was killed is seen to its end, and another submitted."""
+The task returns a summary for people; the artifact stays in the store.
+
+The job of a scheduler outlives this program. Its run folder is named after the key by which it is
+found again, and has a file once its end is known. A job without that file is followed, not
+submitted again. If it was being cancelled when its flow was killed, the task follows it to its end
+and submits another."""
 
 from __future__ import annotations
 
@@ -35,19 +36,26 @@ from flows.pages.stage_pages import show_failed, show_stage
 from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
 from flows.runner.limits import take_slot
-from flows.runner.retry import HELD, MOST_RETRIES, Trying, given_up, reached_step, with_jitter
+from flows.runner.retry import (
+    CLAIM_HELD,
+    MOST_RETRIES,
+    FailedAttempts,
+    given_up,
+    reached_step,
+    with_jitter,
+)
 from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
 from flows.runner.submission import SETTLED, follow
 from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
 
-_tryings: dict[str, Trying] = {}
-"""By task run. Only as long as this program: whoever starts a flow again wants it tried again."""
+_failed_attempts: dict[str, FailedAttempts] = {}
+"""By task run, for this program only: a flow that a person starts again is tried again."""
 
 
 async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """True for infrastructure alone, as long as attempts get further (flows/runner/retry.py)."""
+    """Whether the infrastructure failed and attempts make progress (flows/runner/retry.py)."""
     error = await state.aresult(raise_on_failure=False)
     if not isinstance(error, StageError) or error.given_up:
         return False
@@ -65,30 +73,27 @@ async def run_stage_task(job: StageJob, place: StageEnvironment) -> Summary:
     """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
     await take_slot()
     task_run = str(runtime.task_run.id or "")
-    trying = _tryings.setdefault(task_run, Trying()) if task_run else Trying()
-    await _pause(job, trying)
+    failed = FailedAttempts()
+    if task_run:
+        failed = _failed_attempts.setdefault(task_run, failed)
+    if failed.pause_seconds:
+        seconds = with_jitter(failed.pause_seconds)
+        headline(get_run_logger(), job.name, "waits", note=f"retries in {seconds:.0f} s")
+        await asyncio.sleep(seconds)
     try:
         return await _attempt(job, place)
     except StageError as error:
         if not error.outcome.may_succeed_later:
             raise
-        if error.outcome.error == HELD:
-            trying.note_held()
+        if error.outcome.error == CLAIM_HELD:
+            failed.record_claim_held()
             raise
-        trying.note(await asyncio.to_thread(reached_step, job, error.outcome))
-        if trying.fruitless < place.fruitless_attempts:
+        failed.record(await asyncio.to_thread(reached_step, job, error.outcome))
+        if failed.fruitless < place.fruitless_attempts:
             raise
-        reason = given_up(trying)
+        reason = given_up(failed)
         get_run_logger().error("%s: %s", job.name, reason)
         raise StageError(error.outcome, error.log, reason) from error
-
-
-async def _pause(job: StageJob, trying: Trying) -> None:
-    """Before an attempt that follows on another."""
-    if trying.pause_seconds:
-        seconds = with_jitter(trying.pause_seconds)
-        headline(get_run_logger(), job.name, "waits", note=f"tried again in {seconds:.0f} s")
-        await asyncio.sleep(seconds)
 
 
 async def _attempt(job: StageJob, place: StageEnvironment) -> Summary:
@@ -112,8 +117,9 @@ async def _attempt(job: StageJob, place: StageEnvironment) -> Summary:
         raise
     except TrainyardError as error:
         seconds = time.monotonic() - began
-        outcome = _told(job, error)
-        why = f": {error}"  # no log of the stage tells
+        status = error.exit_status
+        outcome = Outcome(name=job.name, kind=KINDS[status], exit_status=status, message=str(error))
+        why = f": {error}"  # the stage has no log that says so
         raise await _failed(log, job, outcome, spec, seconds, why) from error
     await show_stage(summary)
     state = "reused" if summary.reused else "done"
@@ -129,24 +135,25 @@ async def _failed(
     seconds: float,
     why: str = "",
 ) -> StageError:
-    """spec: None where there is no run folder, and so no log, for want of room."""
+    """spec: None if the run folder, and so the log, could not be created."""
     error = StageError(outcome, "" if spec is None else str(Path(spec.run_directory, LOG)))
     headline(log, outcome.name, "failed", seconds, "", f"{outcome.how}{why}", logging.ERROR)
     await show_failed(job.stage, outcome, seconds, error.log)
     return error
 
 
-def _told(job: StageJob, error: TrainyardError) -> Outcome:
-    status = error.exit_status
-    return Outcome(name=job.name, kind=KINDS[status], exit_status=status, message=str(error))
-
-
 def _prepare(job: StageJob, place: StageEnvironment) -> LaunchSpec:
-    """Make the run folder of a new attempt, with the config document in it; or find that of one
-    that is not settled. Raises InfrastructureError where its disk is full or away."""
+    """Create the run folder of a new attempt with its config document, or find that of a submission
+    that is not settled. Raises InfrastructureError if its disk is full or unavailable."""
     attempts = Path(place.run_folder, job.name).absolute()
     with run_folder_io(attempts, NOT_BEGUN):
-        _make(attempts)
+        try:
+            attempts.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise ConfigError(
+                f"run folder {attempts} cannot be created ({error}): name another run_folder in "
+                f"the profile"
+            ) from error
         key = ""
         if place.block in SCHEDULED:
             key = next_key(attempts, runtime.flow_run.id or uuid.uuid4().hex)
@@ -161,17 +168,8 @@ def _prepare(job: StageJob, place: StageEnvironment) -> LaunchSpec:
     return stage_spec(job, place, folder, key, shares)
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(
-            f"run folder {folder} cannot be made ({error}): name another run_folder in the profile"
-        ) from error
-
-
 def _shares(job: StageJob, place: StageEnvironment, attempts: Path, key: str) -> Shares | None:
-    """All shares of a job that is made in some; of one tried again, those that failed."""
+    """All shares of a job in shares; in a retry, those that failed."""
     if job.num_shares == 0:
         return None
     count, submission = job.num_shares, submission_of(key)
@@ -183,9 +181,9 @@ def _shares(job: StageJob, place: StageEnvironment, attempts: Path, key: str) ->
 
 
 def next_key(attempts: Path, flow_run: str) -> str:
-    """The key of the submission that is not settled, or of the first that was not yet made.
+    """The key of the submission that is not settled, or of the next new one.
 
-    attempts: the folder of all runs of this job; it tells jobs of one name in two yards apart."""
+    attempts: the folder of all runs of this job; it distinguishes jobs of one name in two yards."""
     submission = 1
     while (attempts / job_key(flow_run, str(attempts), submission) / SETTLED).exists():
         submission += 1
@@ -193,19 +191,19 @@ def next_key(attempts: Path, flow_run: str) -> str:
 
 
 def _summarise(job: StageJob, spec: LaunchSpec, seconds: float) -> Summary:
-    said = read_outcome(spec.run_directory) or {}
+    outcome = read_outcome(spec.run_directory) or {}
     output = job.output
     manifest = Manifest(stage=job.stage)
     if output is not None:
         found = read_manifest(output.manifest_url)
         if found is None:
-            raise TrainyardError(f"the stage ended well, yet {output.manifest_url} is not there")
+            raise TrainyardError(f"the stage succeeded, but {output.manifest_url} does not exist")
         manifest = found[0]
     return Summary(
         job=job.name,
         stage=job.stage,
-        reused=said.get("outcome") == "noop",
-        reason=str(said.get("reason") or ""),
+        reused=outcome.get("outcome") == "noop",
+        reason=str(outcome.get("reason") or ""),
         seconds=round(seconds, 3),
         output_digest=manifest.output_digest if output is not None else "",
         manifest_url=output.manifest_url if output is not None else "",

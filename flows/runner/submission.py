@@ -1,9 +1,9 @@
-"""One submission, from its beginning until its end is known, and noted in its run folder.
+"""One submission of a stage, from its start until its end is recorded in its run folder.
 
-Who runs it may be away for longer than a block asks again: a weekend of maintenance, a control
-plane that is replaced. Nothing of the stage has failed then, and its job may go on. So it is looked
-for again for as long as it takes, within one attempt. What does not answer before there is a job
-may not be there at all; that is for the attempts to count (flows/runner/retry.py)."""
+A backend may be unavailable for longer than its block retries, such as during a weekend of
+maintenance. The stage has not failed then, and its job may run on. So the submission looks for the
+job again for as long as it takes, within one attempt. A backend that is unavailable before there is
+a job may not exist at all, so that fails the attempt (flows/runner/retry.py)."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.errors import TrainyardError
 
 SETTLED = "settled.json"
-"""File of a run folder of a scheduler's job: its end is known, the next submission is another."""
+"""File in the run folder of a scheduler's job whose end is known; a retry submits another job."""
 
 ENDED_BY_HAND = {
     "container": (RECORD, "docker rm --force {name}"),
     "slurm": (SUBMITTED, "scancel {job_id}"),
     "kubernetes": (SUBMITTED, "kubectl --namespace {namespace} delete {kind} {name}"),
 }
-"""Where a block notes that it has submitted a job, and how a person ends what is noted."""
+"""The file in which a block records its job, and the command by which a person ends that job."""
 
 AGAIN_SECONDS = 3600.0
-"""After which a stage whose job still cannot be seen says so again."""
+"""Between two log lines of a stage whose job still cannot be seen."""
 LOOK_SECONDS = 1.0
-"""Between two looks whether a place answers again."""
+"""Between two looks whether the backend answers again."""
 
 
 async def follow(stage: str, place: StageEnvironment, spec: LaunchSpec) -> Outcome:
-    """Start the job of a run folder, or find it, and wait for its end. Being cancelled ends it."""
-    following = Submission(stage, place, spec)
+    """Start the job of a run folder, or find it, and wait for its end. Cancelling stops the job."""
+    submission = Submission(stage, place, spec)
     try:
         async with progress_shown(spec):
-            run = await following.until_ended()
+            run = await submission.wait()
     except asyncio.CancelledError:
-        # The job is gone. Whoever starts the run again wants another one, not this one's end.
-        if not following.is_left:
+        # The job is stopped. A run that starts again submits another one.
+        if not submission.may_run_on:
             try:
                 settle(place, spec, Kind.STOPPED)
-            except OSError as error:  # such as a full disk: stopped it is all the same
-                get_run_logger().warning("%s: its end could not be noted: %s", spec.name, error)
+            except OSError as error:  # such as a full disk; the job is stopped all the same
+                get_run_logger().warning("%s: its end was not recorded: %s", spec.name, error)
         raise
     outcome = await run.fetch_result()
     with run_folder_io(Path(spec.run_directory)):
@@ -83,92 +83,93 @@ def settle(
     message: str = "",
     shares: tuple[int, ...] = (),
 ) -> None:
-    """Note how the job of a scheduler ended: it is not followed any more."""
+    """Record how the job of a scheduler ended, so that it is no longer followed."""
     if place.block in SCHEDULED:
-        told = {"kind": kind, "message": message, "shares": shares}
-        write_record(Path(spec.run_directory, SETTLED), told)
+        document = {"kind": kind, "message": message, "shares": shares}
+        write_record(Path(spec.run_directory, SETTLED), document)
 
 
 class Submission:
-    """A job that is followed, and what was said of its place being away."""
+    """A job that is followed, also while its backend is unavailable."""
 
     def __init__(self, stage: str, place: StageEnvironment, spec: LaunchSpec) -> None:
         self._stage, self._place, self._spec = stage, place, spec
         self._log = get_run_logger()
         self._looks = 0
-        """In a row, that found nobody."""
+        """In a row that found the backend unavailable."""
         self._since = 0.0
-        self._told_at = -math.inf
-        self.is_left = False
-        """It was cancelled, and its place could not be told: the job may go on."""
+        self._logged_at = -math.inf
+        self.may_run_on = False
+        """It was cancelled, and the job could not be stopped."""
 
-    async def until_ended(self) -> StageJobRun:
-        """The run of the job, which has ended."""
+    async def wait(self) -> StageJobRun:
+        """Wait until the job has ended."""
         while True:
             try:
                 return await self._once()
             except BackendUnavailableError as error:
                 if _is_cancelled():
-                    self._leave(error)
+                    self._report_running_on(error)
                     raise asyncio.CancelledError from error
-                if self._noted() is None:
+                if self._recorded_job() is None:
                     raise
-                words = str(error)
-            await self._wait(words)
+                reason = str(error)
+            await self._wait_for_backend(reason)
 
     async def _once(self) -> StageJobRun:
-        run = await self._found()
+        run = await self._trigger()
         try:
             if not self._looks:
                 await show_submitted(self._spec)
-            async with self._return_told(run):
+            async with self._return_reported(run):
                 await run.wait_for_completion()
         except asyncio.CancelledError:
-            await run.stop()  # it may be that nobody waited for it yet
+            await run.stop()  # cancelled perhaps before the run waited for its completion
             raise
         return run
 
-    async def _found(self) -> StageJobRun:
+    async def _trigger(self) -> StageJobRun:
         return await BLOCKS[self._place.block](self._place, self._spec, self._stage).trigger()
 
-    # --- its place is away --------------------------------------------------------------------
+    # --- the backend is unavailable -----------------------------------------------------------
 
-    async def _wait(self, words: str) -> None:
-        """Until the next look; being cancelled meanwhile ends the job, if that can be done now."""
+    async def _wait_for_backend(self, reason: str) -> None:
+        """Pause until the next look. Cancelling stops the job if the backend answers now."""
         self._looks += 1
         if self._looks == 1:
-            self._since, self._told_at = time.time(), -math.inf
+            self._since, self._logged_at = time.time(), -math.inf
         try:
-            await self._tell_away(words)
+            await self._report_unavailable(reason)
             await asyncio.sleep(with_jitter(pause_seconds(self._looks)))
         except asyncio.CancelledError:
-            await self._end_unseen()
+            await self._stop_unseen()
             raise
 
-    async def _tell_away(self, words: str) -> None:
-        if time.monotonic() - self._told_at < AGAIN_SECONDS:
+    async def _report_unavailable(self, reason: str) -> None:
+        if time.monotonic() - self._logged_at < AGAIN_SECONDS:
             return
-        self._told_at = time.monotonic()
+        self._logged_at = time.monotonic()
         since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(self._since))
-        note = f"its job cannot be seen since {since}, and may go on: {words}; looked for again"
-        self._headline("waits", f"{note} until it can, or this is cancelled", logging.WARNING)
-        state = f"its job cannot be seen since {since}, and may go on: looked for again"
-        await show_waiting(self._stage, self._spec, f"waits: {state}", words)
+        state = f"its job cannot be seen since {since}, and may run on"
+        note = f"{state}: {reason}; looking for it until it can be seen, or this is cancelled"
+        self._headline("waits", note, logging.WARNING)
+        state = f"waits: {state}; looking for it again"
+        await show_waiting(self._stage, self._spec, state, reason)
 
     @contextlib.asynccontextmanager
-    async def _return_told(self, run: StageJobRun) -> AsyncIterator[None]:
-        """Say it as soon as the place of a job that could not be seen answers again."""
+    async def _return_reported(self, run: StageJobRun) -> AsyncIterator[None]:
+        """Report it as soon as an unavailable backend answers again."""
         if not self._looks:
             yield
             return
-        telling = asyncio.create_task(self._tell_return(run))
+        reporting = asyncio.create_task(self._report_return(run))
         try:
             yield
         finally:
-            telling.cancel()
-            await asyncio.wait([telling])
+            reporting.cancel()
+            await asyncio.wait([reporting])
 
-    async def _tell_return(self, run: StageJobRun) -> None:
+    async def _report_return(self, run: StageJobRun) -> None:
         while not run.was_answered:
             await asyncio.sleep(LOOK_SECONDS)
         self._looks = 0
@@ -181,47 +182,48 @@ class Submission:
 
     # --- cancelled ----------------------------------------------------------------------------
 
-    async def _end_unseen(self) -> None:
-        """Of a flow that is cancelled while nobody answers for its job."""
-        self.is_left = True
-        self._note_cancelled()  # this program may be killed before anybody answers
-        self._log.warning("%s: cancelled while its job cannot be seen: trying once", self._name)
+    async def _stop_unseen(self) -> None:
+        """Try once to stop a job whose backend is unavailable."""
+        self.may_run_on = True
+        self._record_cancelled()  # this program may be killed before the backend answers
+        self._log.warning(
+            "%s: cancelled while its job cannot be seen: trying once to stop it", self._spec.name
+        )
         try:
-            run = await self._found()
+            run = await self._trigger()
             await run.stop()
         except TrainyardError as error:
-            self._leave(error)
+            self._report_running_on(error)
         else:
-            self.is_left = False
+            self.may_run_on = False
 
-    def _leave(self, error: TrainyardError) -> None:
-        self.is_left = True
-        self._note_cancelled()
+    def _report_running_on(self, error: TrainyardError) -> None:
+        self.may_run_on = True
+        self._record_cancelled()
+        job = self._recorded_job()
+        by_hand = ""
+        if job is not None:
+            _, command = ENDED_BY_HAND[self._place.block]
+            by_hand = f": end it there ({command.format_map(job)})"
         self._log.error(
-            "%s: cancelled, and its job could not be ended: %s. It may go on%s; Retry would end "
-            "it and begin another",
-            self._name,
+            "%s: cancelled, and its job could not be stopped: %s. It may run on%s; Retry stops it "
+            "and submits another",
+            self._spec.name,
             error,
-            self._by_hand(),
+            by_hand,
         )
 
-    def _note_cancelled(self) -> None:
-        """For a program that starts this run again: it ends the job before it submits another."""
+    def _record_cancelled(self) -> None:
+        """So that a program which starts this run again stops the job before it submits another."""
         folder = Path(self._spec.run_directory)
         try:
             if read_ending(folder) is None:
                 write_ending(folder, Ending(kind=Kind.STOPPED, was_signalled=False))
         except OSError as error:
-            self._log.warning("%s: its ending could not be noted: %s", self._name, error)
+            self._log.warning("%s: its end was not recorded: %s", self._spec.name, error)
 
-    # --- what is known of it --------------------------------------------------------------------
-
-    @property
-    def _name(self) -> str:
-        return self._spec.name
-
-    def _noted(self) -> dict[str, Any] | None:
-        """What its block noted when it had submitted it; None: it has not, as far as is known."""
+    def _recorded_job(self) -> dict[str, Any] | None:
+        """The job as its block recorded it when it submitted it; None if no job is known."""
         if self._place.block not in ENDED_BY_HAND:
             return None
         file, _ = ENDED_BY_HAND[self._place.block]
@@ -229,15 +231,8 @@ class Submission:
         with run_folder_io(folder):
             return read_record(folder / file)
 
-    def _by_hand(self) -> str:
-        job = self._noted()
-        if job is None:
-            return ""
-        _, command = ENDED_BY_HAND[self._place.block]
-        return f": end it there ({command.format_map(job)})"
-
 
 def _is_cancelled() -> bool:
-    """True while this task is told to end: what it waited for may have failed at that."""
+    """Whether this task is being cancelled, which may be why the call it waited for failed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

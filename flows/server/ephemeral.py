@@ -1,8 +1,8 @@
 """Prefect's API for one flow run on this machine, when no server is running.
 
-Prefect would start one itself, but that one lives on when its flow is killed, and lets in whoever
-finds its port. This one holds the read end of a pipe, as stages do, ends with whoever started it,
-and asks for a password that it alone knows with that program; both have it from the environment.
+A server that Prefect starts outlives a killed flow and accepts any client. This one ends with the
+program that started it, because it reads from a pipe of that program, as stages do. It asks for a
+password that only that program knows; both have it from the environment.
 
     python -m flows.server.ephemeral SOCKET LIFELINE      (two inherited descriptors)"""
 
@@ -24,7 +24,7 @@ from flows.server.home import PASSWORD, URL, closed, make_home, new_password, pr
 from trainyard.errors import InfrastructureError
 
 START_SECONDS = 240.0
-"""Of which it may wait half for others that start on the same home (flows/server/process.py)."""
+"""Up to half of it waiting for servers that start in the same home (flows/server/process.py)."""
 STOP_SECONDS = 10.0
 
 FULL_BYTES = 65_536
@@ -35,11 +35,11 @@ LEASES = {
         "prefect.server.concurrency.lease_storage.filesystem"
     ),
 }
-"""The slots of a limit are counted in the database; the leases by which they are given back must
-outlive the server as well. Under PREFECT_HOME, where all servers of one database find them."""
+"""The database counts the slots of a limit, so the leases of those slots must outlive the server
+too. They are under PREFECT_HOME, where all servers of one database find them."""
 
 LEASE_SECONDS = 60
-"""Of a lease of a task run, by Prefect: when one was killed its slot is free again after that."""
+"""Duration of the lease of a slot: when a flow is killed, its slot is free after that."""
 
 SETTINGS = {
     **LEASES,
@@ -47,11 +47,11 @@ SETTINGS = {
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",  # of leases that have run out
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",  # frees expired leases
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
 }
-"""What one run needs of a server; its database keeps everything for a later look."""
+"""Settings of a server for one run; its database keeps everything for later."""
 
 
 alone = threading.Event()
@@ -59,17 +59,17 @@ alone = threading.Event()
 
 
 def is_alone() -> bool:
-    """True when the flow's server is our own, which starts nothing and ends with the flow."""
+    """Whether this flow has its own server, which starts nothing and ends with the flow."""
     return alone.is_set()
 
 
 class EphemeralServer:
-    """A server on a port of localhost, a free one unless it is named, with its database under
-    PREFECT_HOME."""
+    """A server on localhost with its database under PREFECT_HOME; port 0 is any free one."""
 
     def __init__(self, home: Path, port: int = 0, password: str = "") -> None:
-        """Start it; raises InfrastructureError when nothing can be written there. password:
-        USER:PASSWORD that it asks for; a new one when empty."""
+        """Start it; raises InfrastructureError if home cannot be written.
+
+        password: USER:PASSWORD that it asks for; a new one if empty."""
         self._home = home
         password = password or new_password()
         try:
@@ -77,7 +77,7 @@ class EphemeralServer:
             self._log = open(home / "server.log", "ab", opener=private)  # noqa: SIM115
         except OSError as error:
             raise InfrastructureError(
-                f"Prefect's database cannot be kept in {home}: {error}. It lies under the yard "
+                f"Prefect's database cannot be kept in {home}: {error}. Its folder is in the yard "
                 f"(--root, or the variable YARD)"
             ) from error
         self._log_began = self._log.tell()
@@ -88,7 +88,7 @@ class EphemeralServer:
             address = f"http://127.0.0.1:{listening.getsockname()[1]}"
             self.url = f"{address}/api"
             self.environment = {URL: self.url, PASSWORD: password}
-            """What leads a program to it."""
+            """The variables by which a program finds it."""
             read_end, self._lifeline = os.pipe()
             descriptors = (listening.fileno(), read_end)
             self._process = subprocess.Popen(
@@ -99,12 +99,12 @@ class EphemeralServer:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C is for the flow, which has to say how it ended
+                start_new_session=True,  # Ctrl-C is for the flow, which reports how it ended
             )
             os.close(read_end)
 
     def wait(self) -> None:
-        """Until it answers; raises InfrastructureError when it does not."""
+        """Wait until it answers; raises InfrastructureError if it does not."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
@@ -113,8 +113,8 @@ class EphemeralServer:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         raise InfrastructureError(
-            f"Prefect's server did not start: {self._why()} (all of it: {self._log.name}). A "
-            f"server that is running already is used when PREFECT_API_URL names it"
+            f"Prefect's server did not start: {self._why()} (full log: {self._log.name}). To use a "
+            f"server that is already running, set PREFECT_API_URL"
         )
 
     def _why(self) -> str:
@@ -124,7 +124,7 @@ class EphemeralServer:
         with open(self._log.name, "rb") as log:
             log.seek(self._log_began)
             said = log.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it logged nothing")
         status = self._process.poll()
         if status is None:
             return f"no answer within {START_SECONDS:.0f} s; {last}"

@@ -1,7 +1,7 @@
-"""What stands before Prefect's server, whose pages and API any site may ask otherwise: requests by
-a foreign name and those of foreign pages are turned away, and no page may frame ours.
+"""The guard before Prefect's server, which by itself answers pages of any site.
 
-The password is Prefect's own business, but for what it cannot compare with one."""
+It refuses requests under a foreign host name and from pages of other origins, and forbids framing.
+Prefect checks the password; the guard only refuses credentials that Prefect cannot compare."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
 
 OF_OTHERS = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
-"""Pages about the API, and what they show. They run scripts of other sites, which could read the
-password that a browser keeps for ours."""
+"""Pages about the API. They run scripts of other sites, which could read the password of our pages
+from the browser."""
 
 
 class Refusal(NamedTuple):
-    """Why a request is turned away."""
+    """Why a request is refused."""
 
     status: HTTPStatus
     text: str
 
 
 class Guarded:
-    """An application that foreign pages do not reach."""
+    """An application that pages of other origins cannot reach."""
 
     def __init__(self, app: App, names: Iterable[str] = (), any_address: bool = False) -> None:
-        """names: by which it may be called besides this machine's own, those of proxies, which may
-        hide them from us, among them. any_address: by every address as well, which no page can
-        have resolved to ours."""
+        """names: host names that it answers to besides those of this machine, such as those of
+        proxies. any_address: it answers to every IP address too, which no page can forge."""
         given = {name.lower() for name in names}
         self._app = app
         self._names = OURS | given
@@ -47,7 +46,7 @@ class Guarded:
         self._any_address = any_address
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
+        """Refuse a request, or pass it on."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -70,11 +69,11 @@ class Guarded:
         if name not in self._names and not (self._any_address and _is_address(name)):
             return Refusal(HTTPStatus.MISDIRECTED_REQUEST, not_ours(name))
         for origin in origins:
-            scheme, _, place = origin.partition("://")
-            is_own = place == hosts[0] or host_name([place]) in self._proxies
+            scheme, _, host = origin.partition("://")
+            is_own = host == hosts[0] or host_name([host]) in self._proxies
             if scheme not in ("http", "https") or not is_own:
-                told = f"a page of {origin} asks: only our own pages may"
-                return Refusal(HTTPStatus.FORBIDDEN, told)
+                text = f"a page of {origin} asks: only our own pages may"
+                return Refusal(HTTPStatus.FORBIDDEN, text)
         return None
 
 
@@ -89,21 +88,21 @@ async def answer(
 
 
 def _of_request(scope: Message) -> Refusal | None:
-    """What is turned away whoever asks."""
+    """Refuse requests that no client may make."""
     if scope["path"] in OF_OTHERS:
         return Refusal(HTTPStatus.NOT_FOUND, "pages about the API are not served here")
     for key, value in scope["headers"]:
         if key == b"authorization" and not _is_comparable(value):
-            return Refusal(HTTPStatus.UNAUTHORIZED, "a password is of ASCII letters")
+            return Refusal(HTTPStatus.UNAUTHORIZED, "a password must be ASCII")
     return None
 
 
 def _is_comparable(authorization: bytes) -> bool:
-    """False for credentials at which Prefect's own comparison ends with an error."""
+    """False for credentials on which Prefect's own comparison raises."""
     try:
         return base64.b64decode(authorization.split()[-1]).isascii()
     except (IndexError, ValueError):
-        return True  # none at all: Prefect says so
+        return True  # malformed: Prefect refuses it
 
 
 def _unframed(send: Send) -> Send:

@@ -1,7 +1,7 @@
-"""Prefect's folder under a yard, for its owner alone, and the password of `make ui` in it.
+"""Prefect's folder in a yard, readable by its owner only, and the password of `make ui` in it.
 
-The file there is read by a shell (`. yard/.prefect/ui.env`), so that address and password of one
-server always come together: another server never gets this one's."""
+A shell reads the file (`. yard/.prefect/ui.env`), so the address and the password of a server
+always come together, and no other server gets the password."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ HEAD = "# Leads a shell to the server of `make ui`, which writes this. Holds its
 
 
 def home_under(root: str) -> Path:
-    """The folder of a root of all runs; in `yard` here for one that is no folder."""
+    """The folder in a root of all runs; in ./yard if that root is not a folder."""
     return Path(root if is_local(root) else "yard", ".prefect")
 
 
 def new_password() -> str:
-    """USER:PASSWORD of 160 bits, in letters that mean nothing to a shell."""
+    """USER:PASSWORD with 160 bits, without characters special to a shell."""
     return f"trainyard:{secrets.token_hex(20)}"
 
 
 def make_home(home: Path) -> None:
-    """Make Prefect's folder, or close to others what is there; ConfigError for what is theirs."""
+    """Create Prefect's folder, or close it to others; ConfigError if it, or a file, is theirs."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -42,8 +42,8 @@ def make_home(home: Path) -> None:
         if there.st_uid != os.geteuid():
             raise ConfigError(
                 f"{home} belongs to user {there.st_uid}, and this program runs as user "
-                f"{os.geteuid()}: Prefect keeps what it believes and its secrets there. Name a "
-                f"yard of your own (--root, or the variable YARD), or remove the folder"
+                f"{os.geteuid()}: Prefect keeps its state and its secrets there. Name a yard of "
+                f"your own (--root, or the variable YARD), or remove the folder"
             )
         if stat.S_IMODE(there.st_mode) & 0o077:
             os.fchmod(descriptor, 0o700)
@@ -53,30 +53,29 @@ def make_home(home: Path) -> None:
 
 
 def _check_entries(home: Path, descriptor: int) -> None:
-    """Nothing lies in the folder that another user has put there while it was open: a database that
-    they have open too, settings that run a program, a link that leads elsewhere."""
+    """Refuse files of another user: a database that they have open too, settings that run a
+    program, a link to another place."""
     with os.scandir(descriptor) as entries:
         for entry in entries:
             try:
                 owner = entry.stat(follow_symlinks=False).st_uid
-            except FileNotFoundError:  # of another server, such as a journal, gone meanwhile
+            except FileNotFoundError:  # such as a journal that another server just removed
                 continue
             if owner != os.geteuid():
                 raise ConfigError(
                     f"{home / entry.name} belongs to user {owner}, and this program runs as user "
-                    f"{os.geteuid()}: who put it there may read and change what Prefect keeps. "
+                    f"{os.geteuid()}: its owner may read and change what Prefect stores. "
                     f"Remove it"
                 )
 
 
 def private(path: str, flags: int) -> int:
-    """An opener of files that nobody else reads, which follows no link."""
+    """An opener for files that only their owner may read; follows no link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def kept_password(home: Path) -> str:
-    """That of the last `make ui`; a new one where there is none. ConfigError for one that others
-    may know."""
+    """The password of the last `make ui`, or a new one; ConfigError if other users may know it."""
     path = home / UI
     try:
         with open(path, encoding="utf-8", opener=private) as file:
@@ -84,19 +83,19 @@ def kept_password(home: Path) -> str:
     except FileNotFoundError:
         return new_password()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; remove it, and a new one is made") from error
+        raise ConfigError(f"{path}: {error.strerror}; remove it to get a new one") from error
     if there.st_uid != os.geteuid() or stat.S_IMODE(there.st_mode) & 0o077:
         raise ConfigError(
-            f"{path} is not its owner's alone (user {there.st_uid}, mode "
-            f"{stat.S_IMODE(there.st_mode):o}): others may know the password in it. Remove it, and "
-            f"a new one is made"
+            f"{path} is readable by others (user {there.st_uid}, mode "
+            f"{stat.S_IMODE(there.st_mode):o}), who may know the password in it. Remove it to get "
+            f"a new one"
         )
     found = LINE.search(text)
     return found[1] if found else new_password()
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file that its owner alone reads, at once."""
+    """Write a file atomically, readable by its owner only."""
     scratch = path.with_name(path.name + ".tmp")
     scratch.unlink(missing_ok=True)
     with open(scratch, "x", encoding="utf-8", opener=private) as file:
@@ -105,8 +104,9 @@ def replace(path: Path, text: str) -> None:
 
 
 def closed(server: str, password: str, home: Path) -> dict[str, str]:
-    """Settings of a server that asks for a password and lets no page of another origin read its
-    answers. server: its URL without a path."""
+    """Settings of a server with a password, whose answers no page of another origin may read.
+
+    server: its URL without a path."""
     return {
         "PREFECT_HOME": str(home),
         ASKED: password,
@@ -115,5 +115,5 @@ def closed(server: str, password: str, home: Path) -> dict[str, str]:
 
 
 def settings_of_shell(url: str, password: str) -> str:
-    """What leads a shell to a server; the text of the file."""
+    """The file by which a shell finds a server."""
     return f"{HEAD}export {URL}={url}\nexport {PASSWORD}={password}\n"

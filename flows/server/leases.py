@@ -1,8 +1,8 @@
-"""Where a server keeps the leases of slots: on disk, as Prefect can by itself; and what ran out
-while the server was away is not taken back before its holder could renew it.
+"""Storage of the leases of slots for servers that outlive a flow: on disk, with a grace at start.
 
-Prefect calls a lease over as soon as the server is up again. Its slot went to the next one, beside
-the training that had it all the time. Named in PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE."""
+Prefect alone frees every lease that expired while the server was down, as soon as it is up again.
+The slot then goes to another training beside the one that still runs. Here the holders have a
+minute to renew their leases first. PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE names this module."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _began = time.monotonic()
 
 
 class ConcurrencyLeaseStorage(filesystem.ConcurrencyLeaseStorage):
-    """Leases on disk, of which none runs out in the first minute of a server."""
+    """Leases on disk; none expires in the first minute of a server."""
 
     async def read_expired_lease_ids(self, limit: int = 100) -> list[UUID]:
-        """Those that may be taken back; `renew_lease` renews every other one, run out or not."""
+        """The leases to take back; `renew_lease` renews any other one, expired or not."""
         if time.monotonic() - _began < LEASE_SECONDS:
             return []
         return await super().read_expired_lease_ids(limit)

@@ -1,8 +1,8 @@
-"""How a browser comes by the password of Prefect's pages without anybody typing it.
+"""How a browser gets the password of Prefect's pages without typing.
 
-A file that the owner of the yard alone can open leads to a page of the server. The password is
-behind the # of that address, which no browser sends, and the page's script puts it where Prefect's
-own login does. Knows nothing of Prefect's server but that."""
+A file that only the owner of the yard can open redirects to a page of the server. The password
+follows the # of that address, which no browser sends. A script of the page stores it where
+Prefect's own login does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ fetch("/api/admin/version", {headers: {Authorization: "Basic " + word}}).then(re
   location.replace("/");
 });
 """
-"""A wrong password changes nothing: a foreign page may lead here too."""
+"""A wrong password changes nothing, since a foreign page may redirect here too."""
 PAGE = f"<!DOCTYPE html><title>Prefect</title><script>{SCRIPT}</script>\n".encode()
 
 _DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest())
@@ -37,7 +37,7 @@ HEADERS = (
 
 
 class LogIn:
-    """An application with that page before another one."""
+    """Adds that page to an application."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class LogIn:
 
 
 def leading_page(server: str, password: str) -> str:
-    """The file that leads a browser there. server: its URL without a path."""
+    """The file that redirects a browser there. server: its URL without a path."""
     url = f"{server}{PATH}#{base64.b64encode(password.encode()).decode()}"
     return (
         '<!DOCTYPE html><meta name="referrer" content="no-referrer"><title>Prefect</title>\n'

@@ -1,7 +1,7 @@
-"""The process of a Prefect server, a flow's own or that of `make ui`; several may share one home.
+"""The process of a Prefect server, a flow's own or that of `make ui`.
 
-One after another they bring the database there up to date: two at once would both make the same
-tables, and one of them fail."""
+Several servers may share one home. They migrate its database one after another: two at once would
+both create the same tables, and one would fail."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flows.server.log_in import LogIn
 from trainyard.errors import InfrastructureError
 
 LOCK = "start.lock"
-"""In Prefect's folder; held, by the kernel's word, while a server brings its database up."""
+"""In Prefect's folder; locked while a server migrates the database."""
 TURN_SECONDS = 120.0
-"""How long a server waits for those before it."""
+"""How long a server waits for the lock."""
 LOOK_SECONDS = 0.1
 
 
@@ -34,26 +34,28 @@ def serve(
     has_pages: bool = False,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until a signal ends it. home: Prefect's folder; listening: a descriptor; names and
-    any_address: as of Guarded; has_pages: for browsers too."""
-    from prefect.server.api.server import create_app  # seconds, in which nobody need wait
+    """Serve until a signal.
 
-    def whole() -> App:
+    home: Prefect's folder. listening: a file descriptor. names, any_address: see Guarded.
+    has_pages: serve browsers too. started: called once it serves."""
+    from prefect.server.api.server import create_app  # takes seconds
+
+    def guarded() -> App:
         app: App = create_app()
         return Guarded(LogIn(app) if has_pages else app, names, any_address)
 
     with ExitStack() as starting:
         starting.enter_context(turn_to_start(home / LOCK))
         level = "warning" if has_pages else "error"
-        config = uvicorn.Config(whole, factory=True, log_level=level, lifespan="on")
+        config = uvicorn.Config(guarded, factory=True, log_level=level, lifespan="on")
         server = _Server(config, starting.close, started)
         server.run(sockets=[socket.socket(fileno=listening)])
         if not server.started:
-            raise SystemExit(InfrastructureError.exit_status)  # it has said why
+            raise SystemExit(InfrastructureError.exit_status)  # uvicorn has logged why
 
 
 class _Server(uvicorn.Server):
-    """One that tells when its database is up, or never will be, and when it serves."""
+    """A server that reports when its start has ended, and when it serves."""
 
     def __init__(
         self, config: uvicorn.Config, tried: Callable[[], None], serves: Callable[[], None]
@@ -71,9 +73,9 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def turn_to_start(lock: Path, seconds: float = TURN_SECONDS) -> Iterator[None]:
-    """Hold the lock, which says who has it; ends the program in words where it does not come.
+    """Hold the lock of a starting server; exits with a message if it takes too long.
 
-    The kernel lets go of it when its holder dies, however it dies."""
+    The file names the process that has it. The kernel releases it when that process dies."""
     with lock.open("a+") as file:
         deadline = time.monotonic() + seconds
         while not _is_ours(file.fileno()):

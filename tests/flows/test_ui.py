@@ -38,7 +38,7 @@ def test_a_password_that_others_may_know_is_told(
     (tmp_path / ".prefect").mkdir()
     (tmp_path / ".prefect" / "ui.env").touch(0o644)
     assert ui.main(["--root", str(tmp_path), "--port", "0"]) == 2
-    assert "ui.env is not its owner's alone" in capsys.readouterr().err
+    assert "ui.env is readable by others" in capsys.readouterr().err
 
 
 def test_a_root_or_a_folder_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:

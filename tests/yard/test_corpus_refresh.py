@@ -74,7 +74,7 @@ def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[s
 
     again, same = refresh(yard)
     assert again.states() == {"corpus": "done"}
-    assert "no news since" in again.err
+    assert "no new sources since" in again.err
     assert same == one
 
     write(yard.folder, "c", "8 9 10")
@@ -99,7 +99,7 @@ def test_news_found_without_a_server_are_announced_by_the_next_run_that_has_one(
     by_hand = replace(yard, environment={"TRAINYARD_CACHE": yard.environment["TRAINYARD_CACHE"]})
     done, alone = refresh(by_hand)
     assert not alone["announced"]
-    assert "not announced, for want of a server (PREFECT_API_URL)" in done.err
+    assert "not announced, because PREFECT_API_URL names no server" in done.err
     assert "announced" not in refresh(yard)[0].err
     assert json.loads(Path(done.out.split()[-1]).read_text()) == {**alone, "announced": True}
     assert comes(30, lambda: events(prefect_api).count(alone["version"]) == 1)
@@ -127,6 +127,6 @@ def test_of_two_runs_at_once_one_does_the_work_and_the_other_reuses_it(yard: Yar
     both = [yard.start("-m", "flows.corpus_refresh", recipe) for _ in range(2)]
     said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
-    assert sorted("no news since" in err for _, err in said) == [False, True]
+    assert sorted("no new sources since" in err for _, err in said) == [False, True]
     assert sorted("merge" in err for _, err in said) == [False, True]
     assert said[0][0] == said[1][0]

@@ -167,9 +167,9 @@ def test_a_scheduler_that_plans_nothing_and_a_run_that_no_worker_takes(
         api.ask(f"deployments/{made}", method="DELETE")
     assert (seen.status, seen.ill()) == (MAY_PASS, {"schedules"})
     told = seen.told("schedules")
-    assert "nightly/profile has an active schedule and no run to come" in told
+    assert "nightly/profile has an active schedule and no planned run" in told
     assert "late runs of nightly/profile: 1, the oldest by " in told
-    assert "(due 2026-01-01 03:00 UTC): no worker asks queue default of work pool nobody" in told
+    assert "(due 2026-01-01 03:00 UTC): no worker polls queue default of work pool nobody" in told
     assert "prefect worker start --pool nobody" in told
 
 

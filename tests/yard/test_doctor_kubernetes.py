@@ -50,7 +50,7 @@ def test_a_sound_cluster_is_sound_however_slowly_the_client_loads(
     profile = profile_on_pods(fake, practice.folder) + ON_TWO_NODES
     found = practice.visit(profile, "jobs", "image", program=("-c", SLOW_TO_LOAD))
     assert (found.status, found.ill()) == (0, set()), found.findings
-    assert "namespace yard would take a Job" in found.findings["jobs"]["told"]
+    assert "namespace yard accepts a Job" in found.findings["jobs"]["told"]
     assert found.findings["jobs"]["seconds"] > 10.0  # else this test shows nothing
     assert "--submit tries it" in found.findings["image"]["told"]
 
@@ -96,7 +96,7 @@ def test_nothing_is_left_and_nothing_is_asked_that_the_role_does_not_allow(
     found = visit(profile_on_pods(fake, tmp_path) + ON_TWO_NODES, tmp_path, capsys)
     assert found.status == 0, found.findings
     kind = "JobSet" if has_jobsets else "Job"
-    assert found.findings["jobs"]["told"].endswith(f"would take a {kind}")
+    assert found.findings["jobs"]["told"].endswith(f"accepts a {kind}")
     assert [path for _, path in fake.asked].count(f"/apis/{JOBSET}") == 1
     assert {kind: fake.all(kind) for kind in before} == before
     role, *_ = yaml.safe_load_all((ROOT / "deploy/kubernetes/rbac.yaml").read_text())

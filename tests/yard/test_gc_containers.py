@@ -81,7 +81,7 @@ def test_one_that_ended_unseen_is_told_then_removed_and_its_end_is_still_found(
     told = gc(tmp_path, "--attempt-days", "0")
     assert told.status == 0, told.err
     assert f"container: {name}, " in told.out
-    assert "no flow came back for it" in told.out
+    assert "no flow followed it" in told.out
     assert name not in gc(tmp_path).out  # not yet, by the standing policy
     assert left(key, STANDARD) == []
     assert state(key) == "exited"
@@ -106,7 +106,7 @@ def test_only_what_is_ours_and_has_not_been_taken_up_again(
     asyncio.run(until(lambda: state(key).split() == ["exited"] * 2))
     (one,) = left(key)
     docker("start", f"trainyard-job-{key}")
-    with pytest.raises(ClaimHeldError, match="a flow came back for it"):
+    with pytest.raises(ClaimHeldError, match="a flow follows it again"):
         one.remove()
     assert len(containers(key)) == 2
 
@@ -117,5 +117,5 @@ def test_an_engine_that_is_away_is_told_and_the_rest_is_swept(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     ended = gc(tmp_path)
     assert ended.status == 3
-    assert "not looked at: the Docker engine at" in ended.out
+    assert "not checked: the Docker engine at" in ended.out
     assert ended.out.rstrip().endswith("nothing to remove")

@@ -86,7 +86,7 @@ def test_news_start_one_training_which_takes_the_new_version_and_no_news_start_n
 ) -> None:
     assert "merge" in refresh(yard)
     assert comes(60, lambda: trainings(server, "nightly"))
-    assert "no news since" in refresh(yard)
+    assert "no new sources since" in refresh(yard)
     (training,) = trainings(server, "nightly")
     assert training["parameters"]["recipe"] == str(yard.folder / "web.toml")
     assert training["parameters"]["profile"] == "nightly"

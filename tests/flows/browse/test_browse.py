@@ -257,7 +257,7 @@ def test_nothing_can_be_changed(ask: Ask) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "FOO"):
         reply = ask("/tiny/card.html", method)
         assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD"), method
-        assert reply.text == "only GET and HEAD: this place is read only\n"
+        assert reply.text == "only GET and HEAD: this server is read-only\n"
     assert ask("/tiny/card.html").body == CARD
 
 

@@ -42,19 +42,19 @@ def asked(text: str) -> Answer:
 def test_every_partition_is_looked_at() -> None:
     answer = asked('[slurm]\npartition = "cpu"\n[slurm.pretrain]\npartition = "h100"\n')
     assert answer.state is State.OK
-    assert "2 of 2 nodes of cpu run jobs; 4 of 4 nodes of h100 run jobs" in answer.told
+    assert "2 of 2 nodes of cpu run jobs; 4 of 4 nodes of h100 run jobs" in answer.message
 
 
 def test_variables_that_lead_to_other_clusters_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CLUSTERS", "there")
     answer = asked("")
     assert answer.state is State.FAIL
-    assert "SLURM_CLUSTERS (there)" in answer.told
+    assert "SLURM_CLUSTERS (there)" in answer.message
 
 
 def test_a_stages_partition_that_is_not_there_is_named() -> None:
     answer = asked('[slurm]\npartition = "cpu"\n[slurm.pretrain]\npartition = "h200"\n')
-    assert (answer.state, answer.told) == (State.FAIL, "there is no partition h200")
+    assert (answer.state, answer.message) == (State.FAIL, "no partition h200")
 
 
 def test_gpus_are_looked_for_where_the_stage_goes_that_asks_for_them() -> None:
@@ -68,7 +68,7 @@ def test_gpus_are_looked_for_where_the_stage_goes_that_asks_for_them() -> None:
 
 def test_a_partition_whose_nodes_are_down_runs_nothing() -> None:
     answer = asked('[slurm.merge]\npartition = "old"\n')
-    assert (answer.state, answer.told) == (State.FAIL, "0 of 1 nodes of old run jobs")
+    assert (answer.state, answer.message) == (State.FAIL, "0 of 1 nodes of old run jobs")
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_a_partition_whose_nodes_are_down_runs_nothing() -> None:
 def test_what_scancel_leaves_a_training_to_save_in_is_told(watch: str, state: State) -> None:
     answer = asked(f'[slurm]\npartition = "cpu"\n{watch}\n')
     assert answer.state is state
-    assert "KillWait 30 s" in answer.told
+    assert "KillWait 30 s" in answer.message
     assert ("not by scancel" in answer.todo) is (state is State.WARN)

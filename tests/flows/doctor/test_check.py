@@ -33,7 +33,7 @@ def test_what_needs_a_check_that_failed_is_skipped_and_all_else_is_looked_at() -
     found = {finding.name: finding for finding in examine_yard(checks, None)}
     states = [found[name].state for name in "abcdef"]
     assert states == ["fail", "skipped", "skipped", "ok", "warn", "ok"]
-    assert (found["b"].told, found["c"].told) == ("a failed", "b was skipped")
+    assert (found["b"].message, found["c"].message) == ("a failed", "b was skipped")
     assert found["a"].see == "docs/troubleshooting.md#somewhere"
     assert found["d"].see == ""
 
@@ -51,7 +51,7 @@ def test_what_needs_a_check_that_failed_is_skipped_and_all_else_is_looked_at() -
 def test_an_error_is_an_answer(error: Exception, status: int) -> None:
     (found,) = examine_yard([check("a", error)], None)
     assert (found.state, found.exit_status) == (State.FAIL, status)
-    assert str(error) in found.told
+    assert str(error) in found.message
     assert worst([found]) == (status if status != 1 else 3)
 
 
@@ -68,7 +68,7 @@ def test_a_check_that_hangs_holds_up_nothing() -> None:
     never.set()
     assert time.monotonic() - began < 5
     assert (hung.state, hung.exit_status) == (State.FAIL, InfrastructureError.exit_status)
-    assert "no answer within" in hung.told
+    assert "no answer within" in hung.message
     assert after.state is State.OK
 
 

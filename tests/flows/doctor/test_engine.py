@@ -52,7 +52,7 @@ def test_four_images_are_tried_at_a_time_and_no_more(monkeypatch: pytest.MonkeyP
 
     answer = asked(monkeypatch, smoke)
     assert answer.state is State.OK
-    assert f"{len(CONFIGS)} images of version {VERSION}" in answer.told
+    assert f"{len(CONFIGS)} images of version {VERSION}" in answer.message
     assert sorted(tried) == sorted(CONFIGS)
     assert most == 4
 
@@ -61,7 +61,7 @@ def test_the_first_stage_that_does_not_start_is_named(monkeypatch: pytest.Monkey
     first = next(iter(CONFIGS))
     answer = asked(monkeypatch, lambda stage: f"status 1: no {stage}")
     assert answer.state is State.FAIL
-    assert f"stage {first} does not start in it: status 1: no {first}" in answer.told
+    assert f"stage {first} does not start in it: status 1: no {first}" in answer.message
 
 
 def test_a_yard_whose_images_are_all_slow_is_not_cut_off() -> None:

@@ -84,10 +84,10 @@ def test_infiniband_wants_locked_memory(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_machine_that_is_not_the_stages_is_told_as_such(tmp_path: Path) -> None:
     tables = {"block": "slurm", "slurm": {}, "resources": {"gpus_per_node": 8}}
     elsewhere = yard(None, tmp_path, **tables)
-    assert "not the stages'" in machine.limits(elsewhere).told
+    assert "not the stages'" in machine.limits(elsewhere).message
     assert machine.gpus(elsewhere).state is State.SKIPPED
     elsewhere.there = SOUND
-    assert "on node1" in machine.limits(elsewhere).told
+    assert "on node1" in machine.limits(elsewhere).message
     assert machine.gpus(elsewhere).state is State.OK
 
 
@@ -98,10 +98,13 @@ def test_memory_of_who_looks_is_not_taken_for_that_of_containers(
     """Doctor may be in a container itself, with 64 MiB of the one and little of the other."""
     visited = yard(None, tmp_path / "made", block=block, image="yard/cpu:1")
     visited.here = replace(SOUND, shared_memory_bytes=64 * 2**20)
-    told = machine.shared_memory(visited)
-    assert (told.state, told.told[:3]) == (State.SKIPPED, "16g" if block == "container" else "16G")
-    assert ("--submit" in told.told) == ("--submit" in machine.gpus(visited).told)
-    assert ("--submit" in told.told) == (block == "kubernetes")
+    found = machine.shared_memory(visited)
+    assert (found.state, found.message[:3]) == (
+        State.SKIPPED,
+        "16g" if block == "container" else "16G",
+    )
+    assert ("--submit" in found.message) == ("--submit" in machine.gpus(visited).message)
+    assert ("--submit" in found.message) == (block == "kubernetes")
     visited.there = visited.here
     found = machine.shared_memory(visited)
     assert (found.state, f"[{block}]" in found.todo) == (State.FAIL, True)

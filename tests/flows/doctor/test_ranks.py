@@ -66,11 +66,16 @@ def test_a_report_in_words() -> None:
     [
         (SAID_OF_NCCL, 2, 1, ""),
         (OF_CPUS, 2, 0, ""),
-        (OF_CPUS, 2, 1, r"given 1 GPUs a node, and torch (without CUDA) sees 0"),
-        ({**OVER_GLOO, "devices": 0}, 2, 1, r"given 1 GPUs a node, and torch (CUDA 13.0) sees 0"),
+        (OF_CPUS, 2, 1, r"they have 1 GPUs a node, and torch (without CUDA) sees 0"),
+        (
+            {**OVER_GLOO, "devices": 0},
+            2,
+            1,
+            r"have 1 GPUs a node, and torch (CUDA 13.0) sees 0",
+        ),
         (OVER_GLOO, 2, 1, "over gloo, all-reduce 65.4 GB/s, torch 2.11.0+cu130; between GPUs it"),
         (OVER_GLOO, 1, 1, ""),  # two ranks on the one GPU that training has: NCCL takes no such
-        ({**OVER_GLOO, "devices": 2}, 1, 2, "is to be nccl"),
+        ({**OVER_GLOO, "devices": 2}, 1, 2, "must be nccl"),
     ],
 )
 def test_gpus_that_were_given_are_to_be_used(

@@ -29,20 +29,20 @@ def timetable(**known: Any) -> Timetable:
 
 def test_a_schedule_with_a_run_to_come_is_well_and_the_time_is_told() -> None:
     answer = judge([timetable()], "night", NOW)
-    assert (answer.state, answer.told) == (State.OK, f"{NAME} next at 2026-11-23 04:00 UTC")
+    assert (answer.state, answer.message) == (State.OK, f"{NAME} next at 2026-11-23 04:00 UTC")
 
 
 def test_a_schedule_without_a_run_to_come_is_the_fault_of_the_server() -> None:
     answer = judge([timetable(planned=None)], "night", NOW)
     assert (answer.state, answer.exit_status) == (State.FAIL, InfrastructureError.exit_status)
-    assert f"{NAME} has an active schedule and no run to come" in answer.told
+    assert f"{NAME} has an active schedule and no planned run" in answer.message
     assert "schedule_deployments" in answer.todo
     assert "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED" in answer.todo
 
 
 def test_a_schedule_that_was_just_written_is_given_time() -> None:
     answer = judge([timetable(planned=None, changed=NOW - NEW / 2)], "night", NOW)
-    assert (answer.state, answer.told) == (State.OK, f"{NAME} scheduled moments ago")
+    assert (answer.state, answer.message) == (State.OK, f"{NAME} scheduled moments ago")
 
 
 @pytest.mark.parametrize("found", [[], [timetable(is_scheduled=False, planned=None)]])
@@ -59,18 +59,23 @@ DUE = (NOW - timedelta(hours=26, minutes=4), NOW - LATE)
         (
             queue(polled=NOW - timedelta(minutes=7)),
             State.FAIL,
-            "no worker asks queue default of work pool site (last asked: 7 min ago)",
+            "no worker polls queue default of work pool site (last polled: 7 min ago)",
             "prefect worker start --pool site",
         ),
-        (queue(polled=None), State.FAIL, "(last asked: never)", "prefect worker start --pool site"),
+        (
+            queue(polled=None),
+            State.FAIL,
+            "(last polled: never)",
+            "prefect worker start --pool site",
+        ),
         (
             queue(polled=NOW - POLLED * 2, is_paused=True),
             State.WARN,
             "queue default of work pool site is paused",
             "prefect work-pool resume site, or prefect work-queue resume default --pool site",
         ),
-        (queue(), State.WARN, "a worker asks queue default", "concurrency_limit in [pool]"),
-        (None, State.FAIL, "its work pool is gone", "python -m flows.register --yard night"),
+        (queue(), State.WARN, "a worker polls queue default", "concurrency_limit in [pool]"),
+        (None, State.FAIL, "its work pool was deleted", "python -m flows.register --yard night"),
     ],
     ids=["worker gone", "never a worker", "paused", "full", "no pool"],
 )
@@ -80,8 +85,8 @@ def test_runs_that_are_late_are_told_with_their_cause(
     answer = judge([timetable(due=DUE, queue=where)], "night", NOW)
     late = f"late runs of {NAME}: 2, the oldest by 26 h 4 min (due 2026-11-22 00:56 UTC)"
     assert answer.state is state
-    assert answer.told.startswith(late)
-    assert told in answer.told
+    assert answer.message.startswith(late)
+    assert told in answer.message
     assert todo in answer.todo
 
 
@@ -93,12 +98,12 @@ def test_a_run_that_a_person_asked_for_may_be_late_as_well() -> None:
 def test_one_of_several_is_told_alone_and_a_page_full_is_no_count() -> None:
     well, ill = timetable(), timetable(name="release/night", due=(NOW - LATE,) * PAGE)
     answer = judge([well, ill], "night", NOW)
-    assert answer.told.startswith(f"late runs of release/night: {PAGE} or more, ")
-    assert NAME not in answer.told
+    assert answer.message.startswith(f"late runs of release/night: {PAGE} or more, ")
+    assert NAME not in answer.message
 
 
 def test_what_to_do_is_told_once() -> None:
     names = (NAME, "collect-garbage/night")
     answer = judge([timetable(name=name, planned=None) for name in names], "night", NOW)
-    assert all(name in answer.told for name in names)
+    assert all(name in answer.message for name in names)
     assert answer.todo.count("schedule_deployments") == 1

@@ -290,7 +290,7 @@ def test_an_output_that_was_finished_meanwhile_stays(store_url: str) -> None:
     store.write_bytes(output.file_url("a.bin"), b"1")
     (found,) = [one for one in swept(store_url, dry_run=True).plan.garbage if "begun" in one.url]
     make(output, {"a.bin": b"123"})
-    with pytest.raises(ClaimHeldError, match="made meanwhile"):
+    with pytest.raises(ClaimHeldError, match="published in the meantime"):
         found.remove()
     assert verify(store_url) == 1
     assert not store.exists(output.claim_url)

@@ -103,7 +103,7 @@ def test_what_nobody_would_heed_in_prefect_yaml_is_refused(
     file.write_text(yaml.safe_dump({"deployments": [{**entry, **change}]}))
     with pytest.raises(ConfigError, match=words):
         want("", file=file)
-    with pytest.raises(ConfigError, match=r"cannot be read: it is not there.*a checkout"):
+    with pytest.raises(ConfigError, match=r"cannot be read: it does not exist.*a checkout"):
         read_deployments(tmp_path / "gone.yaml")
 
 

@@ -36,11 +36,11 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 REFUSED: dict[str, tuple[str, str]] = {
     "a container without an image": (
         'block = "container"',
-        "block 'container' runs images, and there is none for benchmark, .*write image = ",
+        "block 'container' runs images, and none is named for benchmark, .*write image = ",
     ),
     "a container with an image for one stage": (
         'block = "container"\n[images]\npretrain = "a/b:1"',
-        "there is none for benchmark, .*or name one for each stage in [images]",
+        "none is named for benchmark, .*or name one for each stage in [images]",
     ),
     "Kubernetes without an image": (
         f'block = "kubernetes"\n{RUNS}{CLAIM}',
@@ -99,18 +99,21 @@ REFUSED: dict[str, tuple[str, str]] = {
         "[pool]\nconcurrency_limit = 0",
         "[pool]: concurrency_limit must be at least 1",
     ),
-    "a pool's name that Prefect refuses": ('[pool]\nname = "a/b"', "[pool]: name 'a/b' is none"),
+    "a pool's name that Prefect refuses": (
+        '[pool]\nname = "a/b"',
+        "[pool]: Prefect does not accept name 'a/b'",
+    ),
     "a cron of four fields": (
         NIGHT.replace("0 3 * * *", "0 3 * *"),
-        "[schedules.corpus-refresh]: cron '0 3 * *' is none that Prefect knows; write minute",
+        "[schedules.corpus-refresh]: cron '0 3 * *' is not valid in Prefect; write minute",
     ),
-    "a cron that never comes": (
+    "a cron that never fires": (
         NIGHT.replace("0 3 * * *", "0 3 30 2 *"),
-        "[schedules.corpus-refresh]: cron '0 3 30 2 *' never comes",
+        "[schedules.corpus-refresh]: cron '0 3 30 2 *' never fires",
     ),
     "a timezone that there is not": (
         NIGHT + 'timezone = "Europe/Berlim"',
-        "[schedules.corpus-refresh]: timezone 'Europe/Berlim' is none that Prefect knows",
+        "[schedules.corpus-refresh]: timezone 'Europe/Berlim' is not valid in Prefect",
     ),
     "a parameter that a flow has not": (
         NIGHT + '[schedules.corpus-refresh.parameters]\nrecip = "a.toml"',
@@ -161,7 +164,7 @@ def test_a_yard_is_called_as_prefect_takes_it(
     file = tmp_path / "my site.toml"
     file.write_text("")
     assert main(["--yard", str(file)]) == 2
-    assert f"{file}: yard 'my site': a yard is called as its file is" in capsys.readouterr().err
+    assert f"{file}: yard 'my site': a yard has the name of its file" in capsys.readouterr().err
 
 
 def test_a_chat_needs_a_url_which_is_not_repeated(
@@ -170,7 +173,7 @@ def test_a_chat_needs_a_url_which_is_not_repeated(
     monkeypatch.setenv("TRAINYARD_NOTIFY_URL", "hooks.chat.org/geheim")
     assert main(["--yard", "local"]) == 2
     said = capsys.readouterr().err
-    assert "TRAINYARD_NOTIFY_URL holds no URL" in said
+    assert "TRAINYARD_NOTIFY_URL is not a URL" in said
     assert "geheim" not in said
 
 

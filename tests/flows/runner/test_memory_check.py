@@ -83,7 +83,7 @@ def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
 @pytest.mark.parametrize("means", [GPUS, TrainingResources(world_size=8)])
 def test_degrees_that_the_ranks_cannot_have_are_refused_at_once(means: TrainingResources) -> None:
     wrong = training(num_layers=3, pipeline_model_parallel_size=3)
-    with pytest.raises(ConfigError, match=r"a.toml, on what the yard gives.*--world-size \(8\)"):
+    with pytest.raises(ConfigError, match=r"a.toml, on the yard's resources.*--world-size \(8\)"):
         plan_before(wrong, means, "a.toml")
 
 

@@ -21,7 +21,7 @@ from flows.recipes.summary import Summary
 from flows.runner import retry, stage_task
 from flows.runner.retry import (
     PAUSES_SECONDS,
-    Trying,
+    FailedAttempts,
     given_up,
     pause_seconds,
     reached_step,
@@ -45,11 +45,11 @@ def training(folder: Path, *published: int, unfinished: Sequence[int] = ()) -> S
     return StageJob(stage="pretrain", document={}, output=Output.directory(str(folder)))
 
 
-def count(steps: Sequence[int | None]) -> Trying:
-    trying = Trying()
+def count(steps: Sequence[int | None]) -> FailedAttempts:
+    failed = FailedAttempts()
     for step in steps:
-        trying.note(step)
-    return trying
+        failed.record(step)
+    return failed
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_attempts_that_get_no_further_are_counted(steps: list[int | None], fruit
 
 @given(st.lists(st.integers(0, 20)), st.integers(1, 4))
 def test_attempts_end_however_they_fail(steps: list[int], limit: int) -> None:
-    trying = count(steps)
+    failed = count(steps)
     for step in range(limit):
-        trying.note(20 - step)
-    trying.note(0)
-    assert trying.fruitless >= limit
-    assert trying.furthest is not None
-    assert trying.furthest >= max([20, *steps])
+        failed.record(20 - step)
+    failed.record(0)
+    assert failed.fruitless >= limit
+    assert failed.furthest is not None
+    assert failed.furthest >= max([20, *steps])
 
 
 def test_only_published_steps_count_as_reached(tmp_path: Path) -> None:
@@ -134,31 +134,31 @@ def test_jobs_that_fell_together_do_not_come_back_together(seconds: float) -> No
 def test_pauses_begin_anew_when_an_attempt_got_further(
     steps: list[int | None], pauses: list[int]
 ) -> None:
-    trying, found = Trying(), []
+    failed, found = FailedAttempts(), []
     for step in steps:
-        trying.note(step)
-        found.append(trying.pause_seconds)
+        failed.record(step)
+        found.append(failed.pause_seconds)
     assert found == [PAUSES_SECONDS[at] for at in pauses]
 
 
 def test_waiting_for_a_claim_has_pauses_of_its_own() -> None:
-    trying = Trying()
-    trying.note(10)
+    failed = FailedAttempts()
+    failed.record(10)
     for pause in (*PAUSES_SECONDS, PAUSES_SECONDS[-1]):
-        trying.note_held()
-        assert trying.pause_seconds == pause
-    trying.note(10)
-    assert (trying.fruitless, trying.pause_seconds) == (1, PAUSES_SECONDS[1])
-    trying.note_held()
-    assert trying.pause_seconds == PAUSES_SECONDS[0]
+        failed.record_claim_held()
+        assert failed.pause_seconds == pause
+    failed.record(10)
+    assert (failed.fruitless, failed.pause_seconds) == (1, PAUSES_SECONDS[1])
+    failed.record_claim_held()
+    assert failed.pause_seconds == PAUSES_SECONDS[0]
 
 
 def test_why_it_is_given_up_is_told() -> None:
     error = StageError(failed(), "log.txt", given_up(count([40, 40, 40])))
     assert str(error).endswith(
-        "(2 attempts in a row failed and none got beyond step 40: not tried again)"
+        "(2 attempts in a row failed and none got beyond step 40: not retried)"
     )
-    assert given_up(count([None])) == "an attempt failed: not tried again"
+    assert given_up(count([None])) == "an attempt failed: not retried"
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -195,7 +195,7 @@ def try_all(attempts: Attempts, limit: int, monkeypatch: pytest.MonkeyPatch) -> 
     """As Prefect does: again as long as it is worth it."""
     monkeypatch.setattr(stage_task, "_attempt", attempts)
     monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
-    monkeypatch.setattr(stage_task, "_tryings", {})
+    monkeypatch.setattr(stage_task, "_failed_attempts", {})
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.0,))
     place = StageEnvironment(run_folder="unused", fruitless_attempts=limit)
 
@@ -229,7 +229,7 @@ def test_one_that_does_not_is_given_up(
     attempts = Attempts(tmp_path / "run", [10, 20] + [20] * 9)
     error = try_all(attempts, limit, monkeypatch)
     assert error is not None
-    assert error.given_up.endswith("none got beyond step 20: not tried again")
+    assert error.given_up.endswith("none got beyond step 20: not retried")
     assert attempts.made == 2 + limit
 
 

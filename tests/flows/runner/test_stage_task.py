@@ -173,7 +173,7 @@ def test_a_stage_that_ends_well_without_a_manifest_is_a_defect(
     always_well = Path(tmp_path, "python")
     always_well.write_text("#!/bin/sh\nexit 0\n")
     always_well.chmod(0o755)
-    with pytest.raises(StageError, match="is not there") as caught:
+    with pytest.raises(StageError, match="does not exist") as caught:
         run(job, StageEnvironment(run_folder=place.run_folder, python=str(always_well)))
     assert caught.value.outcome.kind is Kind.DEFECT
 

@@ -111,7 +111,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
         monkeypatch.setattr(slurm, name, 0.01)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "5b5f4d4e-0000-4000-8000-000000000001")
     monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
-    monkeypatch.setattr(stage_task, "_tryings", {})
+    monkeypatch.setattr(stage_task, "_failed_attempts", {})
     monkeypatch.setattr(following, "get_run_logger", lambda: logging.getLogger("followed"))
     return controller
 
@@ -219,8 +219,8 @@ def test_cancelled_while_its_place_is_away_a_stage_ends_and_says_what_is_left(
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (pause,))
     away_once_it_runs(controller, 10**6)
     cancel(place, lambda: bool(told(caplog, "waits")))
-    assert "cancelled, and its job could not be ended" in caplog.text
-    assert "It may go on: end it there (scancel 1)" in caplog.text
+    assert "cancelled, and its job could not be stopped" in caplog.text
+    assert "It may run on: end it there (scancel 1)" in caplog.text
     assert controller.states == {"1": "RUNNING"}
     ending = read_ending(folder(place))
     assert ending is not None
