@@ -194,17 +194,16 @@ def test_printed_tables_of_recipes_are_recipes(name: str) -> None:
             assert set(table) <= {key for key, _, _ in leaves(CONFIGS[stage])}, stage
 
 
-# --- the printed training loop ----------------------------------------------------------------
+# --- the training loop ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_printed_training_loop_trains(tmp_path: Path) -> None:
-    program = "\n".join(fenced("docs/library.md", "python"))
+def test_the_training_loop_trains(tmp_path: Path) -> None:
+    program = (ROOT / "docs/examples/training_loop.py").read_text()
     imported = set(re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE))
     assert imported == {"pydoc_data", "trainyard"}
-    (tmp_path / "loop.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "loop.py"],
+        [sys.executable, str(ROOT / "docs/examples/training_loop.py")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A pretraining as a call: the model of docs/library.md as printed, on one rank and cut over two,
+"""A pretraining as a call: docs/examples/bytes_model.py, on one rank and cut over two,
 stopped and gone on with; and what a program brings along is refused in words where it cannot be."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from trainyard.training.trainer import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/library.md").read_text()
-(PROGRAM,) = re.findall(r"^```py\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PROGRAM = (ROOT / "docs/examples/bytes_model.py").read_text()
 SHORT = PROGRAM.replace("train_iters=60, eval_interval=30", "train_iters=6, eval_interval=3")
 TOLERANCE = 1e-5
 """Relative, of losses: sums over two ranks are grouped otherwise."""
