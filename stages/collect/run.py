@@ -82,7 +82,7 @@ def _write(
     }
 
 
-# --- what there is ----------------------------------------------------------------------------
+# --- sources ---------------------------------------------------------------------------------
 
 
 def all_entries(stdlib: Path, installed: Callable[[], Modules]) -> Iterator[Entry]:
@@ -129,11 +129,11 @@ def _of_module(relative: str, src: str, source: bytes) -> Iterator[Entry]:
         yield Entry(f"{src}/{module}:{name}{again}", src, text)
 
 
-# --- what is taken of it ----------------------------------------------------------------------
+# --- selection --------------------------------------------------------------------------------
 
 
 def distinct(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Texts worth having, each once."""
+    """Wanted texts, each once."""
     seen: set[bytes] = set()
     for entry in entries:
         if not doc.is_wanted(entry.text):

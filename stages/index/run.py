@@ -1,4 +1,4 @@
-"""Build the datasets of the run with a cache that is the output of this stage."""
+"""Build the datasets of a run with a cache that is the output of this stage."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from trainyard.training.loop.length import length_of, num_samples
 log = logging.getLogger(__name__)
 
 ANY = 0
-"""Stands for the end of document and the vocabulary: they shape samples, never their indices."""
+"""Placeholder for the end of document and the vocabulary: they never change indices."""
 
 
 def run(config: IndexConfig, stage: StageRun) -> dict[str, Any]:
-    """Build what the run will ask for; returns its sizes."""
-    form = SampleFormat(config.seq_length, config.seed, vocab_size=ANY, eod=ANY)
+    """Build the indices of the run; returns their sizes."""
+    sample_format = SampleFormat(config.seq_length, config.seed, vocab_size=ANY, eod=ANY)
     training = config.training()
     length = length_of(training, 1, config.seq_length)
     sizes = num_samples(training, length)
     entries = OutputEntries(stage)
-    built = build_datasets(config.data, form, sizes, entries, length.consumed)
+    built = build_datasets(config.data, sample_format, sizes, entries, length.consumed)
     return {
         "train_samples": len(built.train) if built.train is not None else 0,
         "valid_samples": sum(len(dataset) for _, dataset in built.valid),
@@ -50,7 +50,7 @@ class OutputEntries(IndexCache):
         self.keys: set[str] = set()
 
     def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
-        """Looked for here, where there is time for it."""
+        """The largest token, which this stage always computes."""
         return self.arrays(facts, scan)
 
     def find(self, key: str) -> Arrays | None:

@@ -1,4 +1,4 @@
-"""The tokenize stage: Megatron's bytes, whatever the number of workers, units and kinds of file."""
+"""The tokenize stage: Megatron's bytes, for any number of workers, units and kinds of file."""
 
 from __future__ import annotations
 

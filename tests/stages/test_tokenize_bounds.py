@@ -44,7 +44,7 @@ def tokenized(source: Path, shared: Path, kind: str = "gpt2", *options: str) -> 
 
 def write_short(path: Path, count: int) -> Path:
     """Lines of about 50 bytes. Their words repeat, as those of a language do: the engine remembers
-    words, up to some hundred megabytes, which is not what is looked at here."""
+    words, up to some hundred megabytes, which is not measured here."""
     lot = 100_000
     with path.open("wb") as out:
         for start in range(0, count, lot):

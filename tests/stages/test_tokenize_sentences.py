@@ -1,4 +1,4 @@
-"""Sentences: the manifest names the NLTK that cut them, another one cuts anew; BERT's [CLS]."""
+"""Sentences: the manifest names the NLTK that cut them, another one runs again; BERT's [CLS]."""
 
 from __future__ import annotations
 

@@ -54,15 +54,14 @@ class DocumentReader:
     """The documents of a byte range: iterate for one after the other, or over `blocks()` for
     columns of them, several times as fast.
 
-    `keys` name the texts, `id_key` what is kept as the document's id if it is there. A document of
-    more than `max_bytes` (of its line; of a row, its texts) is a bad line. With a
-    `splitter`, strings are cut into sentences; a list of strings is taken as sentences as it is.
+    `keys` name the texts, `id_key` the id of a document, if present. A document of more than
+    `max_bytes` (of its line; of a row, its texts) is a bad line. With a `splitter`, strings are cut
+    into sentences; a list of strings already is sentences.
 
     A bad line raises DataError with file, line, byte, the beginning of the line and `advice`; with
-    `on_bad_line="skip"` it is put into `bad` instead. A compressed file, or a row group, that ends
-    in the middle is one bad line, which says so: what came before it is read. Refused all the same:
-    a file that changes while it is read, that lacks the column of a key altogether, or that is one
-    JSON document spread over lines."""
+    `on_bad_line="skip"` it goes to `bad` instead. A compressed file, or a row group, that ends in
+    the middle is one bad line; the documents before it are read. Always refused: a file that
+    changes while it is read, lacks the column of a key, or is one JSON document over many lines."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class DocumentReader:
     def blocks(self) -> Iterator[Block]:
         """The same, about a megabyte of input at once; a long document comes nearly alone.
 
-        Nothing of a block is kept here, so that it goes when its user lets go of it."""
+        Keeps no reference to a block, so that its user can free it."""
         self.lines, self.bad = 0, []
         for rows in self._rows():
             self.lines += rows.num_lines

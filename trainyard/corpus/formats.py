@@ -1,4 +1,4 @@
-"""Which files can be read, and the byte ranges that they are cut into.
+"""Known file formats, and the byte ranges that files are cut into.
 
 The ending of a file's name says what it holds; another ending after it names the compression.
 A unit of work is a range of an uncompressed JSONL file, one or more whole row groups of a Parquet
@@ -40,8 +40,9 @@ def split_name(url: str) -> tuple[str, str]:
 
 
 def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
-    """The files to read, in order: all but what writers leave beside data in a folder, as
-    `_SUCCESS`. Refuses what cannot be meant: unknown files, or different kinds in one folder.
+    """The files to read, in order, without markers of other programs, such as `_SUCCESS`.
+
+    Refuses unknown files, and different kinds in one folder.
 
     `urls` are as given, `files` are the files they name."""
     asked = {url.rstrip("/") for url in urls}
@@ -50,13 +51,13 @@ def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str])
         passed = sorted(set(files).difference(kept))
         more = f" and {len(passed) - SHOWN_FILES} more" if len(passed) > SHOWN_FILES else ""
         shown = ", ".join(passed[:SHOWN_FILES])
-        log.info("--input: passing over names that begin with _ or a dot: %s%s", shown, more)
+        log.info("--input: skipped names that begin with _ or a dot: %s%s", shown, more)
     _check_kinds(asked, kept, keys)
     return kept
 
 
 def _is_aside(file: str, asked: set[str]) -> bool:
-    """True below a folder that was asked for, when a name on the way begins with _ or a dot."""
+    """Whether a name below a given folder begins with _ or a dot."""
     path, aside = file, False
     while "/" in path and path not in asked:
         path, _, name = path.rpartition("/")

@@ -22,7 +22,7 @@ from trainyard.errors import ConfigError, DataError
 T = TypeVar("T")
 
 MAGIC = b"PAR1"
-"""What a file begins with."""
+"""The first bytes of a file."""
 
 LOT_BYTES = 1 << 20
 LOT_ROWS = 1024
@@ -31,7 +31,7 @@ LOT_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """What the footer says of a row group."""
+    """A row group by the footer."""
 
     number: int
     offset: int
@@ -41,7 +41,7 @@ class RowGroup:
 
 
 class _BrokenError(Exception):
-    """What pyarrow could not read."""
+    """pyarrow could not read the rest of a row group."""
 
 
 def row_groups(url: str) -> list[RowGroup]:
@@ -69,8 +69,9 @@ def parquet_rows(
 def _group_rows(
     file: Any, group: RowGroup, columns: list[str], first: int, shown: str, max_bytes: int
 ) -> Iterator[Rows]:
-    """Its rows, the first of them number `first` of the range. What cannot be read is one bad
-    line, which says how many rows are lost with it."""
+    """Its rows, the first of them number `first` of the range.
+
+    An unreadable rest is one bad line, which counts the lost rows."""
     done = 0
     try:
         stored = _arrow(lambda: _stored_bytes(file, group, columns))
@@ -81,13 +82,13 @@ def _group_rows(
         while (batch := _arrow(lambda: next(batches, None))) is not None:
             yield _rows(batch, group, first + done, shown, max_bytes)
             done += batch.num_rows
-        if done != group.num_rows:  # pages that lie about themselves end without a word
+        if done != group.num_rows:  # damaged pages end without an error
             raise _BrokenError(f"its pages hold {done} rows, its footer says {group.num_rows}")
     except _BrokenError as error:
         lost = max(group.num_rows - done, 0)
         reason = (
-            f"the row group cannot be read on ({error}); {lost} of its {group.num_rows} rows are "
-            "lost"
+            f"the rest of the row group cannot be read ({error}); {lost} of its {group.num_rows} "
+            "rows are lost"
         )
         yield _no_rows(BadLine(first + done, group.offset, reason, ""), lost)
 

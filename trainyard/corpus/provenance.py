@@ -37,7 +37,7 @@ from trainyard.errors import ArtifactError, DataError
 __all__ = ["Origin", "Part", "Provenance", "ProvenanceWriter", "join_provenance"]
 
 HELD_BYTES = 1 << 20
-"""What a writer holds in memory of each part of the file before it uses a temporary file."""
+"""Bytes that a writer buffers of each part of the file before it uses a temporary file."""
 
 
 class Origin(NamedTuple):
@@ -58,7 +58,7 @@ class Origin(NamedTuple):
 
 
 class ProvenanceWriter:
-    """Takes documents as they come; memory does not grow with them, but for names of sources."""
+    """Takes documents in order; memory grows only with the names of sources."""
 
     def __init__(self, scratch: Path | None = None) -> None:
         self._records, self._ids, self._id_ends = (_spool(scratch) for _ in range(3))
@@ -144,8 +144,9 @@ def _copy(spool: IO[bytes], out: ByteSink) -> None:
 
 
 class Provenance:
-    """Reader of a sidecar: mapped where it lies, or copied first if it is in a remote store (to the
-    folder `cache`, else to a temporary folder that goes with the object)."""
+    """Reader of a sidecar, mapped into memory.
+
+    A remote one is first copied to the folder `cache`, or to a temporary folder of this object."""
 
     def __init__(self, url: str, cache: Path | None = None) -> None:
         self.url = url
@@ -218,7 +219,7 @@ class Provenance:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def verify(self) -> None:
-        """Read every entry; ArtifactError for the first that cannot be."""
+        """Read every entry; ArtifactError for the first damaged one."""
         for start in range(0, len(self), CHUNK):
             check_records(self.records[start : start + CHUNK], self._header, start, self.url)
             if self.has_ids:

@@ -1,7 +1,7 @@
-"""Text to sentences, by NLTK's Punkt: as Megatron's --split-sentences has it.
+"""Text to sentences, by NLTK's Punkt, as with Megatron's --split-sentences.
 
 The model of a language is four text files, `tokenizers/punkt_tab/LANG` in a folder of NLTK_DATA or
-in one of NLTK's own places; the pickles of older NLTK are never read. A text is never cut for its
+in a default folder of NLTK; the pickles of older NLTK are never read. A text is never cut for its
 size: Megatron cuts at every millionth letter, in the middle of a sentence.
 
 Where sentences end depends on the version of NLTK, which is pinned and which manifests name."""
@@ -86,8 +86,8 @@ def model_folder(lang: str) -> Path:
 
 
 def _places() -> list[Path]:
-    """NLTK_DATA, then where NLTK itself looks; not asked of it, since importing it takes a third
-    of a second."""
+    """NLTK_DATA, then NLTK's default folders; written out, since importing NLTK takes a third of a
+    second."""
     named = [Path(place) for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place]
     own = [Path(sys.prefix, part, "nltk_data") for part in ("", "share", "lib")]
     shared = [Path(f"/usr/{part}/nltk_data") for part in ("share", "local/share", "lib")]
@@ -141,7 +141,7 @@ class _Candidate(NamedTuple):
 
     start: int
     after_space: int | None
-    """Behind the last ASCII white space before it; None if that lies before the last candidate."""
+    """Behind the last ASCII white space before it; None if that is before the last candidate."""
     end: int
     """Where the sentence would end."""
     follower: str
@@ -157,7 +157,7 @@ class SentenceSplitter:
 
     def __init__(self, lang: str = "english", keep_newlines: bool = False) -> None:
         self.folder = model_folder(lang)
-        """Where the four files of the model lie."""
+        """The folder of the four files of the model."""
         self.keep_newlines = keep_newlines
         self._punkt = _punkt(self.folder)
         self._follower = re.compile(rf"{self._punkt._lang_vars._re_non_word_chars}|\S+")
@@ -192,11 +192,10 @@ class SentenceSplitter:
 
 
 def _followed(candidates: Iterator[_Candidate]) -> Iterator[tuple[int, int, str]]:
-    """What Punkt is asked about: where the words in question begin, where the sentence may end, and
-    what follows.
+    """The queries for Punkt: begin of the words, possible end of the sentence, next word.
 
-    As in NLTK, where white space that is not ASCII joins words: of words so joined, the last is
-    asked about, together with those before it."""
+    As in NLTK, white space that is not ASCII joins words: of joined words only the last is a query,
+    together with those before it."""
     begin = stop = 0
     last: tuple[int, str] | None = None
     for one in candidates:

@@ -36,12 +36,12 @@ Sample = dict[str, NDArray[Any]]
 
 
 class Dataset(Protocol):
-    """What the loader and the ledger ask of a dataset.
+    """The interface of a dataset for the loader and the ledger.
 
     One that has `__getitems__(indices)` as well, which returns the stacked samples, is asked for
     whole batches at once. One that has `prefetch(indices)` learns of samples before it is asked
-    for them, so that tokens that come from afar can be on their way; it returns at once, or after
-    it has looked up where those tokens are."""
+    for them, so that it can fetch remote tokens ahead; it returns at once, or after it has looked
+    up the place of those tokens."""
 
     def __len__(self) -> int:
         """Samples."""

@@ -1,12 +1,11 @@
 """Token ids that the vocabulary does not have, found before a GPU is asked to look them up.
 
-A pair of token files does not say how large its vocabulary was, so tokens are looked at before any
-work: all of them where a run's mapped files are small enough that it takes a moment; of larger ones
-a part, spread over the file, and, with --data-cache-path, the largest id of all, which
-`stages.index` looked for ahead and keeps by content. Files in an object store are looked at in a
-few places only. What none of this finds is found in every sample when it is gathered, before a
-model sees it (`gather.checked_text`). An id of special tokens, the likeliest to be too large, ends
-every document, so that a part shows what the whole would."""
+A pair of token files does not record the size of its vocabulary, so tokens are checked before any
+work. Small mapped files are checked whole. Of larger ones a part is checked, spread over the file,
+and, with --data-cache-path, the largest id, which `stages.index` has found and saved by content.
+Files in an object store are checked in a few places. Every sample is checked again when it is
+gathered, before a model sees it (`token_rows.checked_text`). Special tokens, which have the largest
+ids most often, end every document, so that a part of a file is enough."""
 
 from __future__ import annotations
 
@@ -24,24 +23,24 @@ from trainyard.datasets.token_rows import UNSIGNED, TokenSource
 from trainyard.errors import DataError
 
 WHOLE_TOKENS = 1 << 27
-"""Mapped files of a run that hold fewer together, 256 MB of 16-bit ids, are looked at whole: 25 ms
+"""Mapped files of a run with fewer tokens together, 256 MB of 16-bit ids, are checked whole: 25 ms
 where they are in memory."""
 BLOCK_TOKENS = 1 << 16
-"""Looked at in one place of larger ones."""
+"""Checked in one place of larger files."""
 NUM_BLOCKS = 32
 """Such places, evenly spread over each file, its beginning and end among them: 4 MB of 16-bit
 ids."""
 SCAN_TOKENS = 1 << 20
-"""Looked at in one go in search of the largest."""
+"""Read at once in search of the largest id."""
 KEY_BLOCKS, KEY_TOKENS = 16, 1 << 12
 """Places, and tokens of each, that the largest id of a file is kept by, beside its index."""
 NUM_SEQUENCES = 2
 """Sequences of a file that is not mapped: each may be a question to a far store."""
 MARGIN_TOKENS = 1 << 12
-"""Looked at of each of these, at its end."""
+"""Checked of each of these, at its end."""
 
 LARGEST = "place"
-"""Name of the array that is kept: the place of the largest id."""
+"""Name of the saved array: the place of the largest id."""
 
 
 def refuse_floats(file: TokenSource) -> None:
@@ -64,7 +63,7 @@ def outside(tokens: NDArray[Any], vocab_size: int) -> NDArray[np.intp]:
 def check_tokens(
     source: TokenSource, vocab_size: int, num_sources: int = 1, indexer: Indexer = IN_MEMORY
 ) -> None:
-    """Look at a token file. Raises DataError naming file, document, place and id.
+    """Check a token file. Raises DataError naming file, document, place and id.
 
     vocab_size: 0 where it is not known, as when indices are made ahead. num_sources: files of the
     run, which share the budget: every rank checks by itself. indexer: may know the
@@ -173,7 +172,7 @@ def fault(
 
 
 def check_sample(sample: Sample, vocab_size: int, name: str) -> None:
-    """Look at tokens and labels of a sample that did not come from a token file."""
+    """Check tokens and labels of a sample that did not come from a token file."""
     for key in ("tokens", "labels"):
         values = np.ascontiguousarray(sample[key])
         found = outside(values, vocab_size)

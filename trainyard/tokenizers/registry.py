@@ -1,4 +1,4 @@
-"""The table of tokenizers, and the way back from the files that a checkpoint carries."""
+"""The table of tokenizers, and how to load one from the files in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 
 log = logging.getLogger(__name__)
 
-# Each library is imported when a tokenizer of its kind is built: none is needed for the others.
+# Each library is imported when a tokenizer of its kind is built.
 
 
 def _gpt2(config: TokenizerConfig) -> Tokenizer:
@@ -106,7 +106,7 @@ CARRIED_AS: dict[str, dict[str, str]] = {
 """The options that point a type at its carried files: option to file name, "" the folder itself."""
 
 OF_FOLDER = "tokenizer.json"
-"""What a folder that is a tokenizer has."""
+"""The file that makes a folder a tokenizer."""
 
 CHAT_TEMPLATE = "chat_template.jinja"
 """Carried beside the others where a template was given, or came with the tokenizer."""
@@ -129,7 +129,7 @@ def _warn_legacy() -> None:
 
 
 def check_files(config: TokenizerConfig) -> None:
-    """Refuse a tokenizer of which a file is missing; one that has them is not built."""
+    """Refuse a tokenizer with a missing file, without building one that is complete."""
     named = config.inputs()
     if not all(store.exists(url) or store.exists(store.join(url, OF_FOLDER)) for url in named):
         build_tokenizer(config)  # the error names the missing file
@@ -140,7 +140,7 @@ def load_tokenizer(folder_url: str) -> Tokenizer:
     url = store.join(folder_url, DESCRIPTION)
     document = store.read_json(url)
     kind = _check(document, url)
-    # Where things lie is found here, never read from the file.
+    # The paths are those of this folder, never those in the file.
     known = {name for name, _, field in leaves(TokenizerConfig) if ROLE not in field.metadata}
     options: dict[str, Any] = {key: document[key] for key in known if key in document}
     for option, name in CARRIED_AS[kind].items():

@@ -197,7 +197,7 @@ def test_a_damaged_row_group_is_one_bad_line(tmp_path: Path) -> None:
     data = bytearray(Path(url).read_bytes())
     data[group.offset : group.offset + group.size_bytes] = b"\xff" * group.size_bytes
     Path(url).write_bytes(data)
-    with pytest.raises(DataError, match=r"row 31 of .*cannot be read on .*30 of its 30 rows"):
+    with pytest.raises(DataError, match=r"row 31 of .*cannot be read .*30 of its 30 rows"):
         read(url)
     documents, bad, lines = read(url, skip=True)
     assert [doc.line for doc in documents] == [*range(1, 31), *range(61, 91)]

@@ -236,7 +236,7 @@ def test_a_last_batch_behind_the_data_of_a_run_has_data_made_for_it(tmp_path: Pa
     assert (len(asked or ()), len(more or ())) == (20, 24)
     within = build_datasets(DataConfig(data_path=(prefix,), split="1"), FORM, (20, 0, 0), taken=24)
     assert within.train is not None
-    assert len(within.train) == 24, "one epoch, whatever was asked"
+    assert len(within.train) == 24, "one epoch, for any number"
     data = DataConfig(data_path=(prefix, other), split="1")
     with pytest.raises(ConfigError, match="one epoch, 48 train samples, and 50 are wanted"):
         build_datasets(data, FORM, (48, 0, 0), taken=50)

@@ -43,7 +43,7 @@ def test_what_the_files_list_is_built(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (b"", "is empty; list what --data-path would be given"),
         (b"1 a b", "give every prefix a weight"),
@@ -53,18 +53,18 @@ def test_what_the_files_list_is_built(tmp_path: Path) -> None:
     ],
 )
 def test_a_list_that_cannot_be_read_is_told_by_its_option(
-    tmp_path: Path, text: bytes | None, told: str
+    tmp_path: Path, text: bytes | None, message: str
 ) -> None:
     listed = tmp_path / "list"
     if text is not None:
         listed.write_bytes(text)
     data = DataConfig(data_args_path=str(listed))
-    with pytest.raises(ConfigError, match=f"--data-args-path {listed}.*{told}"):
+    with pytest.raises(ConfigError, match=f"--data-args-path {listed}.*{message}"):
         data.inputs()
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         ("{", "is not a JSON document"),
         (["a"], "must be a JSON object"),
@@ -76,11 +76,11 @@ def test_a_list_that_cannot_be_read_is_told_by_its_option(
     ],
 )
 def test_lists_by_split_that_cannot_be_read_are_told_by_their_option(
-    tmp_path: Path, document: Any, told: str
+    tmp_path: Path, document: Any, message: str
 ) -> None:
     listed = tmp_path / "list.json"
     listed.write_text(document if isinstance(document, str) else json.dumps(document))
-    with pytest.raises(ConfigError, match=f"--per-split-data-args-path {listed}.*{told}"):
+    with pytest.raises(ConfigError, match=f"--per-split-data-args-path {listed}.*{message}"):
         DataConfig(per_split_data_args_path=str(listed)).expanded()
 
 

@@ -70,24 +70,24 @@ def test_data_lies_in_one_place(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("flag", ["multiple_validation_sets", "full_validation"])
 def test_validation_sets_by_themselves_have_no_weights(flag: str) -> None:
     options: dict[str, Any] = {flag: True}
-    told = f"--{flag.replace('_', '-')} .* without weights"
-    with pytest.raises(ConfigError, match=told):
+    message = f"--{flag.replace('_', '-')} .* without weights"
+    with pytest.raises(ConfigError, match=message):
         DataConfig(train_data_path=("a",), valid_data_path=("1", "b", "2", "c"), **options)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         DataConfig(data_path=("1", "b", "2", "c"), **options)
     DataConfig(train_data_path=("1", "a", "2", "b"), valid_data_path=("b", "c"), **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"num_workers": -1}, "--num-workers must be at least 0"),
         ({"num_dataset_builder_threads": 0}, "--num-dataset-builder-threads must be at least 1"),
         ({"mid_level_dataset_surplus": -0.1}, "--mid-level-dataset-surplus must be at least 0"),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         DataConfig(data_path=("a",), **options)
 
 

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the characters of each text stay, whoever asks for the sample and when."""
+"""Fill-in-the-middle: the characters of each text stay, in any order of access."""
 
 from __future__ import annotations
 

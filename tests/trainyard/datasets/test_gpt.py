@@ -170,14 +170,14 @@ def test_every_token_of_an_epoch_is_served_in_the_order_of_its_documents(
     dataset = over(source, sample_format, num_samples, drop=False)
     order = np.argsort(dataset.indices.shuffle_index)  # place of each sample before shuffling
     texts = [dataset.text(int(place)) for place in order]
-    told = np.concatenate([source.get(d) for d in dataset.indices.document_index])
+    stored = np.concatenate([source.get(d) for d in dataset.indices.document_index])
     steps = [text[:s] for text in texts]
     if extra and texts:
         steps.append(texts[-1][-1:])
     served = np.concatenate(steps)
-    assert served[: len(told)].tolist() == told.tolist()
-    assert (served[len(told) :] == sample_format.pad).all()
-    assert len(served) - len(told) < s + extra
+    assert served[: len(stored)].tolist() == stored.tolist()
+    assert (served[len(stored) :] == sample_format.pad).all()
+    assert len(served) - len(stored) < s + extra
     for text, following in pairwise(texts):
         assert not extra or text[-1] == following[0]
 

@@ -27,7 +27,7 @@ from trainyard.errors import DataError
 
 BLOCK = 256
 SEQ = 63
-"""64 tokens of 2 bytes with the one behind: half a block, so that a sample lies in one or two."""
+"""64 tokens of 2 bytes with the one behind: half a block, so that a sample is in one or two."""
 
 
 class Requests:
@@ -152,10 +152,10 @@ def test_every_kind_of_dataset_is_told(
     sentences = write_sentences(tmp_path / "sentences", 40).prefix
     dataset = kinds_of(tokens, sentences, tmp_path / "cache", "ranged")[kind]
     dataset.prefetch([2, 5])
-    told = requests.settled()
-    assert len(told) > 1
+    found = requests.settled()
+    assert len(found) > 1
     assert [len(dataset[index]) > 0 for index in (2, 5)] == [True, True]
-    assert requests.made == told  # nothing was left to fetch
+    assert requests.made == found  # nothing was left to fetch
 
 
 @pytest.mark.parametrize("kind", ["blend", "fim", "bert"])
@@ -185,6 +185,6 @@ def test_a_fault_in_the_data_is_told_in_its_own_words_from_a_worker_too(workers:
     data = DataConfig(data_path=("none",), num_workers=workers)
     batches = load(Faulty(), data, [[0, 1], [2, 3], [4, 5], [6, 7]])
     assert [next(batches)["tokens"].tolist() for _ in range(2)] == [[[0], [1]], [[2], [3]]]
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as found:
         next(batches)
-    assert str(told.value) == "t: token 7 in document 3"
+    assert str(found.value) == "t: token 7 in document 3"

@@ -19,7 +19,7 @@ from trainyard.errors import ConfigError
 
 CLS, SEP, MASK, VOCABULARY = 1, 2, 3, 100
 BEGINS = np.arange(VOCABULARY) % 3 > 0
-"""Of the ids every third goes on with a word."""
+"""Every third id continues a word."""
 
 RULES = {
     "bert": MaskingRule(),

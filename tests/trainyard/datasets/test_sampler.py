@@ -1,4 +1,4 @@
-"""Every sample goes to exactly one place, wherever a run was cut."""
+"""Every sample goes to exactly one place, for a run cut anywhere."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_an_external_loader_is_asked_for_its_batches() -> None:
     data = DataConfig(data_path=("x",), dataloader_type="external")
     shape = SamplerShape(1000, 2, 4)
     batches = build_loader(Streaming(), data, shape, consumed=16, dp_rank=3)
-    told = [batch["tokens"].tolist() for batch in islice(batches, 2)]
-    assert told == [[[16, 3], [16, 3]], [[24, 3], [24, 3]]]
+    found = [batch["tokens"].tolist() for batch in islice(batches, 2)]
+    assert found == [[[16, 3], [16, 3]], [[24, 3], [24, 3]]]
 
 
 def test_token_files_have_no_external_order() -> None:

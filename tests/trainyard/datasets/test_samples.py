@@ -98,9 +98,9 @@ def test_how_documents_are_cut_into_chunks_does_not_matter(
     st.booleans(),
 )
 def test_samples_are_cut_as_by_a_walk(lengths: list[int], s: int, extra: int, drop: bool) -> None:
-    told = np.array(lengths, np.int32)
+    stored = np.array(lengths, np.int32)
     order = np.arange(len(lengths), dtype=np.int32)
-    index = locate_samples(told, order, s, extra, drop)
+    index = locate_samples(stored, order, s, extra, drop)
     flat = [(d, i) for d, n in enumerate(lengths) for i in range(n)]
     begins = range(0, max(len(flat) - extra, 0), s)
     full = [b for b in begins if b + s + extra <= len(flat)]

@@ -182,7 +182,7 @@ def test_lines_that_fit_share_a_sample(tmp_path: Path) -> None:
     samples = dataset(tmp_path, replace(FORM, packing="lines"), lines)
     lengths = samples.line_lengths()
     assert lengths.tolist() == [10, 65, 10, 21, 10, 10]
-    # 10 + 10 + 10 leave no room for 21; what is too long has a sample of its own.
+    # 10 + 10 + 10 leave no room for 21; a longer one has a separate sample.
     assert [samples._members(i) for i in range(len(samples))] == [[0, 2, 4], [1], [3, 5]]
     item = samples[2]
     together = slow_sample([*TWO, *turns("s:?")], FORM)
@@ -216,7 +216,7 @@ def test_more_samples_than_lines_begin_again(tmp_path: Path) -> None:
     assert samples[0]["tokens"].tolist() == slow_sample(TWO, FORM)["tokens"]
 
 
-def test_a_cut_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cut_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     samples = dataset(tmp_path, lines=[LONG, LONG])
     with caplog.at_level(logging.WARNING):
         samples[0], samples[1]

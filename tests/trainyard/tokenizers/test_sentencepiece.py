@@ -68,7 +68,7 @@ def legacy(url: str, **more: Any) -> SentencePieceTokenizer:
 
 @pytest.fixture(scope="module")
 def built(folder: Path, shared: Path) -> dict[str, SentencePieceTokenizer]:
-    """Every model, ALBERT's with an end of document of its own, since it has none."""
+    """Every model, ALBERT's with an added end of document, since it has none."""
     urls = {name: locate(folder, shared, name) for name in (*MODELS, *TRAINED)}
     return {
         name: legacy(url, tokenizer_special_tokens=("<EOD>",)) if name == "albert" else build(url)

@@ -42,8 +42,8 @@ def wordpiece(
 def test_a_word_that_is_unknown_whatever_its_middle_is_one_unknown(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words far over a hundred letters lose their middle on the way; the library says the same of
-    them whole, whatever stands beside them."""
+    """Words far over a hundred letters lose their middle; the library makes the same ids of the
+    whole words, in any surroundings."""
     monkeypatch.setattr(wordpiece_module, "is_long", lambda text: True)
     tokenizer = wordpiece(tmp_path, kind)
     beside = [("a ", " a"), ("a!", "!a"), ("\u4f60", "\u4f60"), ("[SEP]", "\u0301 unaffable")]
@@ -341,7 +341,7 @@ def test_a_carried_tokenizer_has_every_option_but_those_of_place_and_speed(tmp_p
     expected["tokenizer_hf_no_include_special_tokens"] = False
     assert digest_relevant(again.config) == expected
     assert again.encode("<x>ab</s>") == tokenizer.encode("<x>ab</s>") == [3, 102, 103, 2]
-    assert again.config.use_gigatoken  # of speed: the default of whoever loads it
+    assert again.config.use_gigatoken  # an option of speed: the default of the loading program
     planted = json.loads((tmp_path / "again" / DESCRIPTION).read_text())
     planted |= {"tokenizer_model": "/etc/passwd", "chat_template": "/etc/passwd"}
     (tmp_path / "again" / DESCRIPTION).write_text(json.dumps(planted))

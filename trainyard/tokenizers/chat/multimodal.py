@@ -41,8 +41,8 @@ MAX_TILES = 12
 class MultimodalTokenizer(ConversationTokenizer):
     """Conversations in which `<image>` stands for an image, or for the frames of a video."""
 
-    def __init__(self, inner: EngineTokenizer, form: PromptFormat, flag: str) -> None:
-        super().__init__(inner, form, flag)
+    def __init__(self, inner: EngineTokenizer, prompt_format: PromptFormat, flag: str) -> None:
+        super().__init__(inner, prompt_format, flag)
         self._image = IMAGE_TAGS[inner.config.image_tag_type]
         self.image_id: int | None = self._id_of(IMAGE)
 
@@ -88,7 +88,7 @@ class MultimodalTokenizer(ConversationTokenizer):
         turns = super().prepare(conversation)
         if self.config.force_system_message:
             rest = turns[1:] if turns[0]["role"] == "system" else turns
-            turns = [{"role": "system", "content": self._form.system_text}, *rest]
+            turns = [{"role": "system", "content": self._prompt_format.system_text}, *rest]
         return [
             {**turn, "role": self._role(turn["role"]), "content": self._tag(turn["content"])}
             for turn in turns
@@ -106,23 +106,25 @@ class MultimodalTokenizer(ConversationTokenizer):
         return text if self._image == IMAGE else text.replace(IMAGE, self._image)
 
     def _role(self, role: str) -> str:
-        return role[:1].upper() + role[1:] if self._form.capitalizes else role
+        return role[:1].upper() + role[1:] if self._prompt_format.capitalizes else role
 
 
 def build_multimodal(config: TokenizerConfig) -> MultimodalTokenizer:
     """The tokenizer of `--tokenizer-model` in the format of `--tokenizer-prompt-format`."""
     flag, name = "--tokenizer-prompt-format", config.tokenizer_prompt_format
     assert name is not None
-    form = find_format(MULTIMODAL_FORMATS, name, flag)
+    prompt_format = find_format(MULTIMODAL_FORMATS, name, flag)
     if config.image_tag_type not in IMAGE_TAGS:
         known = ", ".join(repr(tag) for tag in IMAGE_TAGS)
         raise ConfigError(f"--image-tag-type {config.image_tag_type}: known are {known}")
-    if config.force_system_message and form.system_text is None:
-        having = ", ".join(k for k, form in MULTIMODAL_FORMATS.items() if form.system_text)
+    if config.force_system_message and prompt_format.system_text is None:
+        having = ", ".join(
+            k for k, prompt_format in MULTIMODAL_FORMATS.items() if prompt_format.system_text
+        )
         raise ConfigError(f"--force-system-message: {flag} {name} has none; {having} have one")
     if not config.tokenizer_special_tokens:
         config = replace(config, tokenizer_special_tokens=(IMAGE,))
-    return MultimodalTokenizer(build_huggingface(config), form, f"{flag} {name}")
+    return MultimodalTokenizer(build_huggingface(config), prompt_format, f"{flag} {name}")
 
 
 def tile_tags(prompt_format: str, max_num_tiles: int) -> list[str]:

@@ -44,12 +44,16 @@ class PromptFormat:
 
 
 def render_turns(
-    form: PromptFormat, turns: Sequence[Turn], *, bos: str, eos: str, invite: bool
+    prompt_format: PromptFormat, turns: Sequence[Turn], *, bos: str, eos: str, invite: bool
 ) -> str:
     """A conversation in a format that has a layout."""
-    assert form.layout is not None
-    texts = (form.layout(role, content, eos) for role, content in turns)
-    return (bos if form.begins else "") + "".join(texts) + (form.invitation if invite else "")
+    assert prompt_format.layout is not None
+    texts = (prompt_format.layout(role, content, eos) for role, content in turns)
+    return (
+        (bos if prompt_format.begins else "")
+        + "".join(texts)
+        + (prompt_format.invitation if invite else "")
+    )
 
 
 def find_format(table: dict[str, PromptFormat], name: str, flag: str) -> PromptFormat:

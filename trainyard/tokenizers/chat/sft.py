@@ -37,13 +37,13 @@ class ConversationTokenizer:
 
     masked_roles: tuple[str, ...] = ("system", "user")
 
-    def __init__(self, inner: EngineTokenizer, form: PromptFormat, flag: str) -> None:
+    def __init__(self, inner: EngineTokenizer, prompt_format: PromptFormat, flag: str) -> None:
         self._inner = inner
-        self._form = form
+        self._prompt_format = prompt_format
         files = inner.files()
         self.special_tokens = named_tokens(files)
         self._template = None
-        if form.layout is None:
+        if prompt_format.layout is None:
             self._template = own_template(
                 files, f"--tokenizer-model {inner.config.tokenizer_model}"
             )
@@ -53,7 +53,7 @@ class ConversationTokenizer:
             )
         ids = (self._id_of(self.special_tokens.get(f"{role}_token")) for role in ROLES)
         self.bos, self.eos, self.unk, self.cls, self.sep, self.mask = ids
-        if form.begins and self.bos is None:
+        if prompt_format.begins and self.bos is None:
             raise ConfigError(
                 f"{flag} begins with the BOS token, and --tokenizer-model "
                 f"{inner.config.tokenizer_model} names none: put a bos_token into its "
@@ -151,7 +151,7 @@ class ConversationTokenizer:
         if not return_target:
             return tokens
         targets = tokens.copy()
-        if self._form.masks:
+        if self._prompt_format.masks:
             self._mask(turns, tokens, targets)
         return tokens, targets
 
@@ -160,10 +160,10 @@ class ConversationTokenizer:
         for number, turn in enumerate(conversation):
             if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
                 raise DataError(f"turn {number} is not an object with a role")
-            if self._form.masks and not isinstance(turn.get("content"), str):
+            if self._prompt_format.masks and not isinstance(turn.get("content"), str):
                 raise DataError(f"turn {number} ({turn['role']}): its content is not a string")
         turns = list(conversation)
-        if not self._form.system and turns and turns[0]["role"] == "system":
+        if not self._prompt_format.system and turns and turns[0]["role"] == "system":
             del turns[0]
         if not turns:
             raise DataError("a conversation without turns")
@@ -174,7 +174,7 @@ class ConversationTokenizer:
         if self._template is not None:
             return self._template.render(turns, self.special_tokens, invite=invite)
         return render_turns(
-            self._form,
+            self._prompt_format,
             [(turn["role"], turn["content"]) for turn in turns],
             bos=self.special_tokens.get("bos_token", ""),
             eos=self.special_tokens.get("eos_token", ""),
@@ -193,7 +193,7 @@ class ConversationTokenizer:
                 raise DataError(f"turn {number} has the role {turn['role']!r}; known are {known}")
             self.check_turn(turns, number)
             alone = self._tokens(self.render([turn]))
-            if self._form.begins and number > 0:
+            if self._prompt_format.begins and number > 0:
                 alone = alone[1:]  # there is one BOS, before the first turn
             end = place + len(alone)
             if not np.array_equal(tokens[place:end], alone):
@@ -202,7 +202,7 @@ class ConversationTokenizer:
                     f"conversation, so its targets are not known; it begins "
                     f"{turn['content'][:40]!r}"
                 )
-            masked = len(alone) if role in self.masked_roles else self._form.masked_prefix
+            masked = len(alone) if role in self.masked_roles else self._prompt_format.masked_prefix
             targets[place : place + masked] = IGNORED
             place = end
         if place != len(tokens):
@@ -219,10 +219,10 @@ class ConversationTokenizer:
         return found
 
     def _find_pad(self) -> int | None:
-        name = self._form.pad
+        name = self._prompt_format.pad
         if name == "pad_token":
             found = self._id_of(self.special_tokens.get(name))
-            return self.eos if found is None and not self._form.masks else found
+            return self.eos if found is None and not self._prompt_format.masks else found
         found = self._id_of(self.special_tokens.get(name, name))
         # What a tokenizer does not have is its unknown token.
         return self.unk if found is None else found
@@ -248,5 +248,5 @@ class SFTTokenizer(ConversationTokenizer):
 def build_sft(config: TokenizerConfig) -> SFTTokenizer:
     """The tokenizer of `--tokenizer-model` in the format of `--sft-tokenizer-prompt-format`."""
     flag, name = "--sft-tokenizer-prompt-format", config.sft_tokenizer_prompt_format
-    form = find_format(SFT_FORMATS, name, flag)
-    return SFTTokenizer(build_huggingface(config), form, f"{flag} {name}")
+    prompt_format = find_format(SFT_FORMATS, name, flag)
+    return SFTTokenizer(build_huggingface(config), prompt_format, f"{flag} {name}")

@@ -44,7 +44,7 @@ def write_folder(folder: Path, named: dict[str, str] = NAMED, **settings: Any) -
 
 
 def read_chats(path: Path) -> list[list[dict[str, str]]]:
-    """The conversations of one of the shared files, whatever its form."""
+    """The conversations of one of the shared files, in any of their formats."""
     chats = []
     for line in path.read_text().splitlines():
         record = json.loads(line)

@@ -1,4 +1,4 @@
-"""When gigatoken encodes and when it does not, and that nobody can tell by the ids."""
+"""When gigatoken encodes and when it does not; the ids are the same."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_every_character_is_cut_as_the_library_cuts_it(name: str) -> None:
 
 @pytest.mark.skipif(unicodedata.unidata_version < "14", reason="Python 3.11 has 14.0.0")
 def test_pythons_tables_are_no_newer_than_those_of_the_libraries() -> None:
-    """The argument of suspects.py rests on this; the newest letter that Python knows is one."""
+    """unicode_mismatch.py relies on this; the newest letter that Python knows is one."""
     letters = [c for c in range(0x30000, 0x33480) if unicodedata.category(chr(c)) == "Lo"]
     texts = [f"{chr(c)}a" for c in letters[-50:]]
     engine = gigatoken_for(library())

@@ -1,4 +1,4 @@
-"""Long texts in parts: the same ids as the whole, wherever a seam is found."""
+"""Long texts in parts: the same ids as the whole, at every seam."""
 
 from __future__ import annotations
 
