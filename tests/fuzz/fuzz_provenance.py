@@ -9,7 +9,7 @@ import atheris
 from common import fuzz, only, scratch
 
 with atheris.instrument_imports(include=["trainyard.corpus"]):
-    from trainyard.corpus import provenance, sidecar, sidecar_merge  # noqa: F401
+    from trainyard.corpus import provenance, sidecar  # noqa: F401
 
 from trainyard.corpus.provenance import Part, Provenance, ProvenanceWriter, join_provenance
 from trainyard.errors import ArtifactError
