@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -181,21 +181,18 @@ def test_half_a_surrogate_pair_is_no_text(built: dict[str, SentencePieceTokenize
             built[name].encode_flat(["a", "\ud800"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
-def test_the_small_corpora(
-    built: dict[str, SentencePieceTokenizer], library: dict[str, Any], shared: Path, name: str
+@pytest.mark.parametrize(
+    "corpora", [small_corpora, pytest.param(whole_corpora, marks=pytest.mark.full)]
+)
+def test_the_corpora(
+    built: dict[str, SentencePieceTokenizer],
+    library: dict[str, Any],
+    shared: Path,
+    name: str,
+    corpora: Callable[[Path], Iterator[list[str]]],
 ) -> None:
-    for texts in small_corpora(shared):
-        assert_equal(built[name], library[name].encode, texts)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", list(MODELS))
-def test_the_whole_corpora(
-    built: dict[str, SentencePieceTokenizer], library: dict[str, Any], shared: Path, name: str
-) -> None:
-    for texts in whole_corpora(shared):
+    for texts in corpora(shared):
         assert_equal(built[name], library[name].encode, texts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,21 +129,18 @@ def test_a_slice_of_the_corpora_has_the_ids_of_the_library(
     assert_equal(built[name], reference[name], corpora_slice(shared))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
-def test_the_small_corpora(
-    built: dict[str, TikTokenizer], reference: dict[str, Any], shared: Path, name: str
+@pytest.mark.parametrize(
+    "corpora", [small_corpora, pytest.param(whole_corpora, marks=pytest.mark.full)]
+)
+def test_the_corpora(
+    built: dict[str, TikTokenizer],
+    reference: dict[str, Any],
+    shared: Path,
+    name: str,
+    corpora: Callable[[Path], Iterator[list[str]]],
 ) -> None:
-    for texts in small_corpora(shared):
-        assert_equal(built[name], reference[name], texts)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", PATTERNS)
-def test_the_whole_corpora(
-    built: dict[str, TikTokenizer], reference: dict[str, Any], shared: Path, name: str
-) -> None:
-    for texts in whole_corpora(shared):
+    for texts in corpora(shared):
         assert_equal(built[name], reference[name], texts)
 
 
