@@ -73,7 +73,7 @@ def _no_rows(bad: BadLine) -> Rows:
 
 def _refuse_one_document(url: str, rows: Rows, first: int) -> None:
     """A file that is one array, or has its objects spread over lines, is not a file of bad lines:
-    its first line that is not blank tells."""
+    its first line that is not blank decides."""
     bad = rows.bad[0] if rows.bad else None
     if bad is None or (rows.records and rows.lines[0] < bad.line):
         number, offset = int(rows.lines[0]), int(rows.offsets[0])

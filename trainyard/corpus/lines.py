@@ -39,8 +39,8 @@ def line_blocks(source: ByteRange, compression: str, max_bytes: int) -> Iterator
     """Lines without their line feeds, about a megabyte at once, and where the first one begins.
 
     A long line comes alone; one of more than `max_bytes`, unless it is read whole at once, as a
-    `LongLine` before its end is looked for. Whoever takes the list may clear it, so that a line is
-    not kept in memory while its document is worked on."""
+    `LongLine` before its end is looked for. The caller may clear the list, so that a line is
+    not kept in memory while its document is encoded."""
     reader = _Reader(source, bool(compression), max_bytes)
     # One byte early: a line feed there means that a line begins with the range.
     start = max(source.start - 1, 0)

@@ -222,7 +222,7 @@ def _opened(url: str) -> Iterator[tuple[Any, int]]:
 
 
 def _footer(url: str, call: Callable[[], T]) -> T:
-    """Turns errors while the footer is read into ArtifactError."""
+    """Turns errors while the footer is read into DataError."""
     try:
         return _arrow(call)
     except _BrokenError as error:
@@ -230,8 +230,9 @@ def _footer(url: str, call: Callable[[], T]) -> T:
 
 
 def _arrow(call: Callable[[], T]) -> T:
-    """Faults that pyarrow finds in a file are told from those of the store below it: the latter
-    have a number (errno) or a class of their own."""
+    """Turns faults that pyarrow finds in a file into _BrokenError.
+
+    Faults of the store below have an errno or another class, and pass."""
     try:
         return call()
     except _BrokenError:

@@ -59,8 +59,9 @@ class CacheOptions:
 
 
 class RangedFile:
-    """A remote file in one version. For any number of threads; pickles as its name, and goes on
-    working in a forked process."""
+    """A remote file in one version, for any number of threads.
+
+    It pickles as its name, and also works in a forked process."""
 
     def __init__(self, url: str, options: CacheOptions, info: store.FileInfo | None = None) -> None:
         self.url = url
@@ -196,8 +197,8 @@ def _key(url: str, info: store.FileInfo, block_bytes: int) -> str:
 
 
 class LazyArray:
-    """Numbers in a file: `len`, one of them, or a slice of them as an array. Enough for whoever
-    reads them in order. `read` gives the bytes between two places."""
+    """Numbers in a file: `len`, one of them, or a slice of them as an array. Enough to
+    read them in order. `read` gives the bytes between two places."""
 
     def __init__(self, read: Callable[[int, int], Any], start: int, count: int, dtype: str) -> None:
         self._bytes = read

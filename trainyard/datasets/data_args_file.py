@@ -1,7 +1,7 @@
 """Options whose values stand in a file: --data-args-path and --per-split-data-args-path.
 
 A list of a thousand prefixes does not fit a command line. The file is read through the store when
-the inputs of a stage are named, and again when its data is built; what counts is what it lists, so
+the inputs of a stage are named, and again when its data is built; only its contents count, so
 a list in a file and the same list as options are the same run."""
 
 from __future__ import annotations

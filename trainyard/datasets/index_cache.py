@@ -106,10 +106,9 @@ IN_MEMORY = InMemory()
 
 
 class IndexCache:
-    """Finds indices at `url`, and makes and keeps those that are not there.
+    """Finds indices at `url`, and builds and saves missing ones.
 
-    A place that cannot be written to still serves what it holds; the rest is made in memory, with
-    a warning."""
+    A read-only place still serves its entries; the rest is built in memory, with a warning."""
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.url = url

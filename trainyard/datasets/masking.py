@@ -160,7 +160,7 @@ def mask_words(
     replacement: Replacement | None = None,
 ) -> Masked:
     """Hide runs of words within a budget of tokens. Without a replacement the tokens stay, and
-    the spans tell what was chosen."""
+    the spans are the chosen words."""
     order = np.arange(len(words))
     random.shuffle(order)
     taken, result = bytearray(len(words.places)), tokens.copy()

@@ -95,8 +95,9 @@ def documents_of_split(
 
 
 def check_splits(data: DataConfig, seq_length: int, splits: Sequence[str]) -> None:
-    """Refuse what the datasets of a run would refuse, by some hundred bytes of each pair. What
-    these leave in doubt is opened, which says what is wrong."""
+    """Refuse what the datasets of a run would refuse, by some hundred bytes of each pair.
+
+    A pair that these leave in doubt is opened, which raises its error."""
     data = data.expanded()
     if data.mock_data:
         return
