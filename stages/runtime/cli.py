@@ -48,7 +48,7 @@ class CommonOptions:
     dry_run: bool = False
     """Print the resolved options as a document that --config reads back, and stop."""
     force: bool = False
-    """Run although the output is there and nothing changed."""
+    """Run even if the output is up to date."""
     claim_wait_seconds: float = 60.0
     """How long to wait for another run that is writing the same output."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -209,7 +209,7 @@ def _raise_for(rank: int, code: int, kills: int) -> None:
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """End what is left of a run that failed: there is nothing to be saved any more."""
+    """Kill the remaining ranks of a failed run, which have nothing left to save."""
     _signal(ranks, signal.SIGKILL)
     for rank in ranks:
         rank.wait()

@@ -1,7 +1,7 @@
 """Reads another program's JSON document, field by field, and refuses unknown fields.
 
-A field that a reader does not know may change what a model computes, so none is passed over unless
-it is known to be harmless, or null."""
+An unknown field may change what a model computes, so only null fields and harmless ones are
+skipped."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def write_hf_folder(
 
 
 def _check_sources(source: Source, wanted: dict[str, Target]) -> None:
-    """What is exported must be all of the model: a forgotten tensor would be a random one."""
+    """Check that the export is complete: a missing tensor would be random."""
     used = {f"model.{target.source}" for target in wanted.values()}
     held = {name for name in source.specs if name.startswith("model.")}
     if used != held:

@@ -99,7 +99,7 @@ class Shards:
 
 
 def open_weights(url: str) -> TheirTensors:
-    """The tensors of a folder, by what is there: one file, or shards with an index."""
+    """The tensors of a folder: one file, or shards with an index."""
     present = store.list_folder(url)
     for name, open_file in WHOLE.items():
         if name in present:

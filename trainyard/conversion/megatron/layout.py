@@ -32,7 +32,7 @@ FC1 = ("mlp.linear_fc1.weight", "mlp.linear_fc1.bias")
 
 
 def cut_of(name: str, config: GPTConfig) -> Cut:
-    """How a parameter, by our name, is cut."""
+    """How a parameter is cut, by its name here."""
     if name.endswith(ROWS):
         return "rows"
     if name.endswith(FC1):
@@ -80,7 +80,7 @@ def joined_shape(shapes: Sequence[tuple[int, ...]], cut: Cut) -> tuple[int, ...]
 
 
 def join_parts(parts: Sequence[Tensor], cut: Cut) -> Tensor:
-    """The whole of a parameter, in memory of its own."""
+    """A copy of the whole parameter."""
     if cut == "whole" or len(parts) == 1:
         return parts[0].clone(memory_format=torch.contiguous_format)
     if cut == "gated":

@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to come out."""
+    """The layout to write."""
 
     model_class: ModelClass
     style: str
@@ -106,7 +106,7 @@ def write_megatron(
         each of them has, where they differ.
     transformer_impl: whose names core has; unset: Transformer Engine's, the default there.
     true_vocab_size: tokens of the tokenizer, to pad the vocabulary anew for `tp` ranks.
-    expect: is told, before the first file, how many bytes of tensors `advance` will hear of.
+    expect: called before the first file with the total bytes that `advance` will report.
     Raises ConfigError, before anything is written, for degrees that do not fit the model, or a
     model that the class does not compute."""
     if min(tp, pp, vpp) < 1:

@@ -72,7 +72,7 @@ def write_meta_folder(
     """Write the weights of a Llama or Mistral.
 
     num_files: tensor-parallel ranks of Meta's program, each of which loads one.
-    expect: is told, before the first file, how many bytes of tensors `advance` will hear of.
+    expect: called before the first file with the total bytes that `advance` will report.
     Raises ConfigError, before anything is written, for a model that these files do not hold."""
     refuse_for_meta(source.config, num_files)
     _refuse_cuts(source.config, source.padded_vocab_size, num_files)

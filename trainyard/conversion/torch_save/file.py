@@ -151,7 +151,7 @@ class TorchFile(Closing):
     # --- tensors --------------------------------------------------------------------------
 
     def read(self, ref: TensorRef) -> Tensor:
-        """The values of a tensor, contiguous, in memory of its own."""
+        """A contiguous copy of the values of a tensor."""
         return self.view(ref).contiguous()
 
     def view(self, ref: TensorRef) -> Tensor:

@@ -140,7 +140,7 @@ def unpickle(
     layout: str = "plain",
     limits: Mapping[str, int] | None = None,
 ) -> Unpickled:
-    """Read a pickle in a process of its own.
+    """Read a pickle in a separate process.
 
     url: the file, for messages. allow: classes that are noted (by module and name, or all below a
     prefix that ends in a dot; ANYTHING: all that there are. Those that make tensors are a table in

@@ -153,7 +153,7 @@ class Span:
 
 
 class RecordCheck:
-    """Which records of a file, or of several, were found to be what was written."""
+    """Remembers which records of one or more files have passed their checksum."""
 
     def __init__(self) -> None:
         self._sound: set[tuple[str, int]] = set()
